@@ -80,7 +80,11 @@ class EndBolt(Bolt):
 class AckGaps(Topology):
     """numbers -> relay -> end, a task in each of its workers."""
 
-    config = {"topology.workers": 4, "topology.max.spout.pending": 1000, "topology.message.timeout.secs": 30}
+    config = {
+        "topology.workers": 4,
+        "topology.max.spout.pending": 1000,
+        "topology.message.timeout.secs": 30,
+    }
 
     numbers = GapSpout.spec()
     relay = RelayBolt.spec(inputs=[numbers])
@@ -101,8 +105,14 @@ def times(folder: Path, kind: str, since: float) -> list[float]:
 def kill(cluster: LocalCluster, folder: Path, components: Sequence[str]) -> tuple[float, float]:
     """(longest time without an ack, kill to last replay) after a kill of the workers of these components."""
     document = cluster.wait_running(NAME)
-    slots = {(task["node"], task["port"]) for task in document["tasks"] if task["component"] in components}
-    pids = [worker["pid"] for worker in document["workers"] if (worker["node"], worker["port"]) in slots]
+    slots = {
+        (task["node"], task["port"])
+        for task in document["tasks"]
+        if task["component"] in components
+    }
+    pids = [
+        worker["pid"] for worker in document["workers"] if (worker["node"], worker["port"]) in slots
+    ]
     began = boot_clock()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

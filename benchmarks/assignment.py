@@ -50,7 +50,8 @@ def one_task(supervisors: int) -> PlacementBatch:
     """One topology of a single task."""
     topology = TopologyToPlace(name="one", tasks={1: "lines"}, parallelism={"lines": 1})
     return PlacementBatch(
-        supervisors=tuple(supervisor(number, [6900, 6901]) for number in range(supervisors)), topologies=(topology,)
+        supervisors=tuple(supervisor(number, [6900, 6901]) for number in range(supervisors)),
+        topologies=(topology,),
     )
 
 
@@ -58,7 +59,9 @@ def many_topologies(topologies: int, supervisors: int) -> PlacementBatch:
     """Topologies of 100 tasks on 4 workers each."""
     slots = 4 * topologies // supervisors + 1
     return PlacementBatch(
-        supervisors=tuple(supervisor(number, range(6900, 6900 + slots)) for number in range(supervisors)),
+        supervisors=tuple(
+            supervisor(number, range(6900, 6900 + slots)) for number in range(supervisors)
+        ),
         topologies=tuple(
             small_topology(
                 f"t{number:05d}",
@@ -75,10 +78,14 @@ def one_topology(tasks: int, workers: int, supervisors: int) -> PlacementBatch:
     """One topology of ten components."""
     part = tasks // 10
     bolts = {f"b{number}": (part, [f"b{number - 1}" if number else "lines"]) for number in range(9)}
-    topology = small_topology("big", bolts=bolts, spouts={"lines": tasks - 9 * part - 2}, workers=workers)
+    topology = small_topology(
+        "big", bolts=bolts, spouts={"lines": tasks - 9 * part - 2}, workers=workers
+    )
     slots = workers // supervisors + 1
     return PlacementBatch(
-        supervisors=tuple(supervisor(number, range(6900, 6900 + slots)) for number in range(supervisors)),
+        supervisors=tuple(
+            supervisor(number, range(6900, 6900 + slots)) for number in range(supervisors)
+        ),
         topologies=(topology,),
     )
 
@@ -88,7 +95,9 @@ def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
     before = many_topologies(topologies, supervisors)
     lost = before.supervisors[0].id
     placed = {placement.name: placement.workers for placement in plan_placement(before).placements}
-    hurt = {name for name, workers in placed.items() if any(worker.node == lost for worker in workers)}
+    hurt = {
+        name for name, workers in placed.items() if any(worker.node == lost for worker in workers)
+    }
     used: dict[str, list[int]] = {}
     for name, workers in placed.items():
         for worker in workers if name not in hurt else ():
@@ -105,7 +114,10 @@ def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
                     "event": "monitor",
                     "old": placed[topology.name],
                     "dead": tuple(
-                        task for worker in placed[topology.name] if worker.node == lost for task in worker.tasks
+                        task
+                        for worker in placed[topology.name]
+                        if worker.node == lost
+                        for task in worker.tasks
                     ),
                 }
             )
@@ -131,10 +143,21 @@ CASES = (
     AssignmentCase("one topology of 100 tasks, 4 workers", lambda: many_topologies(1, 10), 11),
     AssignmentCase("100 topologies of 100 tasks", lambda: many_topologies(100, 100), 7),
     AssignmentCase("1,000 topologies of 100 tasks", lambda: many_topologies(1_000, 1_000), 5),
-    AssignmentCase("one topology of 100,000 tasks, 4,000 workers", lambda: one_topology(100_000, 4_000, 1_000), 5),
-    AssignmentCase("one lost supervisor of 1,000, at 100,000 tasks", lambda: lost_supervisor(1_000, 1_000), 7, 100_000),
+    AssignmentCase(
+        "one topology of 100,000 tasks, 4,000 workers",
+        lambda: one_topology(100_000, 4_000, 1_000),
+        5,
+    ),
+    AssignmentCase(
+        "one lost supervisor of 1,000, at 100,000 tasks",
+        lambda: lost_supervisor(1_000, 1_000),
+        7,
+        100_000,
+    ),
 )
-LARGE = (AssignmentCase("10,000 topologies of 100 tasks", lambda: many_topologies(10_000, 10_000), 3),)
+LARGE = (
+    AssignmentCase("10,000 topologies of 100 tasks", lambda: many_topologies(10_000, 10_000), 3),
+)
 
 
 @contextmanager
@@ -218,7 +241,11 @@ def row(
         faults.append("the local planner placed otherwise")
     failed = sum(placement.status == "failed" for placement in local.placements)
     tasks = tasks_of(batch)
-    name = case.name + (f" ({failed} do not fit)" if failed else "") + (f" BROKEN: {faults[0]}" if faults else "")
+    name = (
+        case.name
+        + (f" ({failed} do not fit)" if failed else "")
+        + (f" BROKEN: {faults[0]}" if faults else "")
+    )
     cells = [
         name,
         f"{tasks:,}" if case.of_tasks is None else f"{tasks:,} of {case.of_tasks:,}",
@@ -244,7 +271,11 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
     warm = statistics.median(planner(small).assign_secs for _ in range(5 if quick else 15))
     yield "assignment, warm session, one topology", "<= 0.7 s", f"{warm:.2f} s"
     rows: list[tuple[str, Callable[[], PlacementBatch], str]] = [
-        ("assignment of 100,000 tasks on 1,000 supervisors", lambda: many_topologies(1_000, 1_000), ""),
+        (
+            "assignment of 100,000 tasks on 1,000 supervisors",
+            lambda: many_topologies(1_000, 1_000),
+            "",
+        ),
         (
             "assignment of one topology of 100,000 tasks on 4,000 workers",
             lambda: one_topology(100_000, 4_000, 1_000),
@@ -260,7 +291,11 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
             median = statistics.median(planner(batch).assign_secs for _ in range(2 if quick else 3))
         # The server's processes are only seen when they are children of this one.
         held = f", {watch.driver + watch.jvm + watch.python:,.0f} MiB in all" if watch.jvm else ""
-        yield (metric, f">= 50,000 tasks/s{limit}", f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}")
+        yield (
+            metric,
+            f">= 50,000 tasks/s{limit}",
+            f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}",
+        )
     planner.close(release=True)
 
 
@@ -296,7 +331,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", action="store_true", help="also a million tasks")
     parser.add_argument("--quick", action="store_true", help="no cold starts")
-    parser.add_argument("--cluster", type=Path, action="append", default=[], help="plan documents (JSON)")
+    parser.add_argument(
+        "--cluster", type=Path, action="append", default=[], help="plan documents (JSON)"
+    )
     parser.add_argument("--markdown", type=Path, help="the document whose table is replaced")
     parser.add_argument("--memory", default="1g", help="heap of the servers that are started")
     arguments = parser.parse_args()

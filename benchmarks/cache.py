@@ -42,7 +42,9 @@ def _records(number: int) -> dict[str, Any]:
     nodes = {f"s{(number + k) % 100}": 6900 + (number + k) // 100 for k in range(WORKERS)}
     share = [list(range(1 + k, TASKS + 1, WORKERS)) for k in range(WORKERS)]
     workers = tuple(
-        WorkerSlot.model_validate({"node": node, "host": node, "port": port, "tasks": ",".join(map(str, tasks))})
+        WorkerSlot.model_validate(
+            {"node": node, "host": node, "port": port, "tasks": ",".join(map(str, tasks))}
+        )
         for (node, port), tasks in zip(nodes.items(), share, strict=True)
     )
     live = {
@@ -53,7 +55,12 @@ def _records(number: int) -> dict[str, Any]:
     }
     return {
         paths.topology(topology_id): StormBase(
-            name=f"t{number}", launch_time_secs=1, status="ACTIVE", workers=WORKERS, executors={"a": 30}, token="t"
+            name=f"t{number}",
+            launch_time_secs=1,
+            status="ACTIVE",
+            workers=WORKERS,
+            executors={"a": 30},
+            token="t",
         ),
         paths.tasks(topology_id): TaskTable.model_validate(
             {"components": {"a": {"type": "bolt", "tasks": f"1-{TASKS}"}}}
@@ -111,11 +118,15 @@ def report(*, quick: bool = False) -> Iterator[tuple[str, str, str]]:
                     plain.create_node(path, encode_record(record))
             without, asked = _measure(lambda: load_view(plain, "bench"), server.address, samples)
             cached = CachedReads(plain, open_disk_cache(Path(folder) / "cache", None, reset=True))
-            with_cache, asked_less = _measure(lambda: cached.load_view("bench"), server.address, samples)
+            with_cache, asked_less = _measure(
+                lambda: cached.load_view("bench"), server.address, samples
+            )
             metrics = cached.metrics
             share = metrics.memory / max(1, metrics.memory + metrics.disk + metrics.zookeeper)
             cached.close()
-            restarted = CachedReads(plain, open_disk_cache(Path(folder) / "cache", None, reset=False))
+            restarted = CachedReads(
+                plain, open_disk_cache(Path(folder) / "cache", None, reset=False)
+            )
             began = time.perf_counter()
             restarted.load_view("bench")
             first = time.perf_counter() - began

@@ -40,14 +40,33 @@ def whole(frame: DataFrame, batch_id: int, out: str) -> None:
 def chain(folder: str, out: str) -> TopologyBuilder:
     """The chain of four components."""
     builder = TopologyBuilder("chain")
-    args: dict[str, Any] = {"args": {"folder": folder}, "checkpoint": f"{out}.checkpoint", "trigger": "0 seconds"}
-    builder.set_spout("lines", SparkSpout, args={"source": "chain_topology:lines", **args}, outputs=["value"])
-    builder.set_bolt("split", SparkBolt, inputs="lines", args={"function": "chain_topology:split"}, outputs=["word"])
-    builder.set_bolt(
-        "count", SparkBolt, inputs="split", args={"function": "chain_topology:count"}, outputs=["word", "count"]
+    args: dict[str, Any] = {
+        "args": {"folder": folder},
+        "checkpoint": f"{out}.checkpoint",
+        "trigger": "0 seconds",
+    }
+    builder.set_spout(
+        "lines", SparkSpout, args={"source": "chain_topology:lines", **args}, outputs=["value"]
     )
     builder.set_bolt(
-        "write", SparkBolt, inputs="count", args={"function": "chain_topology:write", "args": {"out": out}}
+        "split",
+        SparkBolt,
+        inputs="lines",
+        args={"function": "chain_topology:split"},
+        outputs=["word"],
+    )
+    builder.set_bolt(
+        "count",
+        SparkBolt,
+        inputs="split",
+        args={"function": "chain_topology:count"},
+        outputs=["word", "count"],
+    )
+    builder.set_bolt(
+        "write",
+        SparkBolt,
+        inputs="count",
+        args={"function": "chain_topology:write", "args": {"out": out}},
     )
     return builder
 

@@ -67,14 +67,23 @@ def sensor(conf: dict[str, Any], pipe: Connection) -> None:
             cursor = tick.cursor.after(tick.memory)
 
 
-def supervise(conf: dict[str, Any], pipe: Connection, names: list[str], ports: tuple[int, ...]) -> None:
+def supervise(
+    conf: dict[str, Any], pipe: Connection, names: list[str], ports: tuple[int, ...]
+) -> None:
     """The links of some supervisors; the first message is sent when all of them have read what they are to run."""
     logging.disable(logging.CRITICAL)
     with count_requests() as counts:
-        links = [LinkedSupervisor({**conf, "supervisor.heartbeat.frequency.secs": 10}, name, ports) for name in names]
+        links = [
+            LinkedSupervisor({**conf, "supervisor.heartbeat.frequency.secs": 10}, name, ports)
+            for name in names
+        ]
         for each in links:
             each.link.start()
-        eventually(lambda: all(each.link.claims is not None for each in links), timeout=600, what="all supervisors")
+        eventually(
+            lambda: all(each.link.claims is not None for each in links),
+            timeout=600,
+            what="all supervisors",
+        )
         pipe.send(None)
         serve(pipe, counts, [])
         for each in links:
@@ -109,7 +118,14 @@ def beat(world: World, ids: list[str], stop: threading.Event) -> None:
                 return
 
 
-def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int, topologies: int, secs: float) -> None:
+def measure(
+    address: str,
+    folder: Path,
+    counts: RequestCounts,
+    supervisors: int,
+    topologies: int,
+    secs: float,
+) -> None:
     host, _, port = address.rpartition(":")
     conf = {
         "storm.zookeeper.servers": [host],
@@ -136,7 +152,10 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
         for number in range(topologies):
             ids.append(world.submit(f"t{number}", conf=CONF))
             world.run_workers(ids[-1])
-        links = [Part(supervise, conf, names[at : at + _LINKS], ports) for at in range(0, supervisors, _LINKS)]
+        links = [
+            Part(supervise, conf, names[at : at + _LINKS], ports)
+            for at in range(0, supervisors, _LINKS)
+        ]
         for each in links:
             each.pipe.recv()
         healing = Part(sensor, conf)
@@ -159,7 +178,9 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
         print(f"  reads/s of a supervisor  {idle:.2f}")
         print(f"  reads/s of the sensor    {reads / took:.2f}")
         print(f"  reads/s of the nimbus    {of_nimbus / took:.2f}")
-        print(f"  CPU of the sensor        {100 * (used - cpu) / took:.1f} % of a core, {runs} runs requested")
+        print(
+            f"  CPU of the sensor        {100 * (used - cpu) / took:.1f} % of a core, {runs} runs requested"
+        )
         began = time.monotonic()
         world.submit("one-more", conf=CONF)
         time.sleep(3.0)
@@ -176,14 +197,21 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
             lifecycle.remove(world.context(), found.id)
         nimbus.stop()
         time.sleep(25.0)
-        print(f"  watches left, one for each supervisor  {server_metrics(address)['zk_watch_count']}")
+        print(
+            f"  watches left, one for each supervisor  {server_metrics(address)['zk_watch_count']}"
+        )
         for each in links:
             each.end()
 
 
 def main() -> None:
-    supervisors, topologies, secs = (int(each) for each in (sys.argv[1:] + ["50", "200", "60"][len(sys.argv) - 1 :]))
-    with tempfile.TemporaryDirectory() as folder, EmbeddedZooKeeper(Path(folder) / "zk", durable=False) as server:
+    supervisors, topologies, secs = (
+        int(each) for each in (sys.argv[1:] + ["50", "200", "60"][len(sys.argv) - 1 :])
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedZooKeeper(Path(folder) / "zk", durable=False) as server,
+    ):
         with count_requests() as counts:
             measure(server.address, Path(folder), counts, supervisors, topologies, secs)
 

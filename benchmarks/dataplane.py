@@ -60,22 +60,39 @@ def cases(minutes: float) -> list[DataplaneCase]:
     """All rows, the long ones last."""
     unacked = {"bench.acked": "false"}
     found = [
-        *(DataplaneCase(f"word count, {n} tasks of each component", "words", (str(n),)) for n in (1, 2, 4)),
+        *(
+            DataplaneCase(f"word count, {n} tasks of each component", "words", (str(n),))
+            for n in (1, 2, 4)
+        ),
         DataplaneCase("word count", "words", conf=unacked),
-        DataplaneCase("word count at 1,000 sentences/s", "words", conf={"bench.rate": 500}, secs=12.0),
+        DataplaneCase(
+            "word count at 1,000 sentences/s", "words", conf={"bench.rate": 500}, secs=12.0
+        ),
         DataplaneCase("chain of 10 bolts", "chain"),
         DataplaneCase("chain of 10 bolts", "chain", conf=unacked),
-        DataplaneCase("chain of 10 bolts at 1,000/s", "chain", conf={"bench.rate": 1000}, secs=12.0),
+        DataplaneCase(
+            "chain of 10 bolts at 1,000/s", "chain", conf={"bench.rate": 1000}, secs=12.0
+        ),
         DataplaneCase("join in windows of 200 ms", "WindowedJoin"),
-        DataplaneCase("join in windows of 200 ms at 10,000/s", "WindowedJoin", conf={**unacked, "bench.rate": 5000}),
-        DataplaneCase("SparkBolt at 20,000/s", "spark", conf={"bench.rate": 20_000}, secs=12.0, warm_secs=20.0),
+        DataplaneCase(
+            "join in windows of 200 ms at 10,000/s",
+            "WindowedJoin",
+            conf={**unacked, "bench.rate": 5000},
+        ),
+        DataplaneCase(
+            "SparkBolt at 20,000/s", "spark", conf={"bench.rate": 20_000}, secs=12.0, warm_secs=20.0
+        ),
         DataplaneCase("SparkBolt", "spark", secs=12.0, warm_secs=10.0),
         DataplaneCase("fan-out of 20,000 beside a slow bolt", "burst", conf=unacked, secs=30.0),
     ]
     if minutes:
         found += [
             DataplaneCase(f"word count for {minutes:g} minutes", "words", secs=minutes * 60),
-            DataplaneCase(f"word count beside a slow bolt for {minutes:g} minutes", "slowed", secs=minutes * 60),
+            DataplaneCase(
+                f"word count beside a slow bolt for {minutes:g} minutes",
+                "slowed",
+                secs=minutes * 60,
+            ),
         ]
     return found
 
@@ -88,11 +105,20 @@ class Reading:
         parts = document["components"]
         self.tasks = sum(task["component"] in SPOUTS for task in document["tasks"])
         reported = {
-            task: figures for name in SPOUTS if name in parts for task, figures in parts[name]["metrics"].items()
+            task: figures
+            for name in SPOUTS
+            if name in parts
+            for task, figures in parts[name]["metrics"].items()
         }
-        self.spouts: dict[str, Any] = {task: figures for task, figures in reported.items() if "emitted" in figures}
-        self.batches: dict[str, Any] = next(iter(parts.get("batches", {}).get("metrics", {}).values()), {})
-        self.pids: list[int] = sorted(worker["pid"] for worker in document["workers"] if worker["pid"])
+        self.spouts: dict[str, Any] = {
+            task: figures for task, figures in reported.items() if "emitted" in figures
+        }
+        self.batches: dict[str, Any] = next(
+            iter(parts.get("batches", {}).get("metrics", {}).values()), {}
+        )
+        self.pids: list[int] = sorted(
+            worker["pid"] for worker in document["workers"] if worker["pid"]
+        )
 
     def complete(self) -> bool:
         """Whether every task of the spouts has reported."""
@@ -123,7 +149,9 @@ def measure(cluster: LocalCluster, case: DataplaneCase, secs: float) -> str:
     rest = ("--", *case.args) if case.args else ()
     cluster.cli("submit", f"{PLANES}:{case.target}", "--name", _NAME, *pairs, *rest)
     try:
-        eventually(lambda: Reading(cluster).complete(), 120, "the first tuples", ignore=(Unavailable,))
+        eventually(
+            lambda: Reading(cluster).complete(), 120, "the first tuples", ignore=(Unavailable,)
+        )
         time.sleep(case.warm_secs)
         first = Reading(cluster)
         began, cpu, memory = time.monotonic(), _cpu(first.pids), [pss_mb(pid) for pid in first.pids]
@@ -161,7 +189,9 @@ def _remove(cluster: LocalCluster) -> None:
     eventually(lambda: not cluster.processes("worker"), 60, "the end of its workers")
 
 
-def rows(cluster: LocalCluster, *, quick: bool, minutes: float | None = None, like: str = "") -> Iterator[str]:
+def rows(
+    cluster: LocalCluster, *, quick: bool, minutes: float | None = None, like: str = ""
+) -> Iterator[str]:
     """Each row as soon as it is measured; one that cannot be measured has the reason. ``like``: only those rows."""
     long = (0.5 if quick else 10.0) if minutes is None else minutes
     for case in cases(long):
@@ -183,7 +213,9 @@ def write_table(path: Path, table: str) -> None:
     path.write_text(pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text), encoding="utf-8")
 
 
-def report(cluster: LocalCluster, *, quick: bool, minutes: float | None, like: str, markdown: Path | None) -> None:
+def report(
+    cluster: LocalCluster, *, quick: bool, minutes: float | None, like: str, markdown: Path | None
+) -> None:
     """Prints the table, and writes it into ``markdown``."""
     lines = [HEADER]
     print(f"\n{HEADER}", flush=True)

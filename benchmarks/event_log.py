@@ -37,13 +37,21 @@ def report() -> Iterator[Row]:
     """Rows of the benchmark."""
     for day, views, aim in (
         ("a healthy day of 300 tasks", healthy_day(300), "aim: 100"),
-        ("a day of 300 tasks, a crash and a rebalance every hour", day_of_crashes(300), "aim: 1,000"),
+        (
+            "a day of 300 tasks, a crash and a rebalance every hour",
+            day_of_crashes(300),
+            "aim: 1,000",
+        ),
     ):
         events = events_of(views)
         size = stored_bytes(events) / 1000
         yield f"{day}: events; kB in the event log", aim, f"{len(events)}; {size:,.1f}"
     cursors = _cursors()
-    yield "largest cursor, 10,000 tasks, 1,000 supervisors, bytes", "aim: 2,000", f"{max(cursors.values()):,}"
+    yield (
+        "largest cursor, 10,000 tasks, 1,000 supervisors, bytes",
+        "aim: 2,000",
+        f"{max(cursors.values()):,}",
+    )
     for sensor, size in cursors.items():
         yield f"- {sensor}", "-", f"{size:,}"
 
@@ -56,10 +64,15 @@ def _cursors() -> dict[str, int]:
         EmbeddedZooKeeper(Path(folder) / "zookeeper", durable=False) as server,
         dg.DagsterInstance.ephemeral() as instance,
     ):
-        conf: dict[str, Any] = {"storm.zookeeper.servers": [server.address], "storm.zookeeper.root": "/event-log"}
+        conf: dict[str, Any] = {
+            "storm.zookeeper.servers": [server.address],
+            "storm.zookeeper.root": "/event-log",
+        }
         state = StormClusterState.open(conf, create_root=True)
         try:
-            world = make_world(Path(folder) / "home", instance, conf, state, {"spark": PlainPlanner()})
+            world = make_world(
+                Path(folder) / "home", instance, conf, state, {"spark": PlainPlanner()}
+            )
             add_topologies(state, _NAMES)
             lifecycle = tick_sensor("lifecycle_sensor", instance, defs=world.defs).cursor
             return {

@@ -20,7 +20,16 @@ WORKER = ROOT / "docker" / "requirements-worker.txt"
 
 def build_wheel(folder: Path) -> Path:
     """The wheel of this tree."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
     return next(folder.glob("*.whl"))
 
@@ -30,14 +39,24 @@ def install(folder: Path, *steps: list[str]) -> float:
     venv.create(folder, with_pip=True, symlinks=True)
     empty = size_mb(folder)
     for step in steps:
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [
+            str(folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         subprocess.run([*pip, *step], check=True)
     return size_mb(folder) - empty
 
 
 def size_mb(folder: Path) -> float:
     """Megabytes (10^6) of the blocks that the files in it use."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if not path.is_symlink()) / 1e6
+    return (
+        sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if not path.is_symlink())
+        / 1e6
+    )
 
 
 def main() -> None:

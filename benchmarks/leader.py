@@ -44,10 +44,17 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
 
                     def accepted(nimbus=nimbus, number=number) -> bool:
                         done = upload(
-                            nimbus, archive=bundle.archive, conf={"bench.rate": 0.001}, topology=bundle.topology
+                            nimbus,
+                            archive=bundle.archive,
+                            conf={"bench.rate": 0.001},
+                            topology=bundle.topology,
                         )
                         # With its token, what is asked again stays one submission.
-                        request = {"name": f"next-{number}", "handle": done.handle, "token": f"next-{number}"}
+                        request = {
+                            "name": f"next-{number}",
+                            "handle": done.handle,
+                            "token": f"next-{number}",
+                        }
                         answer = nimbus.post("/v1/submit", request)
                         return bool(answer["run_id"])
 
@@ -58,13 +65,19 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
                 now = _workers(cluster, "steady")
                 restarted += sum(1 for slot, pid in before.items() if now.get(slot) != pid)
                 before = now
-                eventually(lambda: len(cluster.processes("nimbus")) == 3, 60, "three nimbuses again")
+                eventually(
+                    lambda: len(cluster.processes("nimbus")) == 3, 60, "three nimbuses again"
+                )
     yield (
         f"leader kill -9 -> a submission is accepted again (session {session:g} s)",
         "Storm: session 20 s + sync; aim: session + 2 s",
         f"{statistics.median(taken):.2f} s",
     )
-    yield ("workers restarted by it", "Storm: often all; aim: 0", f"{restarted} in {len(taken)} changes of leader")
+    yield (
+        "workers restarted by it",
+        "Storm: often all; aim: 0",
+        f"{restarted} in {len(taken)} changes of leader",
+    )
 
 
 def _rows(quick: bool) -> Iterator[Row]:

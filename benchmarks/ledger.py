@@ -83,7 +83,11 @@ class LedgerBolt(Bolt):
 class RecoveryLedger(Topology):
     """numbers -> relay -> ledger, on three workers."""
 
-    config = {"topology.workers": 3, "topology.max.spout.pending": 500, "topology.message.timeout.secs": 6}
+    config = {
+        "topology.workers": 3,
+        "topology.max.spout.pending": 500,
+        "topology.message.timeout.secs": 6,
+    }
 
     numbers = LedgerSpout.spec()
     relay = RelayBolt.spec(inputs=[numbers], par=2)

@@ -27,7 +27,10 @@ class Shell:
 
     def __init__(self, part: str, folder: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(COMPONENTS), part], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1 << 16
+            [sys.executable, str(COMPONENTS), part],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=1 << 16,
         )
         self._out: list[bytes] = []
         self.send(
@@ -91,7 +94,13 @@ class MultilangChain:
         """Sentences per second over ``seconds``, the first second left out."""
         threads = [
             threading.Thread(target=target, daemon=True)
-            for target in (self._pump_spout, self._feed_split, self._read_split, self._feed_count, self._read_count)
+            for target in (
+                self._pump_spout,
+                self._feed_split,
+                self._read_split,
+                self._feed_count,
+                self._read_count,
+            )
         ]
         for thread in threads:
             thread.start()
@@ -127,7 +136,9 @@ class MultilangChain:
         except (EOFError, OSError):
             return
 
-    def _feed(self, shell: Shell, queue: deque[Any], window: threading.Semaphore, component: str) -> None:
+    def _feed(
+        self, shell: Shell, queue: deque[Any], window: threading.Semaphore, component: str
+    ) -> None:
         number = 0
         try:
             while not self.stopping:
@@ -136,7 +147,15 @@ class MultilangChain:
                     item = queue.popleft()
                     number += 1
                     tup_id, values = item if isinstance(item, tuple) else (str(number), item)
-                    shell.send({"id": tup_id, "comp": component, "stream": "default", "task": 1, "tuple": values})
+                    shell.send(
+                        {
+                            "id": tup_id,
+                            "comp": component,
+                            "stream": "default",
+                            "task": 1,
+                            "tuple": values,
+                        }
+                    )
                     sent += 1
                 if sent:
                     shell.flush()

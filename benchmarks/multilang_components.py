@@ -20,7 +20,11 @@ class ShellSentenceSpout(Spout):
 
     def next_tuple(self) -> None:
         self.count += 1
-        self.emit([" ".join(self.random.choices(VOCABULARY, k=10))], tup_id=str(self.count), need_task_ids=False)
+        self.emit(
+            [" ".join(self.random.choices(VOCABULARY, k=10))],
+            tup_id=str(self.count),
+            need_task_ids=False,
+        )
 
 
 class ShellSplitBolt(Bolt):
@@ -43,4 +47,6 @@ class ShellCountBolt(Bolt):
 
 
 if __name__ == "__main__":
-    {"spout": ShellSentenceSpout, "split": ShellSplitBolt, "count": ShellCountBolt}[sys.argv[1]]().run()
+    {"spout": ShellSentenceSpout, "split": ShellSplitBolt, "count": ShellCountBolt}[
+        sys.argv[1]
+    ]().run()

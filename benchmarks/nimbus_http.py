@@ -53,7 +53,17 @@ def start_nimbus(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], s
     }
     pairs = [part for key, value in conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "storm_dagster", "nimbus", "--id", "n1", "--home", str(home), *pairs],
+        [
+            sys.executable,
+            "-m",
+            "storm_dagster",
+            "nimbus",
+            "--id",
+            "n1",
+            "--home",
+            str(home),
+            *pairs,
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -151,7 +161,11 @@ def report(*, quick: bool = False) -> Iterator[Row]:
                 closing(_thrift(thrift_port)) as client,
             ):
                 time.sleep(5)
-                yield "idle memory of nimbus (PSS)", "Storm: 1 GB heap", f"{_pss_mb(process.pid):.0f} MB"
+                yield (
+                    "idle memory of nimbus (PSS)",
+                    "Storm: 1 GB heap",
+                    f"{_pss_mb(process.pid):.0f} MB",
+                )
                 yield from _transfer_rows(http, client, 64 if quick else 256)
                 yield _log_row(http, home, samples)
                 yield from _summary_rows(http, client, server.address, samples)
@@ -177,7 +191,9 @@ def _log_row(http: httpx.Client, home: Path, samples: int) -> Row:
     with log.open("wb") as stream:
         stream.truncate(_LOG_BYTES)
     newest = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log"), samples)
-    middle = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log", pos=str(_LOG_BYTES // 2)), samples)
+    middle = _median_ms(
+        _get(http, "/logview", cmd="showLog", log="big.log", pos=str(_LOG_BYTES // 2)), samples
+    )
     return "page of a 10 GB log: newest, middle", "-", f"{newest:.1f} ms, {middle:.1f} ms"
 
 

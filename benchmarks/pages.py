@@ -99,7 +99,9 @@ class Cluster:
         self.ids = [f"topology-{number:03}-{number}-{self._began}" for number in range(TOPOLOGIES)]
         self._slots = [
             {
-                f"s{(number + k) % SUPERVISORS:03}": masters.ports[number] if k == 0 else 100 + number
+                f"s{(number + k) % SUPERVISORS:03}": masters.ports[number]
+                if k == 0
+                else 100 + number
                 for k in range(WORKERS)
             }
             for number in range(TOPOLOGIES)
@@ -116,20 +118,30 @@ class Cluster:
     def _supervisor(self, number: int, count: int) -> bytes:
         name = f"s{number:03}"
         ports = tuple(sorted(slots[name] for slots in self._slots if name in slots))
-        info = SupervisorInfo(host="127.0.0.1", ports=ports, started=self._began, count=count, version="1")
+        info = SupervisorInfo(
+            host="127.0.0.1", ports=ports, started=self._began, count=count, version="1"
+        )
         return encode_record(info)
 
     def _records(self, number: int, topology_id: str) -> dict[str, Any]:
         slots = self._slots[number]
         # The last task is the topology master's, in the first slot.
-        shares = [",".join(str(task) for task in range(TASKS - k, 0, -WORKERS)[::-1]) for k in range(WORKERS)]
+        shares = [
+            ",".join(str(task) for task in range(TASKS - k, 0, -WORKERS)[::-1])
+            for k in range(WORKERS)
+        ]
         workers = tuple(
             WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=share)
             for (node, port), share in zip(slots.items(), shares, strict=True)
         )
         live = {
             paths.worker(topology_id, one.node, one.port): WorkerNode(
-                pid=1, token="t" * 32, version=0, tasks=one.tasks, started_ms=self._began * 1000, status="running"
+                pid=1,
+                token="t" * 32,
+                version=0,
+                tasks=one.tasks,
+                started_ms=self._began * 1000,
+                status="running",
             )
             for one in workers
         }
@@ -167,7 +179,13 @@ class Cluster:
             },
             version=0,
             trend="8899aabbccddeeff00112233445566"[count % 15 :] + "7" * (count % 15),
-            summary={"rate": rate, "failed": 0.2, "p95_ms": 12.25, "capacity": 0.312, "lag": 17_000.0 + count},
+            summary={
+                "rate": rate,
+                "failed": 0.2,
+                "p95_ms": 12.25,
+                "capacity": 0.312,
+                "lag": 17_000.0 + count,
+            },
         )
 
     def _beat(self) -> None:
@@ -179,9 +197,13 @@ class Cluster:
                 due += _PERIOD_SECS / TOPOLOGIES
                 if self._over.wait(max(0.0, due - time.monotonic())):
                     return
-                self._state.set_data(paths.taskbeats(topology_id), encode_record(self._beats(number, count)))
+                self._state.set_data(
+                    paths.taskbeats(topology_id), encode_record(self._beats(number, count))
+                )
                 if number < SUPERVISORS:
-                    self._state.set_data(paths.supervisor(f"s{number:03}"), self._supervisor(number, count))
+                    self._state.set_data(
+                        paths.supervisor(f"s{number:03}"), self._supervisor(number, count)
+                    )
 
     def close(self) -> None:
         self._over.set()
@@ -195,7 +217,9 @@ def _store_code(http: httpx.Client, ids: list[str]) -> None:
             http.put(f"/v1/blobs/{topology_id}-{key}", content=b"{}").raise_for_status()
 
 
-def _share(process: psutil.Process, secs: float, wait: Callable[[float], object] = time.sleep) -> float:
+def _share(
+    process: psutil.Process, secs: float, wait: Callable[[float], object] = time.sleep
+) -> float:
     """Processor time of the process per second, while ``wait`` waits for so long."""
 
     def used() -> float:
@@ -214,7 +238,9 @@ def _browsers(url: str) -> Iterator[list[Page]]:
     with sync_playwright() as playwright, contextlib.ExitStack() as stack:
         pages: list[Page] = []
         for _ in range(BROWSERS):
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=options)
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=options
+            )
             stack.callback(browser.close)
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             pages.append(page)
@@ -239,7 +265,11 @@ def report(*, quick: bool = False) -> Iterator[Row]:
                 nimbus = psutil.Process(process.pid)
                 with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
                     _store_code(http, cluster.ids)
-                    eventually(lambda: http.get("/").text.count("<tr data-key") == TOPOLOGIES, 60, "the list")
+                    eventually(
+                        lambda: http.get("/").text.count("<tr data-key") == TOPOLOGIES,
+                        60,
+                        "the list",
+                    )
                     size = len(http.get("/").content) / 1024
                 time.sleep(15.0)
                 size_text = f"{TOPOLOGIES} topologies of {TASKS} tasks"
@@ -255,10 +285,23 @@ def report(*, quick: bool = False) -> Iterator[Row]:
                     pages[0].wait_for_timeout(10_000)
                     for page in pages:
                         page.on("response", count)
-                    looked = _share(nimbus, secs, lambda secs: pages[0].wait_for_timeout(secs * 1000))
-                load, shown = os.getloadavg()[0], f"{served / secs:.2f} pages of {size:.0f} KiB a second"
-                yield f"- {BROWSERS} browsers show the list, {shown}", "aim: 10", f"{100 * looked:.1f}"
-                yield "- requests to topology masters meanwhile", "aim: 0", f"{masters.asked - asked}"
+                    looked = _share(
+                        nimbus, secs, lambda secs: pages[0].wait_for_timeout(secs * 1000)
+                    )
+                load, shown = (
+                    os.getloadavg()[0],
+                    f"{served / secs:.2f} pages of {size:.0f} KiB a second",
+                )
+                yield (
+                    f"- {BROWSERS} browsers show the list, {shown}",
+                    "aim: 10",
+                    f"{100 * looked:.1f}",
+                )
+                yield (
+                    "- requests to topology masters meanwhile",
+                    "aim: 0",
+                    f"{masters.asked - asked}",
+                )
                 yield f"- load of the machine of {os.cpu_count()} cores", "-", f"{load:.1f}"
         finally:
             session.close()

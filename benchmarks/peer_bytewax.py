@@ -34,7 +34,9 @@ class Bytewax:
         ):
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
             if done.returncode:
-                raise Unavailable(f"PyPI gives no bytewax {VERSION} for this Python: {done.stderr[-300:]}")
+                raise Unavailable(
+                    f"PyPI gives no bytewax {VERSION} for this Python: {done.stderr[-300:]}"
+                )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +59,12 @@ class Bytewax:
                 command = [str(self._python), "-m", "bytewax.run", flow, *cluster]
                 self._processes.append(
                     subprocess.Popen(
-                        command, cwd=self._folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                        command,
+                        cwd=self._folder,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
                     )
                 )
 

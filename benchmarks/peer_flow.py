@@ -24,7 +24,9 @@ FOLDER = Path(os.environ["PEER_FOLDER"])
 class _Sentences(StatelessSourcePartition):
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
-        self._sentences = [" ".join(f"word{draw.randrange(5_000)}" for _ in range(10)) for _ in range(2_000)]
+        self._sentences = [
+            " ".join(f"word{draw.randrange(5_000)}" for _ in range(10)) for _ in range(2_000)
+        ]
         self._count = 0
 
     def next_batch(self) -> list[Any]:

@@ -53,7 +53,11 @@ class SpoutLog:
         self._told = now
         self._took = self._took[-KEPT:]
         took = sorted(self._took)
-        quantiles = f" {took[len(took) // 2] * 1000:.3f} {took[len(took) * 99 // 100] * 1000:.3f}" if took else ""
+        quantiles = (
+            f" {took[len(took) // 2] * 1000:.3f} {took[len(took) * 99 // 100] * 1000:.3f}"
+            if took
+            else ""
+        )
         self._out.write(f"s {now:.4f} {self._emitted} {self._acked}{quantiles}\n")
 
 
@@ -98,7 +102,9 @@ def wait_for(found: Callable[[], bool], secs: float, what: str) -> None:
 def wait_for_tasks(folder: Path, tasks: int, secs: float = 180.0) -> None:
     """Wait until so many tasks have reported twice."""
     wait_for(
-        lambda: sum(len(log.totals) > 1 for log in read(folder)) >= tasks, secs, f"reports of {tasks} running spouts"
+        lambda: sum(len(log.totals) > 1 for log in read(folder)) >= tasks,
+        secs,
+        f"reports of {tasks} running spouts",
     )
 
 
@@ -158,7 +164,9 @@ def gap_after_kill(folder: Path, least_secs: float, most_secs: float = 180.0) ->
     psutil.Process(victim).kill()
 
     def acks() -> list[float]:
-        return sorted(t for log in read(folder) if log.pid in others for t in log.acks if t > killed - 1)
+        return sorted(
+            t for log in read(folder) if log.pid in others for t in log.acks if t > killed - 1
+        )
 
     def recovered() -> bool:
         now, seen = time.time(), acks()

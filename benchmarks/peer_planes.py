@@ -22,7 +22,9 @@ class LoggedSpout(Spout):
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         self._rate = float(conf["bench.rate"])
         self._acked = bool(conf["bench.acked"])
-        self._log = SpoutLog(Path(conf["bench.folder"]) / f"spout-{context.task_id}-{os.getpid()}.log")
+        self._log = SpoutLog(
+            Path(conf["bench.folder"]) / f"spout-{context.task_id}-{os.getpid()}.log"
+        )
         self._count = 0
         self._began = time.monotonic()
 

@@ -41,7 +41,9 @@ _LOGGING = """<Configuration><Appenders><File name="file" fileName="${sys:storm.
 
 def cache_folder() -> Path:
     """Where peers are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "storm-dagster" / "peers"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "storm-dagster" / "peers"
+    )
 
 
 def _fetch(folder: Path, modules: tuple[tuple[str, str, str], ...]) -> None:
@@ -50,9 +52,14 @@ def _fetch(folder: Path, modules: tuple[tuple[str, str, str], ...]) -> None:
         return
     ivy = next(iter(zookeeper_jars()[0].parent.glob("ivy-*.jar")), None)
     if ivy is None:
-        raise Unavailable("pyspark has no ivy-*.jar, which fetches Storm: install pyspark from PyPI")
+        raise Unavailable(
+            "pyspark has no ivy-*.jar, which fetches Storm: install pyspark from PyPI"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = "".join(f'<dependency org="{o}" name="{n}" rev="{v}" conf="default->default"/>' for o, n, v in modules)
+    wanted = "".join(
+        f'<dependency org="{o}" name="{n}" rev="{v}" conf="default->default"/>'
+        for o, n, v in modules
+    )
     document = folder / "ivy.xml"
     document.write_text(
         f'<ivy-module version="2.0"><info organisation="local" module="peer"/>'
@@ -60,12 +67,25 @@ def _fetch(folder: Path, modules: tuple[tuple[str, str, str], ...]) -> None:
         encoding="utf-8",
     )
     pattern = f"{folder}/[artifact]-[revision](-[classifier]).[ext]"
-    command = [java_command(), "-jar", str(ivy), "-warn", "-cache", str(cache_folder() / "ivy"), "-ivy", str(document)]
+    command = [
+        java_command(),
+        "-jar",
+        str(ivy),
+        "-warn",
+        "-cache",
+        str(cache_folder() / "ivy"),
+        "-ivy",
+        str(document),
+    ]
     command += ["-retrieve", pattern, "-types", "jar", "bundle"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    missing = [name for _, name, version in modules if not (folder / f"{name}-{version}.jar").exists()]
+    missing = [
+        name for _, name, version in modules if not (folder / f"{name}-{version}.jar").exists()
+    ]
     if done.returncode or missing:
-        raise Unavailable(f"Maven Central gives no {', '.join(missing)}: {(done.stdout + done.stderr)[-300:]}")
+        raise Unavailable(
+            f"Maven Central gives no {', '.join(missing)}: {(done.stdout + done.stderr)[-300:]}"
+        )
     (folder / ".complete").touch()
 
 
@@ -79,7 +99,17 @@ def _compile(home: Path, folder: Path) -> Path:
         _fetch(cache_folder() / "ecj", _COMPILER)
         compiler = [java_command(), "-jar", str(next((cache_folder() / "ecj").glob("ecj-*.jar")))]
     done = subprocess.run(
-        [*compiler, "--release", "17", "-nowarn", "-cp", _jars(home / "lib-worker"), "-d", str(classes), str(SOURCE)],
+        [
+            *compiler,
+            "--release",
+            "17",
+            "-nowarn",
+            "-cp",
+            _jars(home / "lib-worker"),
+            "-d",
+            str(classes),
+            str(SOURCE),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -143,7 +173,9 @@ class Storm:
             self._start(zookeeper_command(self._folder / "zookeeper", zookeeper), "zookeeper")
             wait_for(lambda: server_answers("127.0.0.1", zookeeper), 60, "ZooKeeper")
             for kind, port in (("nimbus", nimbus), ("supervisor", supervisor)):
-                self._start(self._java(kind, f"org.apache.storm.daemon.{kind}.{kind.title()}"), kind)
+                self._start(
+                    self._java(kind, f"org.apache.storm.daemon.{kind}.{kind.title()}"), kind
+                )
                 wait_for(lambda port=port: _listens(port), 120, f"Storm's {kind}")
         except BaseException:
             self.__exit__()
@@ -183,20 +215,39 @@ class Storm:
         ]  # fmt: skip
 
     def _run(self, command: list[str]) -> None:
-        done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(
+            command, cwd=self._folder, capture_output=True, text=True, timeout=180, check=False
+        )
         if done.returncode:
             raise Unavailable(f"Storm's client failed: {(done.stdout + done.stderr)[-500:]}")
 
     def submit(self, shape: str, workers: int, conf: Mapping[str, Any]) -> None:
         """Submit a topology; ``conf`` is its conf."""
-        pairs = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in conf.items()]
-        self._run(self._java("submit", "PeerTopology", "peer", shape, str(workers), *pairs, libraries="lib-worker"))
+        pairs = [
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in conf.items()
+        ]
+        self._run(
+            self._java(
+                "submit",
+                "PeerTopology",
+                "peer",
+                shape,
+                str(workers),
+                *pairs,
+                libraries="lib-worker",
+            )
+        )
 
     def kill(self) -> None:
         """Kill it, and wait until its workers are gone."""
         self._run(self._java("kill", "PeerTopology", "peer", "kill", libraries="lib-worker"))
         supervisor = self._daemons[-1].pid
-        wait_for(lambda: not psutil.Process(supervisor).children(recursive=True), 120, "the end of Storm's workers")
+        wait_for(
+            lambda: not psutil.Process(supervisor).children(recursive=True),
+            120,
+            "the end of Storm's workers",
+        )
 
 
 def _family(pid: int) -> list[psutil.Process]:

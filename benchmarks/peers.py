@@ -33,7 +33,14 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
 PENDING = {"topology.max.spout.pending": 1_000}
-FAILURES = (StormDagsterError, AssertionError, OSError, LookupError, subprocess.SubprocessError, psutil.Error)
+FAILURES = (
+    StormDagsterError,
+    AssertionError,
+    OSError,
+    LookupError,
+    subprocess.SubprocessError,
+    psutil.Error,
+)
 _STORM_BATCHES = {
     "topology.producer.batch.size": 100,
     "topology.transfer.batch.size": 100,
@@ -51,7 +58,10 @@ STORM_SETTINGS: dict[str, dict[str, Any]] = {
         "topology.worker.childopts": "-XX:+UseParallelGC",
     },
 }  # fmt: skip
-BYTEWAX_SETTINGS: dict[str, dict[str, Any]] = {"batches of 100": {"batch": 100}, "batches of 1,000": {"batch": 1_000}}
+BYTEWAX_SETTINGS: dict[str, dict[str, Any]] = {
+    "batches of 100": {"batch": 100},
+    "batches of 1,000": {"batch": 1_000},
+}
 
 
 class Engine(Protocol):
@@ -82,7 +92,11 @@ class Ours:
 
     def submit(self, shape: str, workers: int, conf: Mapping[str, Any]) -> None:
         """Submit a topology."""
-        pairs = [part for key, value in conf.items() for part in ("--conf", f"{key}={str(value).lower()}")]
+        pairs = [
+            part
+            for key, value in conf.items()
+            for part in ("--conf", f"{key}={str(value).lower()}")
+        ]
         target = f"{Path(__file__).with_name('peer_planes.py')}:{shape}"
         self._cluster.cli("submit", target, "--name", "peer", *pairs, "--", str(workers))
 
@@ -127,7 +141,11 @@ def _gap(folder: Path, began: float, secs: float) -> tuple[float, ...]:
 
 
 QUIET = ("p99 at 1,000/s, ms", "CPU at 1,000/s, cores", "memory of both workers, MiB")
-LESS_IS_BETTER = (*QUIET, "submit to first tuple, s", "`kill -9` of a worker: longest time without an ack, s")
+LESS_IS_BETTER = (
+    *QUIET,
+    "submit to first tuple, s",
+    "`kill -9` of a worker: longest time without an ack, s",
+)
 CASES = (
     Case(("acked, 2 workers, sentences/s",), _throughput(True), without_acks=True),
     Case(("acked, 1 worker",), _throughput(True), workers=1, without_acks=True),
@@ -142,7 +160,12 @@ CASES = (
 def _run(engine: Engine, case: Case, settings: Mapping[str, Any], secs: float) -> tuple[float, ...]:
     """The values of a case's rows; the topology is submitted, warmed, measured and killed."""
     with tempfile.TemporaryDirectory(prefix="peer-logs-") as logs:
-        conf = {"bench.rate": case.rate, "bench.acked": case.acked, "bench.folder": logs, **settings}
+        conf = {
+            "bench.rate": case.rate,
+            "bench.acked": case.acked,
+            "bench.folder": logs,
+            **settings,
+        }
         if case.acked:
             conf.update(PENDING)
         began = time.time()
@@ -160,7 +183,9 @@ Results = dict[tuple[str, str], tuple[float, str]]
 """(row, column) -> (value, settings)."""
 
 
-def _measure(column: str, engine: Engine, settings: Mapping[str, Mapping[str, Any]], secs: float) -> Iterator[Any]:
+def _measure(
+    column: str, engine: Engine, settings: Mapping[str, Mapping[str, Any]], secs: float
+) -> Iterator[Any]:
     for case in CASES:
         if column == "bytewax" and not case.without_acks:
             continue
@@ -168,7 +193,10 @@ def _measure(column: str, engine: Engine, settings: Mapping[str, Mapping[str, An
             try:
                 values = _run(engine, case, conf, secs)
             except FAILURES as error:
-                print(f"{engine.name}: {case.rows[0]} ({label or 'defaults'}) not measured: {error!s:.300}", flush=True)
+                print(
+                    f"{engine.name}: {case.rows[0]} ({label or 'defaults'}) not measured: {error!s:.300}",
+                    flush=True,
+                )
                 continue
             for row, value in zip(case.rows, values, strict=True):
                 print(f"{engine.name}: {row} ({label or 'defaults'}): {value:,.2f}", flush=True)
@@ -179,7 +207,9 @@ def collect(secs: float, quick: bool) -> tuple[Results, list[str]]:
     """Values of all rows and columns, and the names of the engines that were there."""
     found: Results = {}
     names = []
-    engines: list[tuple[str, Callable[[Path], AbstractContextManager[Engine]], dict[str, dict[str, Any]]]] = [
+    engines: list[
+        tuple[str, Callable[[Path], AbstractContextManager[Engine]], dict[str, dict[str, Any]]]
+    ] = [
         ("ours", Ours, {}),
         ("Storm", Storm, STORM_SETTINGS),
         ("bytewax", Bytewax, BYTEWAX_SETTINGS),
@@ -193,7 +223,9 @@ def collect(secs: float, quick: bool) -> tuple[Results, list[str]]:
                     for row, where, value, label in _measure(column, engine, tried, secs):
                         better = min if row in LESS_IS_BETTER else max
                         known = found.get((row, where), (value, label))
-                        found[(row, where)] = better(known, (value, label), key=lambda pair: pair[0])
+                        found[(row, where)] = better(
+                            known, (value, label), key=lambda pair: pair[0]
+                        )
             except FAILURES as error:
                 print(f"{column} is left out: {error!s:.500}", flush=True)
     return found, names
@@ -210,7 +242,10 @@ def table(found: Results, names: list[str]) -> str:
         *(f"{peer}, {how}" for peer in ("Storm", "bytewax") for how in ("defaults", "best found")),
     ]
     heads = [column.replace("ours, defaults", "ours") for column in columns]
-    lines = [f"| | {' | '.join(heads)} | ours : Storm's better |", "|---" + "|--:" * (len(columns) + 1) + "|"]
+    lines = [
+        f"| | {' | '.join(heads)} | ours : Storm's better |",
+        "|---" + "|--:" * (len(columns) + 1) + "|",
+    ]
     settings: dict[str, list[str]] = {}
     for row in (row for case in CASES for row in case.rows):
         cells = []
@@ -255,6 +290,7 @@ def report(*, quick: bool, markdown: Path | None) -> None:
         text = markdown.read_text(encoding="utf-8")
         if "<!-- peers: begin -->" not in text:
             markdown.write_text(
-                re.sub(r"(?m)^## Recovery$", lambda match: SECTION + match[0], text, count=1), encoding="utf-8"
+                re.sub(r"(?m)^## Recovery$", lambda match: SECTION + match[0], text, count=1),
+                encoding="utf-8",
             )
         write_table(markdown, "peers", made)

@@ -8,7 +8,17 @@ from typing import Any
 from pace import PacedSpout
 from sentences import CountBolt, SentenceSpout, SplitBolt
 
-from storm_dagster.api import Bolt, Grouping, Join, JoinBolt, SparkBolt, Topology, TopologyBuilder, Tuple, Window
+from storm_dagster.api import (
+    Bolt,
+    Grouping,
+    Join,
+    JoinBolt,
+    SparkBolt,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+    Window,
+)
 
 KEYS = 1_000
 
@@ -49,7 +59,12 @@ class SlowBolt(Bolt):
 
 def _topology(name: str, pending: int | None = 1_000) -> TopologyBuilder:
     return TopologyBuilder(
-        name, {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": pending}
+        name,
+        {
+            "topology.workers": 2,
+            "topology.acker.executors": 2,
+            "topology.max.spout.pending": pending,
+        },
     )
 
 
@@ -67,7 +82,11 @@ def chain() -> TopologyBuilder:
 class WindowedJoin(Topology):
     """Two streams joined by key in tumbling windows of 200 ms."""
 
-    config = {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": 1_000}
+    config = {
+        "topology.workers": 2,
+        "topology.acker.executors": 2,
+        "topology.max.spout.pending": 1_000,
+    }
 
     numbers = NumberSpout.spec()
     others = NumberSpout.spec()

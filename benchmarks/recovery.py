@@ -61,7 +61,9 @@ class Harm:
     def caught_up(self) -> int:
         """Waits until all that had been sent is acked; how many numbers that is."""
         until = self.sent()[0]
-        eventually(lambda: self.sent()[1] >= until, 90, f"the first {until} numbers acked", interval=0.2)
+        eventually(
+            lambda: self.sent()[1] >= until, 90, f"the first {until} numbers acked", interval=0.2
+        )
         return until
 
     def balance(self) -> tuple[int, int]:
@@ -82,13 +84,17 @@ class Harm:
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
     # -- the cluster ----------------------------------------------------------------------------------------
-    def runs_again(self, changed: Callable[[dict[str, Any]], bool], what: str, timeout: float = 120) -> float:
+    def runs_again(
+        self, changed: Callable[[dict[str, Any]], bool], what: str, timeout: float = 120
+    ) -> float:
         """Seconds until the change is there and all tasks run."""
         began = time.monotonic()
 
         def again() -> bool:
             document = self.cluster.show(NAME)
-            return changed(document) and all(task["status"] == "running" for task in document["tasks"])
+            return changed(document) and all(
+                task["status"] == "running" for task in document["tasks"]
+            )
 
         eventually(again, timeout, what, ignore=(StormDagsterError,), interval=0.02)
         return time.monotonic() - began
@@ -142,7 +148,9 @@ class Harm:
         answer = httpx.post(
             f"{dagster.url.rstrip('/')}/graphql", json={"query": query}, timeout=30, trust_env=False
         ).json()
-        runs = [run for run in answer["data"]["runsOrError"]["results"] if run["creationTime"] >= since]
+        runs = [
+            run for run in answer["data"]["runsOrError"]["results"] if run["creationTime"] >= since
+        ]
         if not runs:
             return None, None
         first = min(runs, key=lambda run: run["creationTime"])
@@ -183,7 +191,11 @@ def report(folder: Path, *, quick: bool, conf: dict[str, Any] | None = None) -> 
             harm.caught_up()
             if number % 3 == 2:
                 time.sleep(61)  # a second crash within a minute would wait out its back-off
-        yield ("worker kill -9 -> its tasks run again", "Storm: 30-40 s; aim: 1 s", f"{statistics.median(taken):.2f} s")
+        yield (
+            "worker kill -9 -> its tasks run again",
+            "Storm: 30-40 s; aim: 1 s",
+            f"{statistics.median(taken):.2f} s",
+        )
         yield _kept("worker kill -9", harm)
         cluster.cli("rebalance", NAME, "-n", "2", "-w", "2")
         yield _kept("rebalance", harm)

@@ -80,8 +80,16 @@ def measure_throughput(cluster: LocalCluster, seconds: float) -> None:
     acked = measure_rate(cluster, seconds, "bench.acked=true")
     unacked = measure_rate(cluster, seconds, "bench.acked=false")
     row("multilang chain (pystorm), sentences/s", f"{baseline:,.0f}", "1x")
-    row("word count, acked, 2 workers, sentences/s", f"{baseline:,.0f}", f"{acked:,.0f} ({acked / baseline:.1f}x)")
-    row("word count, not acked, 2 workers", f"{baseline:,.0f}", f"{unacked:,.0f} ({unacked / baseline:.1f}x)")
+    row(
+        "word count, acked, 2 workers, sentences/s",
+        f"{baseline:,.0f}",
+        f"{acked:,.0f} ({acked / baseline:.1f}x)",
+    )
+    row(
+        "word count, not acked, 2 workers",
+        f"{baseline:,.0f}",
+        f"{unacked:,.0f} ({unacked / baseline:.1f}x)",
+    )
 
 
 def measure_latency(cluster: LocalCluster) -> None:
@@ -111,10 +119,16 @@ def main() -> None:
             "submission", "start", "peers", "pages", "spark", "spark-faults", "event-log",
         ],
     )  # fmt: skip
-    parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
-    parser.add_argument("--like", default="", help="only the data plane's rows with this in their name")
     parser.add_argument(
-        "--markdown", type=Path, help="the document whose table (of the data plane, or beside peers) is replaced"
+        "--minutes", type=float, help="length of each long run of the data plane; 0: none"
+    )
+    parser.add_argument(
+        "--like", default="", help="only the data plane's rows with this in their name"
+    )
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        help="the document whose table (of the data plane, or beside peers) is replaced",
     )
     options = parser.parse_args()
     if options.only == "peers":
@@ -211,7 +225,10 @@ def main() -> None:
                 row(metric, reference, ours)
         if options.only:
             return
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalCluster(Path(folder) / "home") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        LocalCluster(Path(folder) / "home") as cluster,
+    ):
         for name, part in parts.items():
             if options.only in (None, name):
                 part(cluster)
@@ -228,7 +245,11 @@ def main() -> None:
                 row(metric, reference, ours)
         if options.only in (None, "dataplane"):
             dataplane_report(
-                cluster, quick=options.quick, minutes=options.minutes, like=options.like, markdown=options.markdown
+                cluster,
+                quick=options.quick,
+                minutes=options.minutes,
+                like=options.like,
+                markdown=options.markdown,
             )
 
 

@@ -51,7 +51,11 @@ class CountBolt(Bolt):
 class Sentences(Topology):
     """sentences -> split -> count."""
 
-    config = {"topology.max.spout.pending": 1_000, "topology.workers": 2, "topology.acker.executors": 2}
+    config = {
+        "topology.max.spout.pending": 1_000,
+        "topology.workers": 2,
+        "topology.acker.executors": 2,
+    }
 
     sentences = SentenceSpout.spec(par=2)
     split = SplitBolt.spec(inputs=[sentences], par=2)

@@ -47,7 +47,11 @@ def rate_of(checkpoint: str, files: int, words: int, skip: int, seconds: float =
 
 def check_rows(out: str, words: int) -> None:
     """Every word counted."""
-    rows = [row for path in Path(out).glob("*.parquet") for row in parquet.ParquetFile(path).read().to_pylist()]
+    rows = [
+        row
+        for path in Path(out).glob("*.parquet")
+        for row in parquet.ParquetFile(path).read().to_pylist()
+    ]
     if (total := sum(row["count"] for row in rows)) != words:
         raise AssertionError(f"{out} has {total:,} words, not {words:,}")
 
@@ -63,7 +67,11 @@ def by_hand(remote: str, home: Path, folder: str, out: str) -> Callable[[], None
         load("chain_topology:whole")(frame, batch_id, out)
 
     writer = chain_topology.lines(spark, folder).writeStream.foreachBatch(whole)
-    query = writer.option("checkpointLocation", f"{out}.checkpoint").trigger(processingTime="0 seconds").start()
+    query = (
+        writer.option("checkpointLocation", f"{out}.checkpoint")
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
 
     def stop() -> None:
         query.stop()
@@ -82,7 +90,9 @@ def _packed() -> bytes:
     return buffer.getvalue()
 
 
-def topology(cluster: LocalCluster, target: str, folder: str, out: str, *conf: str) -> Callable[[], None]:
+def topology(
+    cluster: LocalCluster, target: str, folder: str, out: str, *conf: str
+) -> Callable[[], None]:
     """Submit one; the result removes it."""
     name = Path(out).name
     cluster.cli("submit", f"{TOPOLOGIES}:{target}", "--name", name, *conf, "--", folder, out)
@@ -100,7 +110,9 @@ def pause_after_kill(cluster: LocalCluster, target: str, folder: str, out: str) 
     eventually(lambda: len(committed(f"{out}.checkpoint")) >= 3, 200, "the first batches")
     cluster.kill("worker")
     before, began = len(committed(f"{out}.checkpoint")), time.monotonic()
-    eventually(lambda: len(committed(f"{out}.checkpoint")) > before, 200, "the next batch", interval=0.05)
+    eventually(
+        lambda: len(committed(f"{out}.checkpoint")) > before, 200, "the next batch", interval=0.05
+    )
     taken = time.monotonic() - began
     stop()
     return taken
@@ -125,14 +137,23 @@ def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tupl
         for way, start in ways.items():
             out = str(folder / f"{way.replace(' ', '-')}-{number}")
             stop = start(out)
-            rates.setdefault(way, []).append(rate_of(f"{out}.checkpoint", files, lines * WORDS, skip))
+            rates.setdefault(way, []).append(
+                rate_of(f"{out}.checkpoint", files, lines * WORDS, skip)
+            )
             time.sleep(1)
             check_rows(out, files * lines * WORDS)
             stop()
     many = make_files(folder / "many", 400, 1_000)
     for target, way in (("query", "SparkQuery"), ("chain", "fused chain")):
-        pauses = [pause_after_kill(cluster, target, many, str(folder / f"{target}-k{n}")) for n in range(rounds)]
-        yield f"{way}: owner killed -> next batch committed", "goal 10 s", f"{statistics.median(pauses):.1f} s"
+        pauses = [
+            pause_after_kill(cluster, target, many, str(folder / f"{target}-k{n}"))
+            for n in range(rounds)
+        ]
+        yield (
+            f"{way}: owner killed -> next batch committed",
+            "goal 10 s",
+            f"{statistics.median(pauses):.1f} s",
+        )
     # Each row of it passes the worker three times: few files, each a fiftieth as long, so that fixed costs count too.
     small = make_files(folder / "small", 4, lines // 50)
     out = str(folder / "apart")
@@ -149,4 +170,8 @@ def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tupl
             f"by hand {hand:,.0f}",
             f"{ours:,.0f} ({ours / hand:.2f}x)",
         )
-    yield "the same chain, not fused, words/s", f"by hand {hand:,.0f}", f"{apart:,.0f} ({apart / hand:.3f}x)"
+    yield (
+        "the same chain, not fused, words/s",
+        f"by hand {hand:,.0f}",
+        f"{apart:,.0f} ({apart / hand:.3f}x)",
+    )

@@ -47,7 +47,9 @@ FAULTS: dict[str, Callable[[LocalCluster], object]] = {
 }
 
 
-def pauses(cluster: LocalCluster, target: str, folder: str, out: str, rounds: int) -> Iterator[tuple[str, list[float]]]:
+def pauses(
+    cluster: LocalCluster, target: str, folder: str, out: str, rounds: int
+) -> Iterator[tuple[str, list[float]]]:
     """(fault, seconds of each round) under one running topology."""
     stop, checkpoint = topology(cluster, target, folder, out), f"{out}.checkpoint"
     eventually(lambda: newest_batch(checkpoint) >= 2, 200, "the first batches")
@@ -57,10 +59,17 @@ def pauses(cluster: LocalCluster, target: str, folder: str, out: str, rounds: in
             kill(cluster)
             before, began = newest_batch(checkpoint), time.monotonic()
             # One that was as good as done does not count.
-            eventually(lambda before=before: newest_batch(checkpoint) > before + 1, 200, "a batch", interval=0.05)
+            eventually(
+                lambda before=before: newest_batch(checkpoint) > before + 1,
+                200,
+                "a batch",
+                interval=0.05,
+            )
             taken.append(time.monotonic() - began)
             # All parts again.
-            eventually(lambda: len(cluster.processes("spark-worker")) == 2, 60, "both workers of Spark")
+            eventually(
+                lambda: len(cluster.processes("spark-worker")) == 2, 60, "both workers of Spark"
+            )
             eventually(lambda: bool(cluster.processes("spark-master")), 60, "the master")
             time.sleep(8)
         yield fault, taken
@@ -75,14 +84,28 @@ def report(folder: Path, *, quick: bool) -> Iterator[tuple[str, str, str]]:
     def told(seconds: list[float]) -> str:
         return f"{statistics.median(seconds):.1f} s (at most {max(seconds):.1f})"
 
-    with LocalCluster(folder / "standalone", supervisors=1, spark_workers=2, timeout=400) as cluster:
+    with LocalCluster(
+        folder / "standalone", supervisors=1, spark_workers=2, timeout=400
+    ) as cluster:
         assert cluster.endpoints.spark is not None
         placed = million_tasks(cluster.endpoints.spark.remote, cluster.home, rounds)
-        yield "a million tasks on 10,000 supervisors, standalone: two executors", "> 50,000 tasks/s", placed
+        yield (
+            "a million tasks on 10,000 supervisors, standalone: two executors",
+            "> 50,000 tasks/s",
+            placed,
+        )
         for target, way in WAYS.items():
-            for fault, taken in pauses(cluster, target, many, str(folder / f"{target}-standalone"), rounds):
-                yield f"{way}, standalone: {fault} killed -> a whole batch", "goal 10 s", told(taken)
-    with LocalCluster(folder / "classic", supervisors=1, conf={"spark.master": "local[2]"}, timeout=400) as cluster:
+            for fault, taken in pauses(
+                cluster, target, many, str(folder / f"{target}-standalone"), rounds
+            ):
+                yield (
+                    f"{way}, standalone: {fault} killed -> a whole batch",
+                    "goal 10 s",
+                    told(taken),
+                )
+    with LocalCluster(
+        folder / "classic", supervisors=1, conf={"spark.master": "local[2]"}, timeout=400
+    ) as cluster:
         for target, way in WAYS.items():
             taken = [
                 pause_after_kill(cluster, target, many, str(folder / f"{target}-classic{number}"))

@@ -77,6 +77,14 @@ def rows(quick: bool) -> Iterator[tuple[str, str, str]]:
             else:
                 os.environ["XDG_CACHE_HOME"] = before
     yield "`dev` -> ready", f"first start {first[0]}", f"{statistics.median(ready):.1f} s"
-    yield "- machine's CPU until then", f"first start {first[1]}", f"{statistics.median(busy):.0f} CPU s"
+    yield (
+        "- machine's CPU until then",
+        f"first start {first[1]}",
+        f"{statistics.median(busy):.0f} CPU s",
+    )
     yield "`dev` -> Spark listens", f"first start {first[2]}", f"{statistics.median(spark):.1f} s"
-    yield ("`dev` -> all tasks of a submission run, submitted when ready", "-", f"{statistics.median(placed):.1f} s")
+    yield (
+        "`dev` -> all tasks of a submission run, submitted when ready",
+        "-",
+        f"{statistics.median(placed):.1f} s",
+    )

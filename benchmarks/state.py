@@ -54,14 +54,22 @@ class Pauses:
     def text(self) -> str:
         """The longest gaps, in milliseconds."""
         clock, computed = (
-            ", ".join(f"{gap:.1f}" for gap in sorted(each)[:-4:-1]) for each in zip(*self.gaps, strict=True)
+            ", ".join(f"{gap:.1f}" for gap in sorted(each)[:-4:-1])
+            for each in zip(*self.gaps, strict=True)
         )
         return f"{clock} | {computed}"
 
 
 def fill(folder: Path, keys: int) -> None:
     """State of that many keys, as the task writes it."""
-    log = StateLog(state_folder(folder, "counting", "count"), Partitioning(1, True), 0, (0, 0), max, lambda: True)
+    log = StateLog(
+        state_folder(folder, "counting", "count"),
+        Partitioning(1, True),
+        0,
+        (0, 0),
+        max,
+        lambda: True,
+    )
     for begin in range(0, keys, 1000):
         names = [f"word{number}" for number in range(begin, min(keys, begin + 1000))]
         log.append(Checkpoint(values=[(name, encode_value(1, name)) for name in names]))
@@ -81,7 +89,9 @@ def main() -> None:
         fill(folder, keys)
         gc.collect()
         gc.freeze()
-        print("| longest pauses of the loop, ms | by the clock | by CPU time of the process |\n|---|---|---|")
+        print(
+            "| longest pauses of the loop, ms | by the clock | by CPU time of the process |\n|---|---|---|"
+        )
         with TopologyHarness(Counting, {"words": []}, state_dir=folder) as harness:
             began, pauses = time.perf_counter(), Pauses()
             while "starting" in harness.engine.statuses().values():

@@ -94,7 +94,9 @@ class Measured:
         lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
         specs = [Path(line[-2]) for line in lines if line[-1:] == [SPARE]]
         waiting = sum(self.cluster.home in spec.parents and not spec.exists() for spec in specs)
-        return waiting == self.cluster.conf["supervisor.worker.spares"] * len(self.cluster.processes("supervisor"))
+        return waiting == self.cluster.conf["supervisor.worker.spares"] * len(
+            self.cluster.processes("supervisor")
+        )
 
     def _stages(self, run_id: str, began: float, ended: float) -> dict[str, float]:
         found = self.ask(_EVENTS, id=run_id)["runOrError"]
@@ -111,11 +113,15 @@ class Measured:
         first = min(step["startTime"] for step in steps.values())
         return {
             "submit -> all tasks running": ended - began,
-            "command: start, describe, pack, upload, until the run exists": found["creationTime"] - began,
-            "launch: until Dagster has handed the run over": at("RUN_STARTING") - found["creationTime"],
+            "command: start, describe, pack, upload, until the run exists": found["creationTime"]
+            - began,
+            "launch: until Dagster has handed the run over": at("RUN_STARTING")
+            - found["creationTime"],
             "run's process: until it speaks": at("Started process for run") - at("RUN_STARTING"),
             "run's process: until the first step": first - at("Started process for run"),
-            **{f"step {name}": steps[name]["endTime"] - steps[name]["startTime"] for name in STAGES},
+            **{
+                f"step {name}": steps[name]["endTime"] - steps[name]["startTime"] for name in STAGES
+            },
             "published at": at("published "),
         }
 
@@ -147,7 +153,9 @@ class Measured:
         before = self.newest("reassign_topologies")
         document = self.cluster.show(name)
         node = document["workers"][0]["node"]
-        supervisor = next(record for record in self.cluster.processes("supervisor") if record.id == node)
+        supervisor = next(
+            record for record in self.cluster.processes("supervisor") if record.id == node
+        )
         os.kill(supervisor.pid, signal.SIGSTOP)
         try:
             for worker in document["workers"]:
@@ -194,7 +202,9 @@ class Measured:
 def pss_mb(pid: int) -> float:
     """Proportional set size of a process, MB."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
+    return (
+        next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
+    )
 
 
 _LOADS = {
@@ -216,12 +226,18 @@ def load(what: str, samples: int) -> tuple[float, float]:
     found = []
     for _ in range(samples):
         program = _LOADING.format(load=_LOADS[what])
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
         found.append(json.loads(done.stdout.strip().splitlines()[-1]))
-    return statistics.median(taken for taken, _ in found), statistics.median(size for _, size in found)
+    return statistics.median(taken for taken, _ in found), statistics.median(
+        size for _, size in found
+    )
 
 
-def _both(measure: Callable[[str], Sequence[float]], samples: int) -> dict[str, list[Sequence[float]]]:
+def _both(
+    measure: Callable[[str], Sequence[float]], samples: int
+) -> dict[str, list[Sequence[float]]]:
     """Samples of stock and warm in turns."""
     found: dict[str, list[Sequence[float]]] = {"stock": [], "warm": []}
     for _ in range(samples):
@@ -231,7 +247,9 @@ def _both(measure: Callable[[str], Sequence[float]], samples: int) -> dict[str, 
 
 
 def _medians(found: dict[str, list[Sequence[float]]], column: int) -> tuple[str, str]:
-    stock, warm = (statistics.median(row[column] for row in found[how]) for how in ("stock", "warm"))
+    stock, warm = (
+        statistics.median(row[column] for row in found[how]) for how in ("stock", "warm")
+    )
     return f"stock {stock:.2f} s", f"warm {warm:.2f} s"
 
 
@@ -247,18 +265,25 @@ def submissions(measured: Measured, samples: int) -> Iterator[Row]:
         with measured.launching(how):
             taken, run_id = measured.submit(f"s{number}", 4)
         tags = measured.ask(
-            "query T($id: ID!) { runOrError(runId: $id) { ... on Run { tags { key value } } } }", id=run_id
+            "query T($id: ID!) { runOrError(runId: $id) { ... on Run { tags { key value } } } }",
+            id=run_id,
         )["runOrError"]["tags"]
         stock = any(tag["key"] == ".dagster/grpc_info" for tag in tags)
         warm_ran += how == "warm" and not stock
         measured.cluster.cli("kill", f"s{number}", "-w", "0")
         eventually(lambda: not measured.cluster.processes("worker"), 60, "the end of its workers")
         if number == 0:
-            yield ("first submission of the cluster, warm", "Storm: up to 10 s + worker start", f"{taken[total]:.2f} s")
+            yield (
+                "first submission of the cluster, warm",
+                "Storm: up to 10 s + worker start",
+                f"{taken[total]:.2f} s",
+            )
         else:
             stages[how].append(taken)
     for name in stages["warm"][0]:
-        stock, warm = (statistics.median(one[name] for one in stages[how]) for how in ("stock", "warm"))
+        stock, warm = (
+            statistics.median(one[name] for one in stages[how]) for how in ("stock", "warm")
+        )
         metric = f"{name}, 4 workers" if name == total else f"- {name}"
         yield metric, f"stock {stock:.2f} s", f"warm {warm:.2f} s"
     yield "runs of these that did start warm", f"{samples + 1}", f"{warm_ran}"
@@ -291,7 +316,11 @@ def report(home: Path, *, quick: bool) -> Iterator[Row]:
         cluster.cli("kill", "lost", "-w", "0")
         warm = [record for record in RunFile.read_all(cluster.home) if record.role == "warm-runs"]
         yield "warm process (PSS)", "-", f"{pss_mb(warm[0].pid):.0f} MB"
-        yield (f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)", "-", f"{measured.partitions():.2f} s")
+        yield (
+            f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)",
+            "-",
+            f"{measured.partitions():.2f} s",
+        )
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -57,17 +57,24 @@ def _verb(command: click.Command, context: click.Context, level: str) -> list[st
     lines = [f"{level} {name}", "", f"```text\n{usage}\n```", ""]
     if command.help:
         lines += [command.help.replace("\b\n", "").strip(), ""]
-    options = [item for item in command.params if isinstance(item, click.Option) and not item.hidden]
+    options = [
+        item for item in command.params if isinstance(item, click.Option) and not item.hidden
+    ]
     if options:
         lines += rows(
             ["option", "means"],
-            (("`" + ", ".join([*item.opts, *item.secondary_opts]) + "`", cell(item.help or "")) for item in options),
+            (
+                ("`" + ", ".join([*item.opts, *item.secondary_opts]) + "`", cell(item.help or ""))
+                for item in options
+            ),
         )
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             found = command.get_command(context, inner)
             assert found is not None
-            lines += _verb(found, click.Context(found, info_name=f"{context.info_name} {inner}"), level + "#")
+            lines += _verb(
+                found, click.Context(found, info_name=f"{context.info_name} {inner}"), level + "#"
+            )
     return lines
 
 
@@ -87,13 +94,20 @@ def configuration_page() -> list[str]:
         groups.setdefault(key.split(".")[0], []).append(key)
     for prefix, keys in groups.items():
         lines += [f"## {prefix}", ""]
-        lines += rows(["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys))
+        lines += rows(
+            ["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys)
+        )
     reasons: dict[str, list[str]] = {}
     for key, reason in keys_without_meaning().items():
         reasons.setdefault(reason, []).append(f"`{key}`")
     lines += ["## Keys of Storm and JStorm that mean nothing here", ""]
-    lines += ["They are accepted with a warning, so that a `storm.yaml` written for Storm loads.", ""]
-    lines += rows(["why", "keys"], ((cell(reason), ", ".join(keys)) for reason, keys in reasons.items()))
+    lines += [
+        "They are accepted with a warning, so that a `storm.yaml` written for Storm loads.",
+        "",
+    ]
+    lines += rows(
+        ["why", "keys"], ((cell(reason), ", ".join(keys)) for reason, keys in reasons.items())
+    )
     return lines
 
 
@@ -120,17 +134,31 @@ def api_page() -> list[str]:
     for name in sorted(storm_dagster.api.__all__):
         value = getattr(storm_dagster.api, name)
         lines += [f"## {name}", "", *autodoc(_kind(value), f"storm_dagster.api.{name}")]
-    lines += ["## Sources and sinks", "", "All of it is importable from `storm_dagster.connectors`.", ""]
+    lines += [
+        "## Sources and sinks",
+        "",
+        "All of it is importable from `storm_dagster.connectors`.",
+        "",
+    ]
     for name in sorted(storm_dagster.connectors.__all__):
-        lines += autodoc(_kind(getattr(storm_dagster.connectors, name)), f"storm_dagster.connectors.{name}")
+        lines += autodoc(
+            _kind(getattr(storm_dagster.connectors, name)), f"storm_dagster.connectors.{name}"
+        )
     lines += ["## Client", "", "All of it is importable from `storm_dagster.client`.", ""]
     for name in sorted(storm_dagster.client.__all__):
         lines += autodoc(_kind(getattr(storm_dagster.client, name)), f"storm_dagster.client.{name}")
-    lines += ["Every verb that changes a topology has a function, which is `change_topology` of that verb:", ""]
-    lines += rows(["verb", "function"], ((f"`{verb}`", f"`{_function_of(verb)}`") for verb in verbs.VERBS))
+    lines += [
+        "Every verb that changes a topology has a function, which is `change_topology` of that verb:",
+        "",
+    ]
+    lines += rows(
+        ["verb", "function"], ((f"`{verb}`", f"`{_function_of(verb)}`") for verb in verbs.VERBS)
+    )
     lines += ["## Testing", "", "All of it is importable from `storm_dagster.testing`.", ""]
     for name in sorted(storm_dagster.testing.__all__):
-        lines += autodoc(_kind(getattr(storm_dagster.testing, name)), f"storm_dagster.testing.{name}")
+        lines += autodoc(
+            _kind(getattr(storm_dagster.testing, name)), f"storm_dagster.testing.{name}"
+        )
     return lines
 
 
@@ -154,7 +182,10 @@ def dagster_page() -> list[str]:
     specs = sorted(defs.resolve_all_asset_specs(), key=lambda spec: spec.key.to_user_string())
     lines += rows(
         ["key", "group", "what"],
-        ((f"`{s.key.to_user_string()}`", s.group_name or "", cell(s.description or "")) for s in specs),
+        (
+            (f"`{s.key.to_user_string()}`", s.group_name or "", cell(s.description or ""))
+            for s in specs
+        ),
     )
     lines += ["## Jobs", ""]
     for job in sorted(repository.get_all_jobs(), key=lambda job: job.name):
@@ -166,12 +197,27 @@ def dagster_page() -> list[str]:
             lines += rows(["field", "means"], fields)
     lines += ["## Sensors and schedules", ""]
     ticking = [*repository.sensor_defs, *repository.schedule_defs]
-    lines += rows(["name", "what"], ((f"`{item.name}`", cell(item.description or "")) for item in ticking))
+    lines += rows(
+        ["name", "what"], ((f"`{item.name}`", cell(item.description or "")) for item in ticking)
+    )
     lines += ["## Asset checks", ""]
-    keys = sorted(repository.asset_graph.asset_check_keys, key=str) if hasattr(repository, "asset_graph") else []
-    lines += rows(["asset", "check"], ((f"`{k.asset_key.to_user_string()}`", f"`{k.name}`") for k in keys))
-    lines += ["## In your own code location", "", "All of it is importable from `storm_dagster`.", ""]
-    for name in sorted(set(storm_dagster.__all__) - set(storm_dagster.api.__all__) - {"__version__"}):
+    keys = (
+        sorted(repository.asset_graph.asset_check_keys, key=str)
+        if hasattr(repository, "asset_graph")
+        else []
+    )
+    lines += rows(
+        ["asset", "check"], ((f"`{k.asset_key.to_user_string()}`", f"`{k.name}`") for k in keys)
+    )
+    lines += [
+        "## In your own code location",
+        "",
+        "All of it is importable from `storm_dagster`.",
+        "",
+    ]
+    for name in sorted(
+        set(storm_dagster.__all__) - set(storm_dagster.api.__all__) - {"__version__"}
+    ):
         lines += autodoc(_kind(getattr(storm_dagster, name)), f"storm_dagster.{name}")
     lines += [
         "`storm_dagster.defs.defs` is a whole code location with these definitions (`dagster dev -m storm_dagster.defs`); "
@@ -180,7 +226,12 @@ def dagster_page() -> list[str]:
     lines += ["## Resources", ""]
     for resource in build_storm_resources().values():
         lines += autodoc("class", f"{type(resource).__module__}.{type(resource).__name__}")
-    return [*lines, "## Run launcher", "", *autodoc("class", "storm_dagster.launcher.WarmRunLauncher")]
+    return [
+        *lines,
+        "## Run launcher",
+        "",
+        *autodoc("class", "storm_dagster.launcher.WarmRunLauncher"),
+    ]
 
 
 def _fields(node: Any) -> list[tuple[str, str]]:
@@ -191,16 +242,28 @@ def _fields(node: Any) -> list[tuple[str, str]]:
 
 def records_page() -> list[str]:
     """The records that stand in ZooKeeper, from their models."""
-    lines = ["# ZooKeeper records", "", "UTF-8 JSON, decoded strictly; an unknown key is damage, not a guess.", ""]
+    lines = [
+        "# ZooKeeper records",
+        "",
+        "UTF-8 JSON, decoded strictly; an unknown key is damage, not a guess.",
+        "",
+    ]
     for name in sorted(vars(records)):
         model = getattr(records, name)
-        if not (isinstance(model, type) and issubclass(model, records.Record) and model is not records.Record):
+        if not (
+            isinstance(model, type)
+            and issubclass(model, records.Record)
+            and model is not records.Record
+        ):
             continue
         lines += [f"## {name}", "", " ".join((model.__doc__ or "").split()), ""]
         lines += rows(
             ["field", "type"],
             (
-                (f"`{field.alias or key}`", f"`{cell(str(field.annotation).replace('typing.', ''))}`")
+                (
+                    f"`{field.alias or key}`",
+                    f"`{cell(str(field.annotation).replace('typing.', ''))}`",
+                )
                 for key, field in model.model_fields.items()
             ),
         )

@@ -50,7 +50,16 @@ class Demo:
     def cli(self, verb: str, *args: str) -> Any:
         """The JSON document of a ``storm-dagster`` verb; its progress goes to the terminal."""
         done = subprocess.run(
-            [sys.executable, "-m", "storm_dagster", verb, "--json", "--home", str(self.home), *args],
+            [
+                sys.executable,
+                "-m",
+                "storm_dagster",
+                verb,
+                "--json",
+                "--home",
+                str(self.home),
+                *args,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,7 +71,9 @@ class Demo:
                 said = f"{error['type']}: {error['message']}"
             except (ValueError, KeyError, TypeError):
                 said = done.stdout[-1000:]
-            raise DemoFailure(f"storm-dagster {verb} {' '.join(args)} failed with exit code {done.returncode}: {said}")
+            raise DemoFailure(
+                f"storm-dagster {verb} {' '.join(args)} failed with exit code {done.returncode}: {said}"
+            )
         return json.loads(done.stdout)
 
     def show(self, name: str) -> dict[str, Any]:
@@ -83,7 +94,9 @@ def check(condition: object, otherwise: str) -> None:
 def start(demo: Demo) -> None:
     """ZooKeeper, Spark, nimbus, two supervisors of four slots each, Dagster."""
     demo.say(f"starting a cluster in {demo.home}")
-    demo.endpoints = demo.cli("dev", "--detach", "--ports", "auto", "--supervisors", "2", "--slots", "4")
+    demo.endpoints = demo.cli(
+        "dev", "--detach", "--ports", "auto", "--supervisors", "2", "--slots", "4"
+    )
     demo.say(f"it is ready; Dagster UI {demo.endpoints['dagster']['url']}")
 
 
@@ -94,7 +107,9 @@ def submit_wordcount(demo: Demo) -> None:
     """Submit through Dagster: describe, pack, upload, six assets, all tasks running."""
     lines = list(wordcount.read_lines(FILES, LIMIT))
     size = sum(len(line.encode("utf-8")) for _, line in lines)
-    demo.say(f"the input: {len(lines)} lines, {size / 1e6:.2f} MB, of the source text of Python's own standard library")
+    demo.say(
+        f"the input: {len(lines)} lines, {size / 1e6:.2f} MB, of the source text of Python's own standard library"
+    )
     demo.say(f"submitting {NAME} on {WORKERS} workers")
     done = demo.cli(
         "submit", str(HERE / "wordcount.py"), "--name", NAME,
@@ -128,9 +143,15 @@ def progress(demo: Demo) -> tuple[int, int]:
 def kill_one_worker(demo: Demo, document: dict[str, Any]) -> dict[str, Any]:
     """``kill -9`` a worker that counts; returns what ``show`` said of it."""
     counting = {task["id"] for task in document["tasks"] if task["component"] == "count"}
-    victim = next(worker for worker in document["workers"] if counting & set(worker["tasks"]) and worker["pid"])
+    victim = next(
+        worker
+        for worker in document["workers"]
+        if counting & set(worker["tasks"]) and worker["pid"]
+    )
     os.kill(victim["pid"], signal.SIGKILL)
-    demo.say(f"kill -9 {victim['pid']}: the worker on {victim['host']}:{victim['port']}, tasks {victim['tasks']}")
+    demo.say(
+        f"kill -9 {victim['pid']}: the worker on {victim['host']}:{victim['port']}, tasks {victim['tasks']}"
+    )
     return victim
 
 
@@ -166,16 +187,24 @@ def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
         document = demo.show(NAME)
         tasks = {task["id"]: task for task in document["tasks"]}
         for worker in document["workers"]:
-            done_here = sum((tasks[task].get("stats") or {}).get("executed") or 0 for task in worker["tasks"])
-            emitted = sum((tasks[task].get("stats") or {}).get("emitted") or 0 for task in worker["tasks"])
+            done_here = sum(
+                (tasks[task].get("stats") or {}).get("executed") or 0 for task in worker["tasks"]
+            )
+            emitted = sum(
+                (tasks[task].get("stats") or {}).get("emitted") or 0 for task in worker["tasks"]
+            )
             if worker["pid"] and done_here + emitted:
-                executed[worker["pid"]] = max(executed.get(worker["pid"], 0), int(done_here or emitted))
+                executed[worker["pid"]] = max(
+                    executed.get(worker["pid"], 0), int(done_here or emitted)
+                )
         done, total = progress(demo)
         if victim is None and total and done * 3 >= total:
             victim, killed_at = kill_one_worker(demo, document), time.monotonic()
         elif victim is not None and back is None:
             pids = [worker["pid"] for worker in document["workers"]]
-            if victim["pid"] not in pids and all(task["status"] == "running" for task in tasks.values()):
+            if victim["pid"] not in pids and all(
+                task["status"] == "running" for task in tasks.values()
+            ):
                 back = time.monotonic() - killed_at
                 demo.say(f"its tasks run again after {back:.1f} s")
         if time.monotonic() - said_at > 2:
@@ -183,17 +212,32 @@ def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
             demo.say(f"{done} of {total} lines are counted and acked")
         if total and done == total and (back is not None or victim is None):
             break
-        check(time.monotonic() < deadline, f"{done} of {total} lines were counted within {timeout:g} s")
+        check(
+            time.monotonic() < deadline,
+            f"{done} of {total} lines were counted within {timeout:g} s",
+        )
         time.sleep(0.2)
-    check(victim is not None, "all lines were counted before a worker could be killed: raise wordcount.limit")
-    check(len(executed) >= WORKERS, f"only {len(executed)} worker processes executed tuples: {executed}")
-    demo.say(f"all {total} lines are acked; {len(executed)} worker processes took part (pid: tuples): {executed}")
+    check(
+        victim is not None,
+        "all lines were counted before a worker could be killed: raise wordcount.limit",
+    )
+    check(
+        len(executed) >= WORKERS,
+        f"only {len(executed)} worker processes executed tuples: {executed}",
+    )
+    demo.say(
+        f"all {total} lines are acked; {len(executed)} worker processes took part (pid: tuples): {executed}"
+    )
     document = wait_for_stats(demo, total)
     errors = [error for error in document["errors"] if not is_of_the_kill(error, victim)]
     failed = sum((task.get("stats") or {}).get("failed") or 0 for task in document["tasks"])
-    demo.say(f"{failed} tuples failed and were replayed; {len(errors)} errors besides the kill itself")
+    demo.say(
+        f"{failed} tuples failed and were replayed; {len(errors)} errors besides the kill itself"
+    )
     for error in errors:
-        demo.say(f"  {error['component']}[{error['task']}]: {error['error'].strip().splitlines()[-1]}")
+        demo.say(
+            f"  {error['component']}[{error['task']}]: {error['error'].strip().splitlines()[-1]}"
+        )
     check(not errors, "tasks reported errors")
 
 
@@ -211,9 +255,18 @@ def compare_counts(demo: Demo) -> None:
     expected: Counter[str] = Counter()
     for _, line in wordcount.read_lines(FILES, LIMIT):
         expected.update(wordcount.words_of(line))
-    wrong = {word: (counted[word], expected[word]) for word in counted | expected if counted[word] != expected[word]}
-    check(not wrong, f"{len(wrong)} words were counted wrongly (counted, expected): {dict(list(wrong.items())[:5])}")
-    demo.say(f"{sum(counted.values())} words, {len(counted)} different ones: equal to the independent count")
+    wrong = {
+        word: (counted[word], expected[word])
+        for word in counted | expected
+        if counted[word] != expected[word]
+    }
+    check(
+        not wrong,
+        f"{len(wrong)} words were counted wrongly (counted, expected): {dict(list(wrong.items())[:5])}",
+    )
+    demo.say(
+        f"{sum(counted.values())} words, {len(counted)} different ones: equal to the independent count"
+    )
     for word, times in counted.most_common(10):
         print(f"    {word:<16}{times:>8}")
 
@@ -223,7 +276,9 @@ def show_placement(demo: Demo) -> None:
     document = demo.show(NAME)
     print("    task  component           slot")
     for task in document["tasks"]:
-        print(f"    {task['id']:>4}  {task['component']:<18}  {task['host']}:{task['port']} ({task['node']})")
+        print(
+            f"    {task['id']:>4}  {task['component']:<18}  {task['host']}:{task['port']} ({task['node']})"
+        )
 
 
 # -- the pipeline on Spark -----------------------------------------------------------------------------
@@ -235,7 +290,9 @@ def submit_spark_pipeline(demo: Demo) -> None:
 
     files = spark_pipeline.source_files()
     size = sum(path.stat().st_size for path in files)
-    demo.say(f"submitting the pipeline on Spark over {len(files)} files, {size / 1e6:.1f} MB, beside it")
+    demo.say(
+        f"submitting the pipeline on Spark over {len(files)} files, {size / 1e6:.1f} MB, beside it"
+    )
 
     def submit() -> None:
         for name, target in (("keywords", "pipeline"), ("ages", "ages")):
@@ -263,25 +320,39 @@ def check_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
     said_at = time.monotonic()
     while True:
         document = demo.show("keywords")
-        acked = sum(int(t["stats"]["acked"]) for t in document["tasks"] if t["component"] == "lines")
+        acked = sum(
+            int(t["stats"]["acked"]) for t in document["tasks"] if t["component"] == "lines"
+        )
         if acked >= lines:
             break
         if time.monotonic() - said_at > 3:
             said_at = time.monotonic()
-            demo.say(f"{acked} of {lines} lines went through Spark, were counted, written and acked")
-        check(time.monotonic() < deadline, f"{acked} of {lines} lines were acked within {timeout:g} s")
+            demo.say(
+                f"{acked} of {lines} lines went through Spark, were counted, written and acked"
+            )
+        check(
+            time.monotonic() < deadline, f"{acked} of {lines} lines were acked within {timeout:g} s"
+        )
         time.sleep(0.3)
     for worker in document["workers"]:
         check(not _has_java(worker["pid"]), f"a Spark of its own runs in worker {worker['pid']}")
     failed = sum(int(task["stats"]["failed"]) for task in document["tasks"])
-    check(not document["errors"] and not failed, f"{failed} tuples failed, errors: {document['errors'][:2]}")
+    check(
+        not document["errors"] and not failed,
+        f"{failed} tuples failed, errors: {document['errors'][:2]}",
+    )
     written: Counter[str] = Counter()
     parts = sorted(out.glob("*.parquet"))
     for part in parts:
         for row in parquet.read_table(part).to_pylist():
             written[row["keyword"]] += row["times"]
-    check(written == expected, f"the Parquet says {written.most_common(3)}, it must be {expected.most_common(3)}")
-    demo.say(f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count")
+    check(
+        written == expected,
+        f"the Parquet says {written.most_common(3)}, it must be {expected.most_common(3)}",
+    )
+    demo.say(
+        f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count"
+    )
     for word, times in written.most_common(5):
         print(f"    {word:<16}{times:>8}")
     fused = demo.cli("explain", "keywords")["fused"]
@@ -291,7 +362,9 @@ def check_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
         for row in parquet.read_table(part).to_pylist():
             indented[row["spaces"]] += row["count"]
     check(indented.total() == lines, f"the fused bolts counted {indented.total()} of {lines} lines")
-    demo.say(f"{' and '.join(fused)} ran in the query of lines: all {lines} lines counted by their indent")
+    demo.say(
+        f"{' and '.join(fused)} ran in the query of lines: all {lines} lines counted by their indent"
+    )
     check_query(demo, lines, deadline)
 
 
@@ -301,12 +374,18 @@ def check_query(demo: Demo, lines: int, deadline: float) -> None:
 
     hours: dict[str, int] = {}
     while sum(hours.values()) != lines:
-        check(time.monotonic() < deadline, f"the query's windows have {sum(hours.values())} of {lines} lines")
+        check(
+            time.monotonic() < deadline,
+            f"the query's windows have {sum(hours.values())} of {lines} lines",
+        )
         time.sleep(0.3)
         done = {path.parent for path in (demo.home / "ages").glob("batch=*/_SUCCESS")}
         for batch in sorted(done, key=lambda path: int(path.name.partition("=")[2])):
             for part in batch.glob("*.parquet"):
-                hours |= {str(row["hour"]): row["lines"] for row in parquet.ParquetFile(part).read().to_pylist()}
+                hours |= {
+                    str(row["hour"]): row["lines"]
+                    for row in parquet.ParquetFile(part).read().to_pylist()
+                }
     demo.say(f"a query of Spark's own counted the same lines in {len(hours)} windows of an hour")
 
 
@@ -360,7 +439,9 @@ def main() -> int:
         demo.say("interrupted")
         code = 130
     if keep:
-        demo.say(f"the cluster stays up: storm-dagster status --home {home}; storm-dagster stop --home {home}")
+        demo.say(
+            f"the cluster stays up: storm-dagster status --home {home}; storm-dagster stop --home {home}"
+        )
         return code
     try:
         ended = demo.cli("stop")

@@ -90,7 +90,9 @@ class KeywordBolt(Bolt):
             self.emit([word, times])
 
 
-def pipeline(out: str, checkpoint: str | None = None, pattern: str | None = None) -> TopologyBuilder:
+def pipeline(
+    out: str, checkpoint: str | None = None, pattern: str | None = None
+) -> TopologyBuilder:
     """The topology. ``out`` is a folder that the Spark server can write; the checkpoint lies beside it."""
     files = pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN)
     reading: dict[str, Any] = {"pattern": files, "files_per_batch": 12}
@@ -119,7 +121,11 @@ def pipeline(out: str, checkpoint: str | None = None, pattern: str | None = None
         },
     )
     builder.set_bolt(
-        "indents", SparkBolt, inputs="lines", args={"function": "spark_pipeline:indents_of"}, outputs=["spaces"]
+        "indents",
+        SparkBolt,
+        inputs="lines",
+        args={"function": "spark_pipeline:indents_of"},
+        outputs=["spaces"],
     )
     builder.set_bolt(
         "indent_totals",
@@ -134,10 +140,14 @@ def count_by_hour(spark: SparkSession, pattern: str, files_per_batch: int) -> Da
     """A streaming DataFrame of hours, with the lines of the files that were changed in each."""
     from pyspark.sql import functions as f
 
-    lines = spark.readStream.format("text").option("maxFilesPerTrigger", files_per_batch).load(pattern)
+    lines = (
+        spark.readStream.format("text").option("maxFilesPerTrigger", files_per_batch).load(pattern)
+    )
     changed = lines.select(f.col("_metadata.file_modification_time").alias("changed"))
     hours = changed.withWatermark("changed", "1 hour").groupBy(f.window("changed", "1 hour"))
-    return hours.agg(f.count("*").alias("lines")).select(f.col("window.start").alias("hour"), "lines")
+    return hours.agg(f.count("*").alias("lines")).select(
+        f.col("window.start").alias("hour"), "lines"
+    )
 
 
 def write_hours(frame: DataFrame, batch_id: int, out: str) -> None:
@@ -153,7 +163,10 @@ def ages(out: str, checkpoint: str | None = None, pattern: str | None = None) ->
         SparkQuery,
         args={
             "query": "spark_pipeline:count_by_hour",
-            "args": {"pattern": pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN), "files_per_batch": 12},
+            "args": {
+                "pattern": pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN),
+                "files_per_batch": 12,
+            },
             "each_batch": "spark_pipeline:write_hours",
             "batch_args": {"out": out},
             "output_mode": "update",

@@ -61,7 +61,9 @@ class LineSpout(Spout):
         index, tasks = context.task_index, len(context.component_tasks(context.component))
         files = int(conf.get("wordcount.files", DEFAULT_FILES))
         limit = int(conf.get("wordcount.limit", DEFAULT_LIMIT))
-        self._lines = {number: line for number, line in read_lines(files, limit) if number % tasks == index}
+        self._lines = {
+            number: line for number, line in read_lines(files, limit) if number % tasks == index
+        }
         self._order = sorted(self._lines)
         self._rate = float(conf.get("wordcount.lines.per.second", 0)) / tasks
         # Place in the order below which everything is acked.

@@ -43,5 +43,7 @@ class PublicAddresses(MetadataHookInterface):
         metadata["urls"] = {name: url for name, url in addresses["urls"].items() if url}
         metadata["readme"] = {
             "content-type": "text/markdown",
-            "text": absolute_links((root / "README.md").read_text(encoding="utf-8"), **addresses["readme"]),
+            "text": absolute_links(
+                (root / "README.md").read_text(encoding="utf-8"), **addresses["readme"]
+            ),
         }

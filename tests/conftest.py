@@ -21,7 +21,14 @@ from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
-pytest_plugins = ["work_order", "shared_cluster", "shared_spark", "leftover_processes", "interrupts", "root_logger"]
+pytest_plugins = [
+    "work_order",
+    "shared_cluster",
+    "shared_spark",
+    "leftover_processes",
+    "interrupts",
+    "root_logger",
+]
 
 # A JVM of a test lives for minutes: what its optimizing compiler and a second thread of its collector would do costs more
 # than it brings.
@@ -31,7 +38,9 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", derandomize=True, database=None, max_examples=50, **UNTIMED)
-settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "1000")), print_blob=True, **UNTIMED)
+settings.register_profile(
+    "fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "1000")), print_blob=True, **UNTIMED
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
@@ -96,7 +105,9 @@ def zk_conf(zookeeper_server: str, zk_root: str) -> dict[str, object]:
 def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
     """The cluster state of a new cluster: root, first-level nodes and cluster id exist."""
     # What a test writes for its supervisors and workers is gone with its session, which a busy machine must not end.
-    cluster = StormClusterState.open({**zk_conf, "storm.zookeeper.session.timeout": 30_000}, create_root=True)
+    cluster = StormClusterState.open(
+        {**zk_conf, "storm.zookeeper.session.timeout": 30_000}, create_root=True
+    )
     yield cluster
     cluster.disconnect()
 

@@ -90,7 +90,12 @@ def uv_variables(options: Mapping[str, str], given: Mapping[str, str]) -> dict[s
 def run(*command: str, env: Mapping[str, str] | None = None) -> bool:
     """Whether the command succeeded; its output goes to ours."""
     try:
-        return subprocess.run(command, env={**os.environ, **(env or {})}, cwd=ROOT, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, env={**os.environ, **(env or {})}, cwd=ROOT, check=False
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -125,9 +130,13 @@ class Environment:
         if run(sys.executable, "-m", "venv", str(self.folder)):
             return
         uv = recent_uv(shutil.which("uv"))
-        made = uv and run(uv, "venv", "--quiet", "--clear", "--seed", "--python", sys.executable, str(self.folder))
+        made = uv and run(
+            uv, "venv", "--quiet", "--clear", "--seed", "--python", sys.executable, str(self.folder)
+        )
         if not made:
-            raise CannotInstall("cannot make a virtual environment: apt-get install python3-venv, then again")
+            raise CannotInstall(
+                "cannot make a virtual environment: apt-get install python3-venv, then again"
+            )
 
     def pip(self, *arguments: str) -> bool:
         """Run pip in it."""
@@ -148,20 +157,35 @@ class Environment:
         PySpark is published as source: 450 MB to unpack and pack again. pip keeps the wheel, whatever the index
         says about how long its files are good; uv builds again where the index does not say.
         """
-        required = re.search(r'"(pyspark)(\[\w+\])?([^"]*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        required = re.search(
+            r'"(pyspark)(\[\w+\])?([^"]*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        )
         if required:
             with tempfile.TemporaryDirectory() as copy:
-                self.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", copy, required[1] + required[3])
-        listed = output(self.python, "-m", "pip", "cache", "list", "pyspark", "--format", "abspath") or ""
-        return sorted({str(Path(line).parent) for line in listed.splitlines() if line.endswith(".whl")})
+                self.pip(
+                    "wheel", "--quiet", "--no-deps", "--wheel-dir", copy, required[1] + required[3]
+                )
+        listed = (
+            output(self.python, "-m", "pip", "cache", "list", "pyspark", "--format", "abspath")
+            or ""
+        )
+        return sorted(
+            {str(Path(line).parent) for line in listed.splitlines() if line.endswith(".whl")}
+        )
 
     def install_with_uv(self, what: Sequence[str], base: bool) -> bool:
         """Whether uv could install ``what``; the ``base`` of the environment is compiled to bytecode."""
-        variables = uv_variables(pip_options(output(self.python, "-m", "pip", "config", "list") or ""), os.environ)
+        variables = uv_variables(
+            pip_options(output(self.python, "-m", "pip", "config", "list") or ""), os.environ
+        )
         uv = self.uv() if variables is not None else None
         if uv is None or variables is None:
             return False
-        links = [part for folder in (self.cached_wheels() if base else ()) for part in ("--find-links", folder)]
+        links = [
+            part
+            for folder in (self.cached_wheels() if base else ())
+            for part in ("--find-links", folder)
+        ]
         return run(
             uv,
             "pip",
@@ -178,10 +202,14 @@ class Environment:
     def install_with_pip(self, what: Sequence[str]) -> bool:
         """Whether pip could install ``what``."""
         # The first that knows --group.
-        return self.pip("install", "--quiet", "--upgrade", "pip>=25.1") and self.pip("install", "--quiet", *what)
+        return self.pip("install", "--quiet", "--upgrade", "pip>=25.1") and self.pip(
+            "install", "--quiet", *what
+        )
 
 
-def install(folder: Path, groups: Sequence[str], environment_class: type[Environment] = Environment) -> None:
+def install(
+    folder: Path, groups: Sequence[str], environment_class: type[Environment] = Environment
+) -> None:
     """Install the repository, editable, and the groups; :class:`CannotInstall`."""
     if not OLDEST <= sys.version_info[:2] < BEYOND:
         raise CannotInstall(
@@ -189,7 +217,10 @@ def install(folder: Path, groups: Sequence[str], environment_class: type[Environ
             "set PYTHON=/path/to/python3.x"
         )
     began = time.monotonic()
-    print(f"installing storm_dagster {' '.join(('and', *groups)) if groups else ''} into {folder}", flush=True)
+    print(
+        f"installing storm_dagster {' '.join(('and', *groups)) if groups else ''} into {folder}",
+        flush=True,
+    )
     environment = environment_class(folder)
     environment.make()
     what = ["--editable", ".", *(part for group in groups for part in ("--group", group))]

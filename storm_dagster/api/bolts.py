@@ -55,7 +55,12 @@ class DagsterReports:
         anchors: Sequence[Any] | None = None,
     ) -> None:
         """Report the result of the asset check ``name``."""
-        given = {"partition": partition, "metadata": metadata, "severity": severity, "anchors": anchors}
+        given = {
+            "partition": partition,
+            "metadata": metadata,
+            "severity": severity,
+            "anchors": anchors,
+        }
         self._report("check", key, check=name, passed=passed, **given)
 
     def _report(self, kind: str, key: Any, anchors: Any = None, **given: Any) -> None:
@@ -110,7 +115,9 @@ class Bolt(Component):
 
     def named(self, tup: Tuple) -> dict[str, Any]:
         """The values of a received tuple by field."""
-        return dict(zip(self.context.source_fields(tup.component, tup.stream), tup.values, strict=False))
+        return dict(
+            zip(self.context.source_fields(tup.component, tup.stream), tup.values, strict=False)
+        )
 
     def process_tick(self, tup: Tuple) -> Any:
         """Called every ``topology.tick.tuple.freq.secs`` seconds when that is set."""
@@ -223,4 +230,8 @@ class StatefulBolt(Bolt):
         self.state._undo()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
     def _once(self, tups: list[Tuple]) -> list[Tuple]:
-        return list({self._sink_batches.id_of(tup): tup for tup in tups}.values()) if self.message_id else tups
+        return (
+            list({self._sink_batches.id_of(tup): tup for tup in tups}.values())
+            if self.message_id
+            else tups
+        )

@@ -32,7 +32,9 @@ class TopologyBuilder:
         outputs: Outputs = None,
     ) -> Spec:
         """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an input."""
-        return self._add("spout", component_id, component, par=par, config=config, args=args, outputs=outputs)
+        return self._add(
+            "spout", component_id, component, par=par, config=config, args=args, outputs=outputs
+        )
 
     def set_bolt(
         self,
@@ -45,11 +47,24 @@ class TopologyBuilder:
         outputs: Outputs = None,
     ) -> Spec:
         """Add a bolt; inputs are component ids, specs or their streams, as in ``Component.spec``."""
-        return self._add("bolt", component_id, component, inputs, par=par, config=config, args=args, outputs=outputs)
+        return self._add(
+            "bolt",
+            component_id,
+            component,
+            inputs,
+            par=par,
+            config=config,
+            args=args,
+            outputs=outputs,
+        )
 
-    def _add(self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **given: Any) -> Spec:
+    def _add(
+        self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **given: Any
+    ) -> Spec:
         if component_id in self._specs:
-            raise InvalidTopology(f"component id {component_id!r} is used twice: rename one of the two")
+            raise InvalidTopology(
+                f"component id {component_id!r} is used twice: rename one of the two"
+            )
         if isinstance(component, Spec):
             spec = component
             if inputs is not None:
@@ -65,7 +80,9 @@ class TopologyBuilder:
                 f"component {component_id!r} must be a Spout or Bolt class, a spec, or 'module:Class', got {component!r:.60}"
             )
         if spec.kind != kind:
-            raise InvalidTopology(f"component {component_id!r} is a {spec.kind}: add it with set_{spec.kind}")
+            raise InvalidTopology(
+                f"component {component_id!r} is a {spec.kind}: add it with set_{spec.kind}"
+            )
         spec.name = component_id
         self._specs[component_id] = spec
         return spec
@@ -116,10 +133,14 @@ class Topology:
     def to_spec(cls) -> TopologySpec:
         """The serializable topology; :class:`InvalidTopology` if it is not valid."""
         name = cls.name if isinstance(cls.name, str) else ""
-        return build_spec(cls.specs(), name=name, config=cls.config or {}, title=f"topology {cls.__name__}")
+        return build_spec(
+            cls.specs(), name=name, config=cls.config or {}, title=f"topology {cls.__name__}"
+        )
 
 
-def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str) -> TopologySpec:
+def build_spec(
+    specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str
+) -> TopologySpec:
     """Build and check the topology of these components.
 
     Checked here: ids, at least one spout, that inputs, their streams and their fields exist, importable code, JSON
@@ -140,13 +161,17 @@ def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any
     bolts: dict[str, ComponentSpec] = {}
     owners: dict[Any, str] = {}
     for component_id, spec in specs.items():
-        place = spec._args.get("checkpoint") if getattr(spec._code, "_owns_checkpoint", False) else None
+        place = (
+            spec._args.get("checkpoint") if getattr(spec._code, "_owns_checkpoint", False) else None
+        )
         if place and owners.setdefault(place, component_id) != component_id:
             raise InvalidTopology(
                 f"spouts {owners[place]!r} and {component_id!r} have one checkpoint, {place}: give each its own"
             )
         (spouts if spec.kind == "spout" else bolts)[component_id] = spec.to_component(names)
-    topology = TopologySpec(name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config"))
+    topology = TopologySpec(
+        name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config")
+    )
     for component_id, part in bolts.items():
         if not part.inputs:
             raise InvalidTopology(f"bolt {component_id!r} has no inputs: give it at least one")

@@ -13,12 +13,22 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 logger: logging.Logger = logging.getLogger("storm_dagster.component")
 """Logger of component code."""
 
-_LEVELS = {"trace": 5, "debug": 10, "info": 20, "warn": 30, "warning": 30, "error": 40, "critical": 50}
+_LEVELS = {
+    "trace": 5,
+    "debug": 10,
+    "info": 20,
+    "warn": 30,
+    "warning": 30,
+    "error": 40,
+    "critical": 50,
+}
 
 
 def log(message: str, level: str | int | None = None) -> None:
     """Write ``message`` to the worker's log; ``level`` is ``"debug"``, ``"info"`` (default), ``"warn"``, ``"error"``."""
-    number = level if isinstance(level, int) else _LEVELS.get((level or "info").lower(), logging.INFO)
+    number = (
+        level if isinstance(level, int) else _LEVELS.get((level or "info").lower(), logging.INFO)
+    )
     logger.log(number, "%s", message)
 
 
@@ -123,7 +133,9 @@ class Component:
     @classmethod
     def _checked_kind(cls) -> str:
         if not cls._kind:
-            raise InvalidRequest(f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them")
+            raise InvalidRequest(
+                f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them"
+            )
         return cls._kind
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
@@ -176,7 +188,9 @@ class Component:
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
         """Report an error: counted, and recorded among the topology's errors (throttled). The task continues."""
         if not isinstance(exception, BaseException):
-            raise InvalidRequest(f"raise_exception got {type(exception).__name__} {exception!r:.60}: pass an exception")
+            raise InvalidRequest(
+                f"raise_exception got {type(exception).__name__} {exception!r:.60}: pass an exception"
+            )
         self._bound().error(exception, tup)
 
 
@@ -208,7 +222,9 @@ class _Shell(Component):
         if tail is not None:
             words.append(tail)
         if not words or not all(isinstance(word, str) and word for word in words):
-            raise InvalidTopology(f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'")
+            raise InvalidTopology(
+                f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'"
+            )
         made = super().spec(name, inputs, par, config, outputs)
         made._code, made._shell = None, tuple(words)
         return made

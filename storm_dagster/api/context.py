@@ -168,5 +168,7 @@ _KEYS: "dict[str, Callable[[TopologyContext], Any]]" = {
     "streams": lambda of: of.streams,
     "stream->outputfields": lambda of: {stream: of.output_fields(stream) for stream in of.streams},
     "source->stream->grouping": lambda of: of._sources(lambda item: _grouping(item.grouping)),
-    "source->stream->fields": lambda of: of._sources(lambda item: of.source_fields(item.component, item.stream)),
+    "source->stream->fields": lambda of: of._sources(
+        lambda item: of.source_fields(item.component, item.stream)
+    ),
 }

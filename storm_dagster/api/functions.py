@@ -30,8 +30,14 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import FIELD_TYPES, StreamSpec
 
-_SERIES = (Iterator, collections.abc.Iterable, collections.abc.Generator, collections.abc.AsyncIterator,
-           collections.abc.AsyncGenerator, collections.abc.AsyncIterable)  # fmt: skip
+_SERIES = (
+    Iterator,
+    collections.abc.Iterable,
+    collections.abc.Generator,
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncGenerator,
+    collections.abc.AsyncIterable,
+)
 
 
 class Emit:
@@ -99,7 +105,11 @@ class FunctionBolt(_Function, Bolt):
                         f"{', '.join(spec.fields) or 'none'}; rename it, or give it a default if it is no field"
                     )
                 wanted, found = _type_name(cls._hints.get(field)), kinds[field]
-                if "any" not in (wanted, found) and wanted != found and (wanted, found) != ("float", "int"):
+                if (
+                    "any" not in (wanted, found)
+                    and wanted != found
+                    and (wanted, found) != ("float", "int")
+                ):
                     raise InvalidTopology(
                         f"{owner}: parameter {field!r} of {cls.__name__}() is {wanted}, but in {source} it is {found}"
                     )
@@ -169,7 +179,11 @@ class FunctionSpout(_Function, ReliableSpout):
 def bolt(function: Callable[..., Any], /) -> type[FunctionBolt]: ...
 @overload
 def bolt(
-    *, outputs: Outputs = None, par: int = 1, config: Mapping[str, Any] | None = None, blocking: bool = False
+    *,
+    outputs: Outputs = None,
+    par: int = 1,
+    config: Mapping[str, Any] | None = None,
+    blocking: bool = False,
 ) -> Callable[[Callable[..., Any]], type[FunctionBolt]]: ...
 def bolt(
     function: Callable[..., Any] | None = None,
@@ -242,7 +256,9 @@ def spout(
     return make if function is None else make(function)
 
 
-def _component(base: type[Any], function: Callable[..., Any], outputs: Outputs, **settings: Any) -> Any:
+def _component(
+    base: type[Any], function: Callable[..., Any], outputs: Outputs, **settings: Any
+) -> Any:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):

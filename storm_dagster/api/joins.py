@@ -23,16 +23,22 @@ class Join:
     reach into maps: ``"user.address.city"``.
     """
 
-    def __init__(self, stream: str, key: str, by: Literal["component", "stream"] = "component") -> None:
+    def __init__(
+        self, stream: str, key: str, by: Literal["component", "stream"] = "component"
+    ) -> None:
         self.by = by
-        self.parts: list[dict[str, str]] = [{"kind": "from", "stream": stream, "key": key, "with": ""}]
+        self.parts: list[dict[str, str]] = [
+            {"kind": "from", "stream": stream, "key": key, "with": ""}
+        ]
         self.fields: list[tuple[str, str, str]] = []
         """(stream or ``""``, field, output name)."""
 
     def _join(self, kind: str, stream: str, key: str, other: str) -> Join:
         known = [part["stream"] for part in self.parts]
         if other not in known:
-            raise InvalidTopology(f"join of {stream!r} with {other!r}, which is not joined before: {known}")
+            raise InvalidTopology(
+                f"join of {stream!r} with {other!r}, which is not joined before: {known}"
+            )
         if stream in known:
             raise InvalidTopology(f"stream {stream!r} is joined twice: a stream can take part once")
         self.parts.append({"kind": kind, "stream": stream, "key": key, "with": other})
@@ -58,7 +64,9 @@ class Join:
         names = [name for _, _, name in self.fields]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise InvalidTopology(f"two selected fields are called {twice[0]!r}: rename one with ' as other_name'")
+            raise InvalidTopology(
+                f"two selected fields are called {twice[0]!r}: rename one with ' as other_name'"
+            )
         return self
 
 
@@ -111,7 +119,9 @@ class JoinBolt(WindowedBolt):
                     f"bolt {context.component!r} has several tasks: group its input {stream!r} by the join's field, "
                     f"Grouping.fields({root!r}), or partners would not meet"
                 )
-            self._places[(item.component, item.stream)] = {field: at for at, field in enumerate(fields)}
+            self._places[(item.component, item.stream)] = {
+                field: at for at, field in enumerate(fields)
+            }
         found = {self._stream(*source) for source in self._places}
         missing = [stream for stream in self._keys if stream not in found]
         if missing:
@@ -132,7 +142,9 @@ class JoinBolt(WindowedBolt):
             if any(root in fields for fields in known.values()):
                 continue
             has = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in known.items())
-            meant = f"; a field of a stream is written {root}:{rest}" if rest and root in known else ""
+            meant = (
+                f"; a field of a stream is written {root}:{rest}" if rest and root in known else ""
+            )
             raise InvalidTopology(
                 f"bolt {component!r} selects {field!r}, which no stream of its join has ({has}){meant}"
             )
@@ -153,10 +165,14 @@ class JoinBolt(WindowedBolt):
         """Emit the joined rows of the window."""
         tuples = multimap((self._stream(tup.component, tup.stream), tup) for tup in window)
         first, *rest = self._parts
-        rows: list[dict[str, Tuple | None]] = [{first["stream"]: tup} for tup in tuples.get(first["stream"], [])]
+        rows: list[dict[str, Tuple | None]] = [
+            {first["stream"]: tup} for tup in tuples.get(first["stream"], [])
+        ]
         for part in rest:
             stream, other = part["stream"], part["with"]
-            partners = multimap((_hashable(self._value(tup, part["key"])), tup) for tup in tuples.get(stream, []))
+            partners = multimap(
+                (_hashable(self._value(tup, part["key"])), tup) for tup in tuples.get(stream, [])
+            )
             joined: list[dict[str, Tuple | None]] = []
             for row in rows:
                 value = _hashable(self._value(row[other], self._keys[other]))

@@ -96,7 +96,9 @@ class SparkSpout(Spout):
             if args.get(name) is not None:
                 spark_session.check_function(args[name], owner)
         if not args.get("checkpoint"):
-            raise InvalidTopology(f"{owner} has no checkpoint: give a folder or URL that the Spark server can write")
+            raise InvalidTopology(
+                f"{owner} has no checkpoint: give a folder or URL that the Spark server can write"
+            )
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Resolve the function and listen for batches; the first ``next_tuple`` starts the query."""
@@ -109,7 +111,9 @@ class SparkSpout(Spout):
         self._query_name = f"{context.topology_name}/{context.component}"
         # The folder of the code has the name of its version.
         code = self._archive.parent.name if self._archive is not None else context.topology_id
-        self._code = code if self._shares_session and spark_session.spark_target(conf)[0] == "remote" else ""
+        self._code = (
+            code if self._shares_session and spark_session.spark_target(conf)[0] == "remote" else ""
+        )
         self._function = spark_session.resolve_function(self.source)
         if not self._emits:
             return
@@ -173,7 +177,9 @@ class SparkSpout(Spout):
     def _peer_addresses(self) -> list[tuple[str, int]]:
         """Addresses of the other tasks' endpoints. Called by a thread of the endpoint."""
         now, known = time.monotonic(), sorted(self._others.copy().items())
-        return [(host, port) for _, (host, port, heard_at) in known if now - heard_at < _FORGET_SECS]
+        return [
+            (host, port) for _, (host, port, heard_at) in known if now - heard_at < _FORGET_SECS
+        ]
 
     def close(self) -> None:
         """Stop the query; an open batch is repeated by its next run."""
@@ -222,7 +228,9 @@ class SparkSpout(Spout):
             if lost:
                 self._stop_query()
             self._query = None
-            if not isinstance(error, StormDagsterError) and spark_session.is_session_loss(error, self._session):
+            if not isinstance(error, StormDagsterError) and spark_session.is_session_loss(
+                error, self._session
+            ):
                 spark_session.drop_worker_session(self._conf, self._session, self._code)
             self._retry_at = now + (_MOST_PAUSE_SECS if lost else self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
@@ -241,13 +249,19 @@ class SparkSpout(Spout):
                 self._pause = 1.0
                 self._errors.clear()
                 if not self._emits:
-                    self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
+                    self._bound().count_batch(
+                        int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6)
+                    )
 
     def _typed(self, error: Exception) -> StormDagsterError:
-        return spark_session.query_error(error, self._what, self.checkpoint, self._version, self._session)
+        return spark_session.query_error(
+            error, self._what, self.checkpoint, self._version, self._session
+        )
 
     def _start_query(self) -> Any:
-        session = self._session = spark_session.worker_session(self._conf, self._archive, self._code)
+        session = self._session = spark_session.worker_session(
+            self._conf, self._archive, self._code
+        )
         # Asked now: a session that is lost answers no more.
         self._version = session.version
         running = [query for query in session.streams.active if query.name == self._query_name]
@@ -269,7 +283,9 @@ class SparkSpout(Spout):
             self._halting = False
             return None
         writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
-        return spark_session.again_if_slow(lambda: self._run(writer.trigger(processingTime=self.trigger)))
+        return spark_session.again_if_slow(
+            lambda: self._run(writer.trigger(processingTime=self.trigger))
+        )
 
     def _frame(self, session: Any) -> Any:
         frame = self._function(session, **self.source_args)
@@ -293,9 +309,13 @@ class SparkSpout(Spout):
                 f"add {missing} to the DataFrame or remove them from outputs"
             )
         chain = self._conf.get(CHAIN_KEY)
-        tables = chain and make_chain({**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS)
+        tables = chain and make_chain(
+            {**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS
+        )
         to = endpoint.host, endpoint.port, endpoint.secret
-        return frame.writeStream.foreachBatch(make_deliver(*to, self.columns, self.chunk_rows, tables=tables))
+        return frame.writeStream.foreachBatch(
+            make_deliver(*to, self.columns, self.chunk_rows, tables=tables)
+        )
 
     def _archive_to_ship(self) -> bytes:
         """The topology's archive for functions of batches; empty for a classic session, which calls them in this process."""

@@ -93,7 +93,10 @@ class SparkBolt(Bolt):
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and run the batch when it is full or old enough."""
         if tup.stream.startswith(FUSED):
-            self._fail([tup], Unavailable(f"{self._where}: a tuple is not for {self.function}: {OTHER_WAY}"))
+            self._fail(
+                [tup],
+                Unavailable(f"{self._where}: a tuple is not for {self.function}: {OTHER_WAY}"),
+            )
             return
         if not self._waiting:
             self._since = time.monotonic()
@@ -176,9 +179,13 @@ class SparkBolt(Bolt):
         args = self.function_args
         if self._takes_context:
             values = repr([tup.values for tup in part])
-            self._context.batch_id = hashlib.blake2b(values.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+            self._context.batch_id = hashlib.blake2b(
+                values.encode(errors="surrogatepass"), digest_size=16
+            ).hexdigest()
             args = {"context": self._context, **args}
-        rows = self._rows(self._function(session.createDataFrame(table, self._types(session)), **args))
+        rows = self._rows(
+            self._function(session.createDataFrame(table, self._types(session)), **args)
+        )
         # One joint anchor: each row belongs to all tuples of the part.
         anchors = [self._bound().joint(part)] if rows else []
         for values in rows:
@@ -234,10 +241,14 @@ class SparkBolt(Bolt):
     def _table(self, batch: list[Tuple]) -> "pa.Table":
         import pyarrow
 
-        columns, *others = map(self._column_names, {(tup.component, tup.stream): tup for tup in batch}.values())
+        columns, *others = map(
+            self._column_names, {(tup.component, tup.stream): tup for tup in batch}.values()
+        )
         if any(other != columns for other in others):
             fields = " and ".join(map(str, [columns, *others]))
-            raise _WrongResult(f"{self._where}: {self.function} reads the fields {fields}: name its columns in schema")
+            raise _WrongResult(
+                f"{self._where}: {self.function} reads the fields {fields}: name its columns in schema"
+            )
         try:
             values = list(zip(*(tup.values for tup in batch), strict=True))
         except ValueError:

@@ -81,7 +81,9 @@ def make_deliver(
                     link.setsockopt(socket_.IPPROTO_TCP, socket_.TCP_NODELAY, 1)
                 connection.send_bytes(hello)
                 if not connection.poll(60):
-                    raise TimeoutError("the worker of this SparkSpout does not answer; the batch will be repeated")
+                    raise TimeoutError(
+                        "the worker of this SparkSpout does not answer; the batch will be repeated"
+                    )
                 return json_.loads(connection.recv_bytes(65536))
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 # Others that connect all the time took its place before it was known.
@@ -93,13 +95,19 @@ def make_deliver(
 
         try:
             others = join((host, port))
-            found = tables(frame, batch_id) if tables else [("default", frame.select(*columns).toArrow())]
+            found = (
+                tables(frame, batch_id)
+                if tables
+                else [("default", frame.select(*columns).toArrow())]
+            )
             for other in others if any(table.num_rows for _, table in found) else ():
                 try:
                     join((str(other[0]), int(other[1])))
                 except (OSError, EOFError, WrongSecret) as error:
                     # It moved, or does not know this run yet: the others get the rows.
-                    logging_.getLogger("storm_dagster.spark").info("%s takes no rows: %s", other, error)
+                    logging_.getLogger("storm_dagster.spark").info(
+                        "%s takes no rows: %s", other, error
+                    )
             waiting = []
             for stream, table in found[::-1]:
                 size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
@@ -110,7 +118,10 @@ def make_deliver(
                 while waiting and ready:
                     part = waiting.pop()
                     if part.nbytes > chunk_bytes and part.num_rows > 1:
-                        waiting += [part.slice(part.num_rows // 2), part.slice(0, part.num_rows // 2)]
+                        waiting += [
+                            part.slice(part.num_rows // 2),
+                            part.slice(0, part.num_rows // 2),
+                        ]
                         continue
                     part = part.combine_chunks()
                     sink = arrow.BufferOutputStream()
@@ -149,12 +160,16 @@ def make_deliver(
             ready_now: list[Any] = wait(busy, 5)
             answers = [(connection, connection.recv_bytes(16)) for connection in ready_now]
             if any(answer not in (wanted, b"wait") for _, answer in answers):
-                raise RuntimeError("a worker of this SparkSpout gave the batch up; it will be repeated")
+                raise RuntimeError(
+                    "a worker of this SparkSpout gave the batch up; it will be repeated"
+                )
             now = time_.monotonic()
             last_answer.update((connection, now) for connection, _ in answers)
             # A live worker sends a keepalive every two seconds.
             if now - min(last_answer.values()) > 60:
-                raise TimeoutError("a worker of this SparkSpout has been silent for 60 s; the batch will be repeated")
+                raise TimeoutError(
+                    "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
+                )
             found = [connection for connection, answer in answers if answer == wanted]
             if found:
                 return found
@@ -204,7 +219,9 @@ class BatchEndpoint:
         self._serial = 0
         self._closed = False
         self.batches_done: int = 0
-        self._thread = threading.Thread(target=self._accept, name=f"spark-batches-{self.port}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._accept, name=f"spark-batches-{self.port}", daemon=True
+        )
         self._thread.start()
 
     def take(self) -> tuple[str, str, list[Any]] | None:
@@ -222,13 +239,20 @@ class BatchEndpoint:
     def ack(self, row_id: str) -> None:
         """Ack a row. Rows of a canceled batch are ignored."""
         with self._condition:
-            if self._batch is not None and self._batch.pending.pop(row_id, None) is not None and self._batch.complete:
+            if (
+                self._batch is not None
+                and self._batch.pending.pop(row_id, None) is not None
+                and self._batch.complete
+            ):
                 self._condition.notify_all()
 
     def fail(self, row_id: str) -> None:
         """Queue a failed row again."""
         with self._condition:
-            if self._batch is not None and (row := self._batch.pending.pop(row_id, None)) is not None:
+            if (
+                self._batch is not None
+                and (row := self._batch.pending.pop(row_id, None)) is not None
+            ):
                 self._batch.rows.append((row_id, *row))
 
     def close(self) -> None:
@@ -261,7 +285,9 @@ class BatchEndpoint:
                 oldest = next(iter(self._unknown))
             if len(self._unknown) > _MOST_UNKNOWN:
                 self._hang_up(oldest)
-            threading.Thread(target=self._serve, args=(connection,), name="spark-batch", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="spark-batch", daemon=True
+            ).start()
 
     def _hang_up(self, connection: Connection) -> None:
         """End a connection that has proved nothing yet; its thread is waiting for it."""
@@ -299,7 +325,10 @@ class BatchEndpoint:
             self.batches_done += 1
             _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
         except (OSError, EOFError, ValueError, AuthenticationError, _BatchCanceled) as error:
-            _log.warning("a connection of Spark ended before its batch was acked: %s", error or type(error).__name__)
+            _log.warning(
+                "a connection of Spark ended before its batch was acked: %s",
+                error or type(error).__name__,
+            )
         finally:
             patience.cancel()
             with self._condition:

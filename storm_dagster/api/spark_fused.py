@@ -25,7 +25,9 @@ class FusedBolt(Bolt):
         elif tup.stream.startswith(FUSED):
             self.emit(list(tup.values))
         else:
-            raise Unavailable(f"component {self.context.component!r} cannot take a tuple: {OTHER_WAY}")
+            raise Unavailable(
+                f"component {self.context.component!r} cannot take a tuple: {OTHER_WAY}"
+            )
 
 
 def make_loader(archive: bytes) -> Callable[[str], Any]:
@@ -45,7 +47,9 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
 
         if archive and not loaded:
             # It lives as long as the process; Spark kills that, and removes its own folders.
-            folder = next(filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None)
+            folder = next(
+                filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None
+            )
             file: Any = tempfile.NamedTemporaryFile(suffix=".zip", dir=folder)  # noqa: SIM115
             loaded[""] = file
             file.write(archive)
@@ -59,7 +63,9 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
     return load
 
 
-def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callable[[Any, int], list[tuple[str, Any]]]:
+def make_chain(
+    chain: Mapping[str, Any], archive: bytes, counts: str
+) -> Callable[[Any, int], list[tuple[str, Any]]]:
     """Create the function that runs the bolts of a chain on a micro-batch: ``chain`` is the worker's (``model.fusion``).
 
     It returns the Arrow tables that go to the worker, with their streams: rows that components outside read, and for each
@@ -126,7 +132,12 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
                     )
                 structs[part["name"]] = types
             given = given.toDF(*types.names)
-            return given.select(*[functions.col(f"`{one.name}`").cast(one.dataType).alias(one.name) for one in types])
+            return given.select(
+                *[
+                    functions.col(f"`{one.name}`").cast(one.dataType).alias(one.name)
+                    for one in types
+                ]
+            )
 
         def apply(part: Mapping[str, Any]) -> None:
             """Run a bolt's function, and note its result."""
@@ -147,7 +158,12 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
                         "or None"
                     )
                 checked.add(part["name"])
-            add(part["name"], result.select(*part["outputs"]), part["stream"], counted=part["counted"])
+            add(
+                part["name"],
+                result.select(*part["outputs"]),
+                part["stream"],
+                counted=part["counted"],
+            )
 
         began, nanos = time.perf_counter_ns(), dict[str, int]()
         try:
@@ -175,7 +191,9 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
 
         for part in parts:
             name = part["name"]
-            executed = {f"{source}:default": rows[source] for source in part["sources"] if source in rows}
+            executed = {
+                f"{source}:default": rows[source] for source in part["sources"] if source in rows
+            }
             emitted = 0 if part["stream"] else rows.get(name, 0)
             tell(counts + name, executed=executed, emitted=emitted, nanos=nanos[name])
         if not chain["emits"]:

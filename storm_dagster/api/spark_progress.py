@@ -113,13 +113,19 @@ def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict
         # Before its first row Spark's watermark is 1970.
         if secs > 0:
             found["watermark_secs"] = secs
-            found["watermark_lag_secs"] = round((time.time() if now_secs is None else now_secs) - secs, 3)
+            found["watermark_lag_secs"] = round(
+                (time.time() if now_secs is None else now_secs) - secs, 3
+            )
     return found
 
 
 def _sum(parts: list[Mapping[str, Any]], name: str) -> float:
     # A batch that took no time has an infinite rate.
-    return sum(value for part in parts if isinstance(value := part.get(name), int | float) and isfinite(value))
+    return sum(
+        value
+        for part in parts
+        if isinstance(value := part.get(name), int | float) and isfinite(value)
+    )
 
 
 def _lag(source: Mapping[str, Any]) -> float | None:

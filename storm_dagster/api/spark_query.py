@@ -47,9 +47,13 @@ class SparkQuery(SparkSpout):
         sinks = {"table": table, "path": path, "each_batch": each_batch}
         given = [name for name, value in sinks.items() if value]
         if len(given) > 1:
-            raise InvalidTopology(f"{query} has the sinks {' and '.join(given)}: name one, or one query for each")
+            raise InvalidTopology(
+                f"{query} has the sinks {' and '.join(given)}: name one, or one query for each"
+            )
         if output_mode not in _MODES:
-            raise InvalidTopology(f"{query} has output_mode {output_mode!r}: give one of {', '.join(_MODES)}")
+            raise InvalidTopology(
+                f"{query} has output_mode {output_mode!r}: give one of {', '.join(_MODES)}"
+            )
         self.table = table
         self.path = path
         self.format = format
@@ -95,7 +99,9 @@ class SparkQuery(SparkSpout):
         if self._emits:
             writer = super()._writer(frame)
         elif self.each_batch:
-            function = make_batch_function(self.each_batch, self.batch_args, self._archive_to_ship())
+            function = make_batch_function(
+                self.each_batch, self.batch_args, self._archive_to_ship()
+            )
             writer = frame.writeStream.foreachBatch(function)
         else:
             writer = frame.writeStream.format(self.format or "parquet")
@@ -107,7 +113,9 @@ class SparkQuery(SparkSpout):
         return writer.toTable(self.table) if self.table else writer.start()
 
 
-def make_batch_function(reference: str, args: Mapping[str, Any], archive: bytes) -> Callable[[Any, int], None]:
+def make_batch_function(
+    reference: str, args: Mapping[str, Any], archive: bytes
+) -> Callable[[Any, int], None]:
     """Create the ``foreachBatch`` function that calls ``module:function`` of the topology's archive."""
     load = make_loader(archive)
 

@@ -26,7 +26,12 @@ from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.futures import in_thread
 from storm_dagster.model.host import needs
-from storm_dagster.model.spark_remote import add_python_archive, query_session_id, remote_with_session, with_spark_token
+from storm_dagster.model.spark_remote import (
+    add_python_archive,
+    query_session_id,
+    remote_with_session,
+    with_spark_token,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +98,11 @@ def missing_connector(error: BaseException, version: str) -> str | None:
     if found is None:
         return None
     name = found[1]
-    package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" if name == "kafka" else "GROUP:ARTIFACT:VERSION"
+    package = (
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
+        if name == "kafka"
+        else "GROUP:ARTIFACT:VERSION"
+    )
     return (
         f"Spark has no data source {name!r}: add its connector where Spark starts, spark.jars.packages: {package} "
         "(in storm.yaml for the embedded server, in topology.spark.conf with spark.master, spark-submit --packages for a "
@@ -106,7 +115,9 @@ def is_taken(error: BaseException) -> bool:
     return _TAKEN.search(str(error)) is not None
 
 
-def query_error(error: Exception, what: str, checkpoint: str, version: str, session: Any = None) -> StormDagsterError:
+def query_error(
+    error: Exception, what: str, checkpoint: str, version: str, session: Any = None
+) -> StormDagsterError:
     """The error of a streaming query in one sentence with the remedy. ``what`` names component, task and function.
 
     :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another run has its checkpoint,
@@ -123,7 +134,9 @@ def query_error(error: Exception, what: str, checkpoint: str, version: str, sess
             f"{what}: no Python process of Spark's started within 10 s, so its host is too busy ({cause})"
         )
     if "STREAM_FAILED" not in text and is_session_loss(error, session):
-        return Unavailable(f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint")
+        return Unavailable(
+            f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint"
+        )
     if _CHANGED.search(text):
         return InvalidTopology(
             f"{what} cannot continue from checkpoint {checkpoint} ({cause}): undo the change of its sources, grouping or "
@@ -133,16 +146,27 @@ def query_error(error: Exception, what: str, checkpoint: str, version: str, sess
         return Conflict(
             f"{what}: another run of the query uses checkpoint {checkpoint}: give each a checkpoint of its own"
         )
-    if type(error).__name__ in ("AnalysisException", "ParseException") or "STREAM_FAILED" not in text:
-        return InvalidTopology(f"{what}: Spark refuses the query or its sink ({cause}): correct it; it is tried again")
-    return Unavailable(f"{what}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds")
+    if (
+        type(error).__name__ in ("AnalysisException", "ParseException")
+        or "STREAM_FAILED" not in text
+    ):
+        return InvalidTopology(
+            f"{what}: Spark refuses the query or its sink ({cause}): correct it; it is tried again"
+        )
+    return Unavailable(
+        f"{what}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
+    )
 
 
 def _innermost(error: BaseException) -> str:
     """The line that says what happened: of a Python traceback the one below its last frame, else the first."""
     lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines() or [""]
     frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
-    below = [line for line in lines[frames[-1] :] if line.strip() and not line[0].isspace()] if frames else lines
+    below = (
+        [line for line in lines[frames[-1] :] if line.strip() and not line[0].isspace()]
+        if frames
+        else lines
+    )
     return f"{type(error).__name__}: {(below or lines)[0]:.500}"
 
 
@@ -167,7 +191,9 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def worker_session(conf: Mapping[str, Any], archive: Path | None = None, code: str = "") -> "SparkSession":
+def worker_session(
+    conf: Mapping[str, Any], archive: Path | None = None, code: str = ""
+) -> "SparkSession":
     """The session of this process for that conf, created at first use; :class:`Unavailable` if Spark is not reachable.
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the topology's code, all
@@ -248,7 +274,9 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
     named = ";session_id=" in url
     # The owner of a query asks for its last reports every second, a hundred unless this is set.
     extra = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
-    extra |= {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}
+    extra |= {
+        str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()
+    }
     # Inherited from a parent process, this would override the conf.
     os.environ.pop("SPARK_REMOTE", None)
     try:
@@ -257,14 +285,19 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
             for number in itertools.count():
                 try:
                     return _attach(
-                        url, query_session_id(code, number) if code else str(uuid.uuid4()), extra, not (code or named)
+                        url,
+                        query_session_id(code, number) if code else str(uuid.uuid4()),
+                        extra,
+                        not (code or named),
                     )
                 except Exception as error:
                     if not code or named or "SESSION_CLOSED" not in str(error):
                         raise
         # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
-        builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
+        builder = SparkSession.builder.master(url).appName(
+            str(conf.get("topology.name") or "topology")
+        )
         return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
     except Exception as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -316,6 +349,8 @@ def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
         # A local Spark compares it with its own copy at each job: it stays in the folder that goes with the driver.
         remote = target[0] == "remote"
-        copy = Path(folder if remote else Path(SparkFiles.getRootDirectory()).parent) / "topology.zip"
+        copy = (
+            Path(folder if remote else Path(SparkFiles.getRootDirectory()).parent) / "topology.zip"
+        )
         shutil.copyfile(archive, copy)
         add_python_archive(session, copy) if remote else session.sparkContext.addPyFile(str(copy))

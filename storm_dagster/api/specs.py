@@ -21,16 +21,23 @@ class Stream:
     __slots__ = ("direct", "fields", "name", "types")
 
     def __init__(
-        self, fields: Iterable[str] | Mapping[str, Any] = (), name: str = topology.DEFAULT_STREAM, direct: bool = False
+        self,
+        fields: Iterable[str] | Mapping[str, Any] = (),
+        name: str = topology.DEFAULT_STREAM,
+        direct: bool = False,
     ) -> None:
         """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``, ``bytes``,
         ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
         they are emitted."""
         if isinstance(fields, str):
-            raise InvalidTopology(f"stream {name!r}: fields must be a list of names, got the string {fields!r}")
+            raise InvalidTopology(
+                f"stream {name!r}: fields must be a list of names, got the string {fields!r}"
+            )
         self.fields: tuple[str, ...] = tuple(fields)
         self.types: tuple[str, ...] | tuple[()] = (
-            tuple(_type_name(kind, name) for kind in fields.values()) if isinstance(fields, Mapping) else ()
+            tuple(_type_name(kind, name) for kind in fields.values())
+            if isinstance(fields, Mapping)
+            else ()
         )
         self.name: str = name
         self.direct: bool = bool(direct)
@@ -38,7 +45,9 @@ class Stream:
         if wrong:
             raise InvalidTopology(f"stream {name!r}: field {wrong[0]!r} must be a non-empty string")
         if len(set(self.fields)) != len(self.fields):
-            raise InvalidTopology(f"stream {name!r} declares a field twice: {', '.join(self.fields)}")
+            raise InvalidTopology(
+                f"stream {name!r} declares a field twice: {', '.join(self.fields)}"
+            )
         check_stream_id(name)
 
     def __repr__(self) -> str:
@@ -50,7 +59,9 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topolog
     if outputs is None:
         return {}
     if isinstance(outputs, str):
-        raise InvalidTopology(f"{owner}: outputs must be a list of names or streams, got the string {outputs!r}")
+        raise InvalidTopology(
+            f"{owner}: outputs must be a list of names or streams, got the string {outputs!r}"
+        )
     given: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
     streams = [item for item in given if isinstance(item, Stream)]
     if given and not streams:
@@ -60,8 +71,12 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topolog
     found: dict[str, topology.StreamSpec] = {}
     for stream in streams:
         if stream.name in found:
-            raise InvalidTopology(f"{owner} declares stream {stream.name!r} twice: give each its own name")
-        found[stream.name] = topology.StreamSpec(fields=stream.fields, direct=stream.direct, types=stream.types)
+            raise InvalidTopology(
+                f"{owner} declares stream {stream.name!r} twice: give each its own name"
+            )
+        found[stream.name] = topology.StreamSpec(
+            fields=stream.fields, direct=stream.direct, types=stream.types
+        )
     return found
 
 
@@ -132,7 +147,9 @@ class Spec:
         """
         owner = f"{self.kind} {self.name!r}"
         if isinstance(self.par, bool) or not isinstance(self.par, int) or self.par < 1:
-            raise InvalidTopology(f"{owner}: par must be an integer of at least 1, got {self.par!r}")
+            raise InvalidTopology(
+                f"{owner}: par must be an integer of at least 1, got {self.par!r}"
+            )
         return topology.ComponentSpec(
             object=self._object(owner),
             parallelism=self.par,
@@ -147,7 +164,9 @@ class Spec:
         args = _json_map(self._args, f"{owner}: args")
         if hasattr(self._code, "_check_arguments"):
             self._code._check_arguments(owner, args, self.par, self.outputs)
-        return topology.ComponentObject(python=code_name(self._code, f"the class of {owner}"), args=args)
+        return topology.ComponentObject(
+            python=code_name(self._code, f"the class of {owner}"), args=args
+        )
 
     def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[topology.InputSpec]:
         given = self.inputs
@@ -168,11 +187,15 @@ class Spec:
             if isinstance(source, Spec):
                 component = names.get(id(source))
                 if component is None:
-                    raise InvalidTopology(f"{owner} reads from {source!r}, which is not part of this topology")
+                    raise InvalidTopology(
+                        f"{owner} reads from {source!r}, which is not part of this topology"
+                    )
             elif isinstance(source, str):
                 component = source
             else:
-                raise InvalidTopology(f"{owner}: input {source!r:.60} is not a spec, stream or component id")
+                raise InvalidTopology(
+                    f"{owner}: input {source!r:.60} is not a spec, stream or component id"
+                )
             if not isinstance(grouping, GroupingSpec):
                 raise InvalidTopology(
                     f"{owner}: the grouping of input {component!r} must be a Grouping, got {grouping!r:.60}"

@@ -108,7 +108,12 @@ class ReliableSpout(Spout):
         self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
         sent = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
         # The spout may use its own lists again.
-        self.unacked_tuples[tup_id] = ([copy_value(value) for value in tup], stream, direct_task, need_task_ids)
+        self.unacked_tuples[tup_id] = (
+            [copy_value(value) for value in tup],
+            stream,
+            direct_task,
+            need_task_ids,
+        )
         return sent
 
     def ack(self, tup_id: Any) -> None:
@@ -135,4 +140,6 @@ class ReliableSpout(Spout):
             self.give_up(tup_id, *saved[:3])
             return
         tup, stream, direct_task, need_task_ids = saved
-        self.emit(tup, tup_id=tup_id, stream=stream, direct_task=direct_task, need_task_ids=need_task_ids)
+        self.emit(
+            tup, tup_id=tup_id, stream=stream, direct_task=direct_task, need_task_ids=need_task_ids
+        )

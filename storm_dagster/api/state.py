@@ -61,7 +61,9 @@ class TaskState:
         self._owns = owns
         self._lock = threading.RLock()
         try:
-            self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, timeout=10.0, isolation_level=None, check_same_thread=False
+            )
             self._db.execute("PRAGMA journal_mode=WAL")
             # In WAL mode NORMAL survives the death of the process; `sync` of save() adds a power cut.
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -73,7 +75,11 @@ class TaskState:
 
     @staticmethod
     def open(
-        folder: Path, topology: str, component: str, task: int, owns: Callable[[], bool] | None = None
+        folder: Path,
+        topology: str,
+        component: str,
+        task: int,
+        owns: Callable[[], bool] | None = None,
     ) -> "TaskState":
         """Open the store of one task; ``owns()``: whether this process may still write."""
         safe = quote(component, safe="").replace(".", "%2E") or "%00"
@@ -100,7 +106,8 @@ class TaskState:
         """All (key, value) pairs whose key starts with ``prefix``, by key."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT key, value FROM state WHERE substr(key, 1, ?) = ? ORDER BY key", (len(prefix), prefix)
+                "SELECT key, value FROM state WHERE substr(key, 1, ?) = ? ORDER BY key",
+                (len(prefix), prefix),
             ).fetchall()
         for key, value in rows:
             yield key, _decode(value)
@@ -112,7 +119,10 @@ class TaskState:
     def applied(self, id: object) -> bool:
         """Whether the id was saved as applied."""
         with self._lock:
-            return self._db.execute("SELECT 1 FROM applied WHERE id = ?", (str(id),)).fetchone() is not None
+            return (
+                self._db.execute("SELECT 1 FROM applied WHERE id = ?", (str(id),)).fetchone()
+                is not None
+            )
 
     def applied_ids(self) -> set[str]:
         """All applied ids, as strings."""
@@ -142,8 +152,12 @@ class TaskState:
                     "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                     [(key, _encode(key, value)) for key, value in (values or {}).items()],
                 )
-                self._db.executemany("INSERT OR IGNORE INTO applied VALUES (?)", [(str(id),) for id in applied])
-                self._db.executemany("DELETE FROM applied WHERE id = ?", [(str(id),) for id in forget])
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO applied VALUES (?)", [(str(id),) for id in applied]
+                )
+                self._db.executemany(
+                    "DELETE FROM applied WHERE id = ?", [(str(id),) for id in forget]
+                )
                 if self._owns is not None and not self._owns():
                     raise Unavailable(
                         "the worker's lease ended, its tasks may run elsewhere by now: the state was not saved"

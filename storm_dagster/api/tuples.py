@@ -21,7 +21,11 @@ class Values(list[Any]):
     @classmethod
     def of_stream(cls, fields: Sequence[str]) -> "type[Values]":
         """The class for the values of a stream. A field hides a method of lists (``count``)."""
-        names = {name: property(itemgetter(at)) for at, name in enumerate(fields) if not name.startswith("_")}
+        names = {
+            name: property(itemgetter(at))
+            for at, name in enumerate(fields)
+            if not name.startswith("_")
+        }
         return type("Values", (cls,), {"__slots__": (), "_fields": tuple(fields), **names})
 
     def __hash__(self) -> int:  # type: ignore[override]

@@ -22,7 +22,9 @@ def _count_or_ms(what: str, count: int | None, secs: float | None) -> tuple[str,
         raise InvalidTopology(f"{what} is a number of tuples or a time: give one of the two")
     given = count if count is not None else round((secs or 0) * 1000)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise InvalidTopology(f"{what} must be at least one tuple or one millisecond, got {count or secs!r}")
+        raise InvalidTopology(
+            f"{what} must be at least one tuple or one millisecond, got {count or secs!r}"
+        )
     return ("count" if count is not None else "duration.ms"), given
 
 
@@ -42,7 +44,12 @@ class Window:
     def tumbling(*, count: int | None = None, secs: float | None = None) -> Window:
         """Consecutive windows: every tuple is in exactly one."""
         unit, length = _count_or_ms("the length of a tumbling window", count, secs)
-        return Window({f"{_PREFIX}window.length.{unit}": length, f"{_PREFIX}window.sliding.interval.{unit}": length})
+        return Window(
+            {
+                f"{_PREFIX}window.length.{unit}": length,
+                f"{_PREFIX}window.sliding.interval.{unit}": length,
+            }
+        )
 
     @staticmethod
     def sliding(
@@ -131,11 +138,16 @@ class WindowedBolt(GatheringBolt):
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """The window in conf keys, which a spec's ``config`` may override."""
         config: dict[str, Any] = dict(cls.window.conf) if cls.window is not None else {}
-        times = {"watermark.event.interval.ms": cls.watermark_secs, "watermark.idle.timeout.ms": cls.idle_secs}
+        times = {
+            "watermark.event.interval.ms": cls.watermark_secs,
+            "watermark.idle.timeout.ms": cls.idle_secs,
+        }
         if cls.timestamp_field is not None:
             config[f"{_PREFIX}tuple.timestamp.field.name"] = cls.timestamp_field
             times["tuple.timestamp.max.lag.ms"] = cls.lag_secs
-        config.update({_PREFIX + key: round(secs * 1000) for key, secs in times.items() if secs is not None})
+        config.update(
+            {_PREFIX + key: round(secs * 1000) for key, secs in times.items() if secs is not None}
+        )
         if cls.late_stream is not None:
             config[f"{_PREFIX}late.tuple.stream"] = cls.late_stream
         return config
@@ -153,7 +165,9 @@ class WindowedBolt(GatheringBolt):
     ) -> Spec:
         """As :meth:`Component.spec`; ``window`` lies over the class's own. The late stream is declared."""
         if window is not None:
-            lengths = [key for key in cls.component_config({}) if key.startswith(f"{_PREFIX}window.")]
+            lengths = [
+                key for key in cls.component_config({}) if key.startswith(f"{_PREFIX}window.")
+            ]
             config = {**dict.fromkeys(lengths), **window.conf, **(config or {})}
             if window.key is not None:
                 config[f"{_PREFIX}window.session.key"] = window.key
@@ -164,7 +178,9 @@ class WindowedBolt(GatheringBolt):
         late = made.config.get(f"{_PREFIX}late.tuple.stream")
         if late is not None:
             given: Any = made.outputs or ()
-            streams = list(given) if all(isinstance(item, Stream) for item in given) else [Stream(given)]
+            streams = (
+                list(given) if all(isinstance(item, Stream) for item in given) else [Stream(given)]
+            )
             made.outputs = [*streams, Stream(LATE_FIELDS, name=late)]
         return made
 

@@ -13,7 +13,13 @@ from urllib.parse import quote
 import httpx
 
 from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
-from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import (
+    Corrupt,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import SILENT_SECS, Security
 
@@ -62,7 +68,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
         """Store at the leader; acknowledged only after the minimum replication."""
         check_blob_key(key)
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
@@ -70,7 +78,10 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
             for chunk in chunked(chunks):
                 digest.update(chunk)
                 spool.write(chunk)
-            about = {"X-Content-SHA256": expected_sha256 or digest.hexdigest(), "Content-Length": str(spool.tell())}
+            about = {
+                "X-Content-SHA256": expected_sha256 or digest.hexdigest(),
+                "Content-Length": str(spool.tell()),
+            }
             terms = self._terms(**about)
 
             def send(base: str) -> httpx.Response:
@@ -85,7 +96,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         try:
             response = self._repeat(
                 f"storing blob {key!r}",
-                lambda base: self._http.put(_url(base, key), params={"sha256": sha256}, content=b"", **terms),
+                lambda base: self._http.put(
+                    _url(base, key), params={"sha256": sha256}, content=b"", **terms
+                ),
                 key=key,
             )
         except KeyNotFound:
@@ -127,8 +140,12 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
 
     def meta(self, key: str) -> BlobMeta:
         check_blob_key(key)
-        response = self._repeat(f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key)
-        return BlobMeta(key, int(response.headers["Content-Length"]), response.headers["X-Content-SHA256"])
+        response = self._repeat(
+            f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key
+        )
+        return BlobMeta(
+            key, int(response.headers["Content-Length"]), response.headers["X-Content-SHA256"]
+        )
 
     def exists(self, key: str) -> bool:
         try:
@@ -140,7 +157,11 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def delete(self, key: str) -> None:
         check_blob_key(key)
         terms = self._terms()
-        self._repeat(f"deleting blob {key!r}", lambda base: self._http.delete(_url(base, key), **terms), key=key)
+        self._repeat(
+            f"deleting blob {key!r}",
+            lambda base: self._http.delete(_url(base, key), **terms),
+            key=key,
+        )
 
     def keys(self, prefix: str = "") -> list[str]:
         return [meta.key for meta in self.list(prefix)]
@@ -148,7 +169,8 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def list(self, prefix: str = "") -> list[BlobMeta]:
         """Descriptions of all blobs at the leader whose key starts with ``prefix``."""
         response = self._repeat(
-            "listing blobs", lambda base: self._http.get(f"{base}/v1/blobs", params={"prefix": prefix})
+            "listing blobs",
+            lambda base: self._http.get(f"{base}/v1/blobs", params={"prefix": prefix}),
         )
         return [_meta_of(document) for document in response.json()["blobs"]]
 
@@ -159,7 +181,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
             "Min-Replication": self.min_replication,
             "Allow-Degraded": "true" if self.allow_degraded else None,
         }
-        terms = {f"X-Storm-{name}": str(value) for name, value in wanted.items() if value is not None}
+        terms = {
+            f"X-Storm-{name}": str(value) for name, value in wanted.items() if value is not None
+        }
         timeout = httpx.Timeout(_WRITE_SECS, connect=self._http.timeout.connect)
         return {"headers": {**about, **terms}, "timeout": timeout}
 
@@ -171,7 +195,11 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         pause = _FIRST_PAUSE
         while True:
             try:
-                response = request((self.leader_url() if callable(self.leader_url) else self.leader_url).rstrip("/"))
+                response = request(
+                    (self.leader_url() if callable(self.leader_url) else self.leader_url).rstrip(
+                        "/"
+                    )
+                )
                 if response.is_success:
                     return response
                 failure = response_error(response, key)
@@ -208,7 +236,9 @@ def response_error(response: httpx.Response, key: str | None = None) -> StormDag
     if response.request.method == "HEAD":  # an answer without a body: only the status speaks
         if response.status_code == 404 and key is not None:
             return no_such_blob(key, str(response.url.copy_with(path="/", query=None)))
-        return Unavailable(f"the nimbus at {response.url.host} answered {response.status_code}: try again")
+        return Unavailable(
+            f"the nimbus at {response.url.host} answered {response.status_code}: try again"
+        )
     try:
         return error_from_document(response.json())
     except ValueError:

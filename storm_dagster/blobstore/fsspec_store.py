@@ -45,7 +45,9 @@ class FsspecBlobStore:
         try:
             fs, root = fsspec.core.url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
-            raise InvalidRequest(f"blobstore.dir {url!r} cannot be opened ({error}): check the URL") from error
+            raise InvalidRequest(
+                f"blobstore.dir {url!r} cannot be opened ({error}): check the URL"
+            ) from error
         self._fs: Any = fs
         self._root = str(root).rstrip("/")
         with self._remote("preparing"):
@@ -55,7 +57,9 @@ class FsspecBlobStore:
     def __repr__(self) -> str:
         return f"FsspecBlobStore({self.url!r})"
 
-    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
         """Create or replace ``key``; the key's document is written last."""
         path = self._key_path(key)
         digest = hashlib.sha256()
@@ -142,7 +146,9 @@ class FsspecBlobStore:
             except FileNotFoundError:
                 raise self._content_lost(meta) from None
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
-            raise Corrupt(f"blob {key!r} at {self.url} no longer has its hash {meta.sha256}: store it again")
+            raise Corrupt(
+                f"blob {key!r} at {self.url} no longer has its hash {meta.sha256}: store it again"
+            )
         return raw
 
     def delete(self, key: str) -> None:
@@ -166,8 +172,16 @@ class FsspecBlobStore:
         """Remove temporary files, and contents without a key, that are older than that; returns their number."""
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
-            doomed = [path for name in self._names("tmp") if self._written(path := self._path("tmp", name)) <= horizon]
-            aged = {name for name in self._names("objects") if self._written(self._path("objects", name)) <= horizon}
+            doomed = [
+                path
+                for name in self._names("tmp")
+                if self._written(path := self._path("tmp", name)) <= horizon
+            ]
+            aged = {
+                name
+                for name in self._names("objects")
+                if self._written(self._path("objects", name)) <= horizon
+            }
             condemned = set(self._names("condemned"))
         if aged or condemned:
             # The keys are read after the contents: what is named meanwhile is kept.
@@ -191,7 +205,9 @@ class FsspecBlobStore:
 
     def _usable(self, sha256: str) -> bool:
         """Whether the content is there to be named."""
-        return self._there(self._path("objects", sha256)) and not self._there(self._path("condemned", sha256))
+        return self._there(self._path("objects", sha256)) and not self._there(
+            self._path("condemned", sha256)
+        )
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -204,7 +220,11 @@ class FsspecBlobStore:
         except FileNotFoundError:
             # An object store has no folder without a file.
             return []
-        return [name for each in found if (name := str(each).rstrip("/").rpartition("/")[2]) and name != part]
+        return [
+            name
+            for each in found
+            if (name := str(each).rstrip("/").rpartition("/")[2]) and name != part
+        ]
 
     def _there(self, path: str) -> bool:
         self._fs.invalidate_cache()
@@ -236,7 +256,9 @@ class FsspecBlobStore:
             self._fs.pipe_file(path, raw)
 
     def _content_lost(self, meta: BlobMeta) -> Corrupt:
-        return Corrupt(f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again")
+        return Corrupt(
+            f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again"
+        )
 
     def _key_path(self, key: str) -> str:
         return self._path("keys", quote(check_blob_key(key), safe=""))

@@ -66,7 +66,9 @@ class LocalBlobStore:
 
     # writing
 
-    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
         """Create or replace ``key``; :class:`Unavailable` when the disk is full or gone. A failure leaves nothing."""
         check_blob_key(key)
         temporary, digest, size = self._temporary_path(), hashlib.sha256(), 0
@@ -85,7 +87,9 @@ class LocalBlobStore:
                 os.fsync(stream.fileno())
                 return self._commit(temporary, meta)
         finally:
-            with suppress(OSError):  # It was said already: closing writes once more what the disk has no room for.
+            with suppress(
+                OSError
+            ):  # It was said already: closing writes once more what the disk has no room for.
                 stream.close()
             temporary.unlink(missing_ok=True)
 
@@ -263,7 +267,9 @@ class LocalBlobStore:
         except FileNotFoundError:
             return None
         if meta is None:
-            raise Corrupt(f"{path} does not describe a blob: it was damaged; remove the file and store the blob again")
+            raise Corrupt(
+                f"{path} does not describe a blob: it was damaged; remove the file and store the blob again"
+            )
         return meta
 
     def _key_path(self, key: str) -> Path:

@@ -39,7 +39,11 @@ class BlobMeta:
         """What :meth:`key_file` gave; ``None`` for anything else."""
         try:
             document = json.loads(raw)
-            return BlobMeta(check_blob_key(document["key"]), int(document["size"]), check_sha256(document["sha256"]))
+            return BlobMeta(
+                check_blob_key(document["key"]),
+                int(document["size"]),
+                check_sha256(document["sha256"]),
+            )
         except (ValueError, KeyError, TypeError, InvalidRequest):
             return None
 
@@ -60,7 +64,9 @@ class BlobStore(Protocol):
     :func:`storm_dagster.model.names.check_blob_key`.
     """
 
-    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
         """Create or replace ``key`` atomically: readers see the old content until all of the new is stored.
 
         :class:`InvalidRequest` when the content's hash is not ``expected_sha256``; then nothing changes.
@@ -122,7 +128,9 @@ def no_such_blob(key: str, where: str) -> KeyNotFound:
 def check_sha256(value: object) -> str:
     """A SHA-256 in lower-case hex, else :class:`InvalidRequest`."""
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise InvalidRequest(f"{value!r:.80} is not a SHA-256 of 64 lower-case hex digits: send the archive's hash")
+        raise InvalidRequest(
+            f"{value!r:.80} is not a SHA-256 of 64 lower-case hex digits: send the archive's hash"
+        )
     return value
 
 

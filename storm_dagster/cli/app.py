@@ -82,7 +82,11 @@ class _LazyGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         module = importlib.import_module(f"storm_dagster.cli.{VERBS[cmd_name][0]}")
-        return next(each for each in vars(module).values() if isinstance(each, click.Command) and each.name == cmd_name)
+        return next(
+            each
+            for each in vars(module).values()
+            if isinstance(each, click.Command) and each.name == cmd_name
+        )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -140,6 +144,11 @@ def run() -> NoReturn:
     except Exception as error:
         # Daemons log from INFO up, client verbs only with --verbose.
         logging.getLogger(__name__).info("unexpected", exc_info=True)
-        _fail(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace", 1, as_json)
+        _fail(
+            type(error).__name__,
+            f"unexpected: {error!r}; run with --verbose for the trace",
+            1,
+            as_json,
+        )
     _flush()
     sys.exit(code if isinstance(code, int) else 0)

@@ -31,27 +31,46 @@ def _conf_file(path: Path) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise InvalidRequest(f"--conf-file {path} is not valid YAML: {yaml_problem(error)}") from None
+        raise InvalidRequest(
+            f"--conf-file {path} is not valid YAML: {yaml_problem(error)}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
     if not isinstance(loaded, dict | None):
-        raise InvalidRequest(f"{path}: the conf must be a map of keys to values, got {type(loaded).__name__}")
+        raise InvalidRequest(
+            f"{path}: the conf must be a map of keys to values, got {type(loaded).__name__}"
+        )
     return loaded or {}
 
 
 def _dry_run(
-    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, requirements: Path | None
+    invocation: Invocation,
+    target: str,
+    args: tuple[str, ...],
+    name: str | None,
+    requirements: Path | None,
 ) -> None:
     from storm_dagster.packaging.archive import bundle_target
 
-    with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder, Steps("dry run") as steps:
+    with (
+        tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder,
+        Steps("dry run") as steps,
+    ):
         steps.begin("describe and pack")
-        bundle = bundle_target(target, args, folder=Path(folder), home=invocation.home, requirements=requirements)
+        bundle = bundle_target(
+            target, args, folder=Path(folder), home=invocation.home, requirements=requirements
+        )
         steps.done("describe and pack")
     shown = check_topology_name(name or bundle.name)
     parts = bundle.topology.components()
-    components = [{"id": name, "type": kind, "parallelism": spec.parallelism} for name, kind, spec in parts]
-    archive = {"sha256": bundle.archive.sha256, "size": bundle.archive.size, "files": bundle.archive.files}
+    components = [
+        {"id": name, "type": kind, "parallelism": spec.parallelism} for name, kind, spec in parts
+    ]
+    archive = {
+        "sha256": bundle.archive.sha256,
+        "size": bundle.archive.size,
+        "files": bundle.archive.files,
+    }
     print_answer(
         invocation.json,
         {"name": shown, "dry_run": True, "components": components, "archive": archive},
@@ -68,7 +87,10 @@ def field_options(request: type[RequestModel], function: Any) -> Any:
         flag = next((each for each in info.metadata if isinstance(each, Flag)), None)
         if flag is None:
             continue
-        settings = rows[f"{flag.name} {field}"] = {"help": info.description, "metavar": flag.metavar}
+        settings = rows[f"{flag.name} {field}"] = {
+            "help": info.description,
+            "metavar": flag.metavar,
+        }
         if info.annotation is bool:
             settings["is_flag"] = True
         elif get_origin(info.annotation) is dict:
@@ -81,18 +103,26 @@ def field_options(request: type[RequestModel], function: Any) -> Any:
 
 def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
     """Take the options of code out of what was ``given``, as arguments of the client's functions. The conf is ``-c topology.*``, then the file, then ``--conf``."""
-    conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
+    conf = {
+        key: value for key, value in invocation.overrides.items() if key.startswith("topology.")
+    }
     file, pairs, requirements = (given.pop(name) for name in ("conf_file", "pairs", "requirements"))
     if file is not None:
         conf.update(_conf_file(Path(file)))
     conf.update(parse_assignments(pairs))
-    return {"conf": conf, "home": invocation.home, "requirements": Path(requirements) if requirements else None}
+    return {
+        "conf": conf,
+        "home": invocation.home,
+        "requirements": Path(requirements) if requirements else None,
+    }
 
 
 @verb("submit")
 @functools.partial(parameters, grammar()["shared"]["code"])
 @functools.partial(field_options, SubmitRequest)
-def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **given: Any) -> None:
+def submit(
+    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **given: Any
+) -> None:
     """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
 
     ARGS after -- go to a callable target.
@@ -104,7 +134,10 @@ def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str
         return
     from storm_dagster.client.submission import submit_target
 
-    with invocation.nimbus() as nimbus, Steps(f"submitting {target}", quiet=invocation.json) as steps:
+    with (
+        invocation.nimbus() as nimbus,
+        Steps(f"submitting {target}", quiet=invocation.json) as steps,
+    ):
 
         def on_step(step: str, state: str) -> None:
             steps.on_step(step, state)
@@ -112,7 +145,9 @@ def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str
             if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
                 steps.note(step, "waits for Spark, which dev is starting")
 
-        done = submit_target(nimbus, target, args, name=name, wait=invocation.wait, progress=on_step, **code, **given)
+        done = submit_target(
+            nimbus, target, args, name=name, wait=invocation.wait, progress=on_step, **code, **given
+        )
         if invocation.wait:
             steps.done("tasks", "all run")
     if invocation.json:
@@ -162,11 +197,18 @@ def command_of(row: Verb) -> click.Command:
     def call(invocation: Invocation, name: str, target: str | None = None, **given: Any) -> None:
         code = code_of(invocation, given) if row.brings_code else {}
         if row.brings_code and target is None and (code["conf"] or code["requirements"]):
-            raise InvalidRequest("--conf, --conf-file and --requirements belong to new code: give TARGET")
+            raise InvalidRequest(
+                "--conf, --conf-file and --requirements belong to new code: give TARGET"
+            )
         given["executors"] = _executors(given.pop("executors", ()))
         given |= {"wait": invocation.wait, "dry_run": invocation.dry_run, **code}
-        with invocation.nimbus() as nimbus, Steps(f"{row.name} {name}", quiet=invocation.json) as steps:
-            done = change_topology(nimbus, name, target, verb=row.name, progress=steps.on_step, **given)
+        with (
+            invocation.nimbus() as nimbus,
+            Steps(f"{row.name} {name}", quiet=invocation.json) as steps,
+        ):
+            done = change_topology(
+                nimbus, name, target, verb=row.name, progress=steps.on_step, **given
+            )
         _print(invocation, done)
 
     call.__doc__ = row.summary.replace("a topology", "topology NAME", 1)
@@ -199,7 +241,9 @@ def _print(invocation: Invocation, done: Change) -> None:
         _print_plan(done.planned.get("plan"))
         return
     run = f" (run {done.run_id})" if done.run_id else ""
-    click.echo(f"{done.id or done.name} is {done.status or 'being changed'}{run}, {done.seconds:.1f} s")
+    click.echo(
+        f"{done.id or done.name} is {done.status or 'being changed'}{run}, {done.seconds:.1f} s"
+    )
     for worker, state in sorted((done.upgrade or {}).get("workers", {}).items()):
         click.echo(f"  {worker}  {state}")
 
@@ -208,7 +252,9 @@ def _print_plan(plan: dict[str, Any] | None) -> None:
     if plan is None:
         return
     added, removed = len(plan["tasks_added"]), len(plan["tasks_removed"])
-    click.echo(f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed")
+    click.echo(
+        f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed"
+    )
     print_table("moves", "task component from to why", plan["moves"])
     print_table("workers", "node host:port tasks kept", plan["workers"])
     for warning in plan["warnings"]:

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from storm_dagster.cli.health import ProcessState, advice, check_dagster, healing_sensor, state_of, uptime
+from storm_dagster.cli.health import (
+    ProcessState,
+    advice,
+    check_dagster,
+    healing_sensor,
+    state_of,
+    uptime,
+)
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table, say
 from storm_dagster.model.conf import load_cluster_conf
@@ -27,13 +34,20 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
     rows = [
         ("Dagster UI", cluster.dagster.url),
         *(("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses),
-        *(("supervisor", f"{s.id} on {s.host}, slots {', '.join(map(str, s.ports))}") for s in cluster.supervisors),
+        *(
+            ("supervisor", f"{s.id} on {s.host}, slots {', '.join(map(str, s.ports))}")
+            for s in cluster.supervisors
+        ),
         ("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"),
         ("Spark", f"{spark.remote}{', starting' * spark.starting}" if spark else "spark.master"),
         ("HOME", str(invocation.home)),
     ]
     print_table("ready", ["", ""], rows)
-    option = f" --home {invocation.home}" if str(invocation.home) != os.path.abspath(".storm-dagster") else ""
+    option = (
+        f" --home {invocation.home}"
+        if str(invocation.home) != os.path.abspath(".storm-dagster")
+        else ""
+    )
     click.echo(f"stop it with: storm-dagster stop{option}" if detached else "Ctrl-C ends it")
     sys.stdout.flush()
 
@@ -55,12 +69,16 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
     home = invocation.home
     conf = load_cluster_conf(invocation.conf_dir or home, invocation.overrides)
     if conf["storm.cluster.mode"] != "distributed":
-        raise InvalidRequest("storm.cluster.mode is local: daemons run only in distributed mode; remove the key")
+        raise InvalidRequest(
+            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
+        )
     is_child = REPORT_FD in os.environ
     refuse_live_home(home)
     options = DevOptions(zookeepers=int(zookeepers), **given)
     if options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
-        raise InvalidRequest("--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master")
+        raise InvalidRequest(
+            "--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master"
+        )
     if invocation.dry_run:
         supervisors, slots, nimbuses, _ = options.size
         shown = {name: getattr(options, name) for name in _SIZE}
@@ -73,7 +91,9 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
         _show_ready(invocation, start_detached(home), detached=True)
         return
     chosen = choose_ports(options, conf, home)
-    plan = ClusterPlan(home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides)
+    plan = ClusterPlan(
+        home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides
+    )
     if is_child:
         run_child(plan)
     else:
@@ -110,9 +130,15 @@ def stop(invocation: Invocation) -> None:
             (home / name).unlink(missing_ok=True)
     if left:
         pids = ", ".join(str(process.pid) for process in left)
-        raise Unavailable(f"processes {pids} of the cluster in {home} could not be ended: kill them by hand")
+        raise Unavailable(
+            f"processes {pids} of the cluster in {home} could not be ended: kill them by hand"
+        )
     seconds = round(time.monotonic() - started, 3)
-    text = f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}"
+    text = (
+        f"ended {len(before)} processes, {seconds:.1f} s"
+        if before
+        else f"no cluster runs in {home}"
+    )
     say(invocation.json, {"home": str(home), "ended": len(before), "seconds": seconds}, text)
 
 
@@ -121,7 +147,9 @@ def status(invocation: Invocation) -> None:
     """Show the processes, leader, supervisors and topologies of a cluster."""
     home = invocation.home
     cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
-    states: list[tuple[RunFile, ProcessState]] = [(each, state_of(each)) for each in RunFile.read_all(home)]
+    states: list[tuple[RunFile, ProcessState]] = [
+        (each, state_of(each)) for each in RunFile.read_all(home)
+    ]
     rows = [
         {
             "role": record.role,
@@ -147,7 +175,9 @@ def status(invocation: Invocation) -> None:
         with invocation.nimbus(patience=0.0) as nimbus:
             document["leader"] = nimbus.leader()
             seen = nimbus.get("/v1/cluster")
-            document |= {name: seen[name] for name in ("supervisors", "healer", "alarm") if name in seen}
+            document |= {
+                name: seen[name] for name in ("supervisors", "healer", "alarm") if name in seen
+            }
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
         document["problem"] = error.message

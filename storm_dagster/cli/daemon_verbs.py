@@ -34,8 +34,14 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
     for warning in conf.warnings:
         log.warning("%s", warning)
     if conf["storm.cluster.mode"] != "distributed":
-        raise InvalidRequest("storm.cluster.mode is local: daemons run only in distributed mode; remove the key")
-    home = Path(conf["storm.local.dir"]).expanduser().absolute() if conf["storm.local.dir"] else invocation.home
+        raise InvalidRequest(
+            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
+        )
+    home = (
+        Path(conf["storm.local.dir"]).expanduser().absolute()
+        if conf["storm.local.dir"]
+        else invocation.home
+    )
     # What daemons and their children write is for this user alone: specs, logs and blobs may hold secrets.
     os.umask(0o077)
     make_private(home)
@@ -83,7 +89,12 @@ def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
 
 
 def _become(
-    command: list[str], home: Path, role: str, ports: dict[str, int], env: dict[str, str] | None = None, id: str = "0"
+    command: list[str],
+    home: Path,
+    role: str,
+    ports: dict[str, int],
+    env: dict[str, str] | None = None,
+    id: str = "0",
 ) -> NoReturn:
     """Replace this process by ``command``: same pid, same run file."""
     RunFile.write(home, role, id, ports)
@@ -97,7 +108,11 @@ def _become(
 
 @verb("zookeeper")
 def zookeeper(
-    invocation: Invocation, action: str | None, port: int | None, host: str | None, data_dir: str | None
+    invocation: Invocation,
+    action: str | None,
+    port: int | None,
+    host: str | None,
+    data_dir: str | None,
 ) -> None:
     """Run the embedded ZooKeeper server (from pyspark's jars); "secure" closes the nodes of a stopped cluster instead.
 
@@ -132,22 +147,33 @@ def _secure_nodes(invocation: Invocation) -> None:
             "storm.zookeeper.auth.payload"
         )
     with closing(open_session(conf.values)) as session:
-        changed = secure_root(session, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True))
+        changed = secure_root(
+            session, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True)
+        )
     place = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
     text = f"{place} is closed to others: {changed} nodes were changed"
     say(invocation.json, {"root": session.root, "changed": changed}, text)
 
 
 @verb("spark")
-def spark(invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any) -> None:
+def spark(
+    invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
+) -> None:
     """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from pyspark's jars).
 
     "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if spark.connect.master
     names it. All three need the same secret: storm.secret.file, or one HOME.
     """
-    from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
+    from storm_dagster.spark.server import (
+        settings_of,
+        spark_connect_command,
+        spark_environment,
+        sweep_local_dir,
+    )
 
-    for name in sorted({name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]):
+    for name in sorted(
+        {name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]
+    ):
         raise InvalidRequest(f"--{name.replace('_', '-')} is no option of `spark {role}`: omit it")
     conf, home = _prepare(invocation)
     if role != "connect":
@@ -156,7 +182,11 @@ def spark(invocation: Invocation, role: Literal["connect", "master", "worker"], 
         _run_first_jobs(conf, given["warm_up"])
         return
     port, master = conf["spark.connect.port"] or _free_port(), conf["spark.connect.master"]
-    secret = {"spark.authenticate.secret": standalone_secret(conf, home)} if master.startswith("spark://") else {}
+    secret = (
+        {"spark.authenticate.secret": standalone_secret(conf, home)}
+        if master.startswith("spark://")
+        else {}
+    )
     if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
         sweep_local_dir(home / "spark")
     command = spark_connect_command(
@@ -172,20 +202,36 @@ def spark(invocation: Invocation, role: Literal["connect", "master", "worker"], 
 
 
 _LISTEN = {"host", "port", "ui_port"}
-_SPARK_OPTIONS = {"connect": {"warm_up"}, "master": _LISTEN, "worker": {*_LISTEN, "cores", "memory", "id"}}
+_SPARK_OPTIONS = {
+    "connect": {"warm_up"},
+    "master": _LISTEN,
+    "worker": {*_LISTEN, "cores", "memory", "id"},
+}
 
 
-def _become_part(conf: ClusterConf, home: Path, role: Literal["master", "worker"], given: Any) -> NoReturn:
+def _become_part(
+    conf: ClusterConf, home: Path, role: Literal["master", "worker"], given: Any
+) -> NoReturn:
     """Replace this process by a master or a worker of a Spark standalone cluster."""
-    from storm_dagster.spark.server import standalone_command, standalone_environment, sweep_local_dir
+    from storm_dagster.spark.server import (
+        standalone_command,
+        standalone_environment,
+        sweep_local_dir,
+    )
 
     master, id = conf["spark.connect.master"], given["id"] or "0"
     if role == "worker" and not master.startswith("spark://"):
-        raise InvalidRequest(f"spark.connect.master is {master!r}: set it to the master, such as spark://host:7077")
+        raise InvalidRequest(
+            f"spark.connect.master is {master!r}: set it to the master, such as spark://host:7077"
+        )
     folder = home / "spark" / (role if role == "master" else f"{role}-{id}")
-    same = [each for each in RunFile.read_all(home) if (each.role, each.id) == (f"spark-{role}", id)]
+    same = [
+        each for each in RunFile.read_all(home) if (each.role, each.id) == (f"spark-{role}", id)
+    ]
     if any(each.pid != os.getpid() and each.alive() for each in same):
-        raise Conflict(f"a Spark {role} already runs in {folder}: end it, or give a worker another --id")
+        raise Conflict(
+            f"a Spark {role} already runs in {folder}: end it, or give a worker another --id"
+        )
     sweep_local_dir(folder)
     port = given["port"] if given["port"] is not None else 7077 if role == "master" else 0
     command = standalone_command(
@@ -224,7 +270,9 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
         return
     with cluster:
         where = {**conf.values, "spark.remote": remote}
-        warm_planner(lambda batch: plan_on_cluster(where, cluster, batch), lambda: click.echo(PLACED))
+        warm_planner(
+            lambda batch: plan_on_cluster(where, cluster, batch), lambda: click.echo(PLACED)
+        )
 
 
 def _free_port() -> int:
@@ -264,7 +312,9 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     """
     conf, home = _prepare(invocation)
     if not os.environ.get("DAGSTER_HOME"):
-        raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml that is shown")
+        raise InvalidRequest(
+            "DAGSTER_HOME is not set: name the folder of the dagster.yaml that is shown"
+        )
     configure_daemon_logging(home, "dagster-webserver", "0", conf)
     from storm_dagster.web.service import serve
 
@@ -282,7 +332,9 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     require_linux("a process for warm runs")
     home = invocation.home
     if not os.environ.get("DAGSTER_HOME"):
-        raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here")
+        raise InvalidRequest(
+            "DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here"
+        )
     umask = os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)

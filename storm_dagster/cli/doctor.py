@@ -58,7 +58,16 @@ def _java(invocation: Invocation) -> Iterator[HealthResult]:
     yield "ok", f"{java}, version {java_version(java)}", ""
 
 
-_PACKAGES = ("dagster", "dagster-webserver", "dagster-pyspark", "pyspark", "kazoo", "pyzmq", "pyarrow", "grpcio")
+_PACKAGES = (
+    "dagster",
+    "dagster-webserver",
+    "dagster-pyspark",
+    "pyspark",
+    "kazoo",
+    "pyzmq",
+    "pyarrow",
+    "grpcio",
+)
 
 
 def _packages(invocation: Invocation) -> Iterator[HealthResult]:
@@ -70,7 +79,11 @@ def _packages(invocation: Invocation) -> Iterator[HealthResult]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield "broken", f"not installed: {', '.join(missing)}", f"{sys.executable} -m pip install storm-dagster"
+        yield (
+            "broken",
+            f"not installed: {', '.join(missing)}",
+            f"{sys.executable} -m pip install storm-dagster",
+        )
     if found.get("dagster") != found.get("dagster-webserver"):
         versions = f"dagster {found.get('dagster')} with dagster-webserver {found.get('dagster-webserver')}"
         yield "broken", versions, "install the same version of both"
@@ -94,7 +107,11 @@ def _ports(invocation: Invocation) -> Iterator[HealthResult]:
     keys = ("storm.zookeeper.port", "nimbus.thrift.port", "nimbus.http.port", "spark.connect.port")
     names = [*((conf[key], key) for key in keys), (3000, "Dagster's webserver")]
     names += [(port, "slot") for port in conf["supervisor.slots.ports"]]
-    taken = [f"{port} ({name})" for port, name in names if port and port not in held and not is_free(port)]
+    taken = [
+        f"{port} ({name})"
+        for port, name in names
+        if port and port not in held and not is_free(port)
+    ]
     if taken:
         remedy = "end what listens there, or use `storm-dagster dev --ports auto`"
         yield "warning", f"taken: {', '.join(taken)}", remedy
@@ -115,12 +132,20 @@ def _held_ports(invocation: Invocation) -> set[int]:
         return held
     for row in seen.get("nimbuses", ()):
         held |= {
-            int(port) for each in (row.get("port"), row.get("http")) if (port := str(each).rpartition(":")[2]).isdigit()
+            int(port)
+            for each in (row.get("port"), row.get("http"))
+            if (port := str(each).rpartition(":")[2]).isdigit()
         }
     held |= {port for row in seen.get("supervisors", ()) for port in row["ports"]}
     # Placed by the cluster's conf; their own checks test whether they respond.
-    urls = [*conf["storm.zookeeper.servers"], conf.get("spark.remote"), conf.get("dagster.graphql.url")]
-    return held | {port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)}
+    urls = [
+        *conf["storm.zookeeper.servers"],
+        conf.get("spark.remote"),
+        conf.get("dagster.graphql.url"),
+    ]
+    return held | {
+        port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)
+    }
 
 
 def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
@@ -211,7 +236,11 @@ def _clock(invocation: Invocation) -> Iterator[HealthResult]:
     # Nothing compares the wall clocks of machines; but ids, logs and the UI show them.
     now = time.time()
     if not 1_700_000_000 < now < 4_000_000_000:
-        yield "broken", f"the clock shows {time.ctime(now)}", "set the time: timedatectl set-ntp true"
+        yield (
+            "broken",
+            f"the clock shows {time.ctime(now)}",
+            "set the time: timedatectl set-ntp true",
+        )
     else:
         yield "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)), ""
 
@@ -225,9 +254,17 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
         return
     free = shutil.disk_usage(folder).free / 2**30
     if free < 0.5:
-        yield "broken", f"{free:.2f} GiB free in {folder}", "free some space, or give another --home"
+        yield (
+            "broken",
+            f"{free:.2f} GiB free in {folder}",
+            "free some space, or give another --home",
+        )
     elif free < 3:
-        yield "warning", f"{free:.1f} GiB free in {folder}", "logs, blobs and Dagster's history need a few GiB"
+        yield (
+            "warning",
+            f"{free:.1f} GiB free in {folder}",
+            "logs, blobs and Dagster's history need a few GiB",
+        )
     else:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
@@ -268,13 +305,19 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
         )
     with (
         StormClusterState.open(invocation.conf.values) as cluster,
-        NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(invocation.conf)) as blobs,
+        NimbusBlobClient(
+            lambda: leader_http(cluster), security=Security.of(invocation.conf)
+        ) as blobs,
         Steps("looking", quiet=invocation.json) as steps,
     ):
         log = logging.getLogger("storm_dagster.doctor")
-        ctx = OperationsContext(cluster=cluster, blobs=blobs, conf=invocation.conf, log=log, planner=_no_planner)
+        ctx = OperationsContext(
+            cluster=cluster, blobs=blobs, conf=invocation.conf, log=log, planner=_no_planner
+        )
         steps.begin("invariants")
-        seen = inspect_cluster(ctx, home=invocation.home if local else None, stable_secs=stable_secs)
+        seen = inspect_cluster(
+            ctx, home=invocation.home if local else None, stable_secs=stable_secs
+        )
         steps.done("invariants")
     if invocation.json:
         print_json(
@@ -291,7 +334,10 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
             }
         )
     else:
-        found = [*(("broken", each) for each in seen.violations), *(("warning", each) for each in seen.warnings)]
+        found = [
+            *(("broken", each) for each in seen.violations),
+            *(("warning", each) for each in seen.warnings),
+        ]
         rows = [(part.invariant, state, part.sentence, part.remedy) for state, part in found]
         if not seen.violations:
             what = f"{len(RULES)} rules hold for {len(seen.view.topologies)} topologies, {seen.snapshots} looks"
@@ -316,11 +362,15 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
         from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 
         place = ClusterPlace(invocation.home, invocation.conf_dir, invocation.conf)
-        checks = {name: lambda _, check=check: check(place) for name, check in exposures(place).items()}
+        checks = {
+            name: lambda _, check=check: check(place) for name, check in exposures(place).items()
+        }
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in checks.items():
-            if name in _BY_CONF and any(row["check"] == "conf" and row["state"] == "broken" for row in findings):
+            if name in _BY_CONF and any(
+                row["check"] == "conf" and row["state"] == "broken" for row in findings
+            ):
                 continue
             steps.begin(name)
             try:
@@ -329,7 +379,8 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
                 found = [("broken", error.message, "fix what it names")]
             steps.done(name)
             findings += [
-                {"check": name, "state": state, "found": what, "mend": remedy or None} for state, what, remedy in found
+                {"check": name, "state": state, "found": what, "mend": remedy or None}
+                for state, what, remedy in found
             ]
     broken = [finding for finding in findings if finding["state"] == "broken"]
     print_answer(

@@ -31,7 +31,9 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         access = DagsterAccess.of(conf)
         if access is None:
             return
-        with closing(DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))) as transport:
+        with closing(
+            DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))
+        ) as transport:
             document = transport.post(access.url, {"query": queries()["Health"][0]})
             if (trouble := storage_problem(document)) is not None:
                 yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
@@ -48,9 +50,14 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     except (KeyError, TypeError):
         yield "broken", f"{access.url} answered {str(document)[:300]}", "check its webserver's log"
         return
-    ours = {"repositoryLocationName": conf["dagster.location"], "repositoryName": conf["dagster.repository"]}
+    ours = {
+        "repositoryLocationName": conf["dagster.location"],
+        "repositoryName": conf["dagster.repository"],
+    }
     error = location_problem("submissions fail", seen.get("locationEntries") or [], **ours)
-    ill = sorted(str(row["daemonType"]).lower() for row in rows if row["required"] and not row["healthy"])
+    ill = sorted(
+        str(row["daemonType"]).lower() for row in rows if row["required"] and not row["healthy"]
+    )
     if error is not None:
         yield "broken", error.message, "fix what it names"
     elif ill:
@@ -72,7 +79,10 @@ def state_of(record: RunFile) -> ProcessState:
     if not record.alive():
         return "dead"
     try:
-        stopped = psutil.Process(record.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        stopped = psutil.Process(record.pid).status() in (
+            psutil.STATUS_STOPPED,
+            psutil.STATUS_TRACING_STOP,
+        )
     except psutil.Error:
         return "dead"  # It ended in this moment.
     return "frozen" if stopped else "runs"
@@ -94,7 +104,10 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
     """State of the healing sensor; right after ``dev`` it is not expected to be armed yet."""
     if armed:
         return "ok", "healing sensor armed"
-    if any(each.role == "dev" and each.alive() and uptime(each) < _FIRST_TICK_SECS for each in RunFile.read_all(home)):
+    if any(
+        each.role == "dev" and each.alive() and uptime(each) < _FIRST_TICK_SECS
+        for each in RunFile.read_all(home)
+    ):
         return "ok", "the healing sensor is starting; the leader heals by itself meanwhile"
     return "warning", "no healing sensor is armed: the leader heals by itself, more slowly"
 

@@ -30,7 +30,10 @@ def _formatter(*, colors: bool) -> logging.Formatter:
             # The default, where rich is installed, takes up to a second for a traceback and shows local variables,
             # secrets among them.
             structlog.dev.ConsoleRenderer(
-                colors=colors, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+                colors=colors,
+                pad_event_to=0,
+                pad_level=False,
+                exception_formatter=structlog.dev.plain_traceback,
             ),
         ],
     )
@@ -61,16 +64,25 @@ class _LazyFormatter(logging.Formatter):
 
 
 def configure_daemon_logging(
-    home: Path, role: str, id: str, conf: ClusterConf | Mapping[str, Any], *, stderr_level: int = logging.NOTSET
+    home: Path,
+    role: str,
+    id: str,
+    conf: ClusterConf | Mapping[str, Any],
+    *,
+    stderr_level: int = logging.NOTSET,
 ) -> None:
     """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and standard error.
 
     ``conf``: ``storm.log.level`` and ``storm.log.format``.
     """
-    as_json = JsonFormatter({"role": role, "id": id}) if conf["storm.log.format"] == "json" else None
+    as_json = (
+        JsonFormatter({"role": role, "id": id}) if conf["storm.log.format"] == "json" else None
+    )
     path = home / "logs" / f"{role}-{id.replace('/', '_')}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.handlers.RotatingFileHandler(path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8")
+    file = logging.handlers.RotatingFileHandler(
+        path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8"
+    )
     file.setFormatter(as_json or _formatter(colors=False))
     handlers: list[logging.Handler] = [file]
     if not os.environ.get(QUIET_STDERR):

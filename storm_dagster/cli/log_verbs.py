@@ -49,7 +49,9 @@ class SupervisorLog:
 
     def _page(self, **query: Any) -> bytes:
         try:
-            answer = self._http.get(f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query})
+            answer = self._http.get(
+                f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query}
+            )
             answer.raise_for_status()
         except httpx.HTTPError as error:
             raise OSError(f"{self._base} did not answer: {error}") from error
@@ -168,11 +170,16 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
             )
         if invocation.json:
             places = [(row, row.pop("source")) for row in rows]
-            logs = [{**row, "log": source.place, "lines": _last_lines(source, count)} for row, source in places]
+            logs = [
+                {**row, "log": source.place, "lines": _last_lines(source, count)}
+                for row, source in places
+            ]
             print_json({"logs": logs})
             return
         several = len(rows) > 1
-        sources = {f"{row['host']}:{row['port']} " if several else "": row["source"] for row in rows}
+        sources = {
+            f"{row['host']}:{row['port']} " if several else "": row["source"] for row in rows
+        }
         _print_logs(sources, count, follow)
 
 
@@ -184,7 +191,13 @@ def tail(invocation: Invocation, count: int, follow: bool) -> None:
     if not paths:
         raise InvalidRequest(f"{folder} has no logs: start a cluster with `storm-dagster dev`")
     if invocation.json:
-        print_json({"logs": [{"log": str(path), "lines": _last_lines(FileLog(path), count)} for path in paths]})
+        print_json(
+            {
+                "logs": [
+                    {"log": str(path), "lines": _last_lines(FileLog(path), count)} for path in paths
+                ]
+            }
+        )
         return
     sources: dict[str, LogSource] = {f"{path.name:<28} ": FileLog(path) for path in paths}
     _print_logs(sources, count, follow)

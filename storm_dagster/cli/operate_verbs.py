@@ -35,12 +35,21 @@ def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], *
 
 
 def _change_blacklist(
-    invocation: Invocation, hosts: tuple[str, ...], action: str, drain: bool = False, wait_secs: int | None = None
+    invocation: Invocation,
+    hosts: tuple[str, ...],
+    action: str,
+    drain: bool = False,
+    wait_secs: int | None = None,
 ) -> None:
     if wait_secs is not None and not drain:
-        raise InvalidRequest("-w is the silence before tasks move, and none do: give --drain as well")
+        raise InvalidRequest(
+            "-w is the silence before tasks move, and none do: give --drain as well"
+        )
     more: dict[str, Any] = {}
-    with invocation.nimbus() as nimbus, Steps(f"blacklist {action}", quiet=invocation.json) as steps:
+    with (
+        invocation.nimbus() as nimbus,
+        Steps(f"blacklist {action}", quiet=invocation.json) as steps,
+    ):
         cluster = nimbus.get("/v1/cluster")
         if invocation.dry_run:
             listed = set(nimbus.get("/v1/blacklist")["hosts"])
@@ -53,19 +62,28 @@ def _change_blacklist(
             options = {"wait": invocation.wait, "wait_secs": wait_secs, "progress": steps.on_step}
             more = {"drained": drain_hosts(nimbus, hosts, **options)}
             cluster = nimbus.get("/v1/cluster")
-            more["empty"] = not any(one["used"] for one in cluster["supervisors"] if one["host"] in hosts)
+            more["empty"] = not any(
+                one["used"] for one in cluster["supervisors"] if one["host"] in hosts
+            )
     _hosts(invocation, cluster, listed, **more)
     if drain and not invocation.json:
-        moved = f"{len(more['drained'])} topologies {'moved' if more['empty'] else 'are being moved'}"
+        moved = (
+            f"{len(more['drained'])} topologies {'moved' if more['empty'] else 'are being moved'}"
+        )
         click.echo(f"{', '.join(hosts)}: {moved}{', empty' * more['empty']}")
     known = {one["host"] for one in cluster["supervisors"]}
     for host in hosts:
         if action == "add" and host not in known:
-            click.echo(f"no supervisor of host {host} is registered now; the host is listed anyway", err=True)
+            click.echo(
+                f"no supervisor of host {host} is registered now; the host is listed anyway",
+                err=True,
+            )
 
 
 @verb("blacklist add")
-def blacklist_add(invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None) -> None:
+def blacklist_add(
+    invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None
+) -> None:
     """Give the supervisors of HOST no new work. Its workers continue, but for --drain."""
     _change_blacklist(invocation, hosts, "add", drain, wait_secs)
 
@@ -105,7 +123,9 @@ def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
             f"blob {key!r} has the form of a topology's, and the cleaner would remove it: use another key"
         )
     if key.startswith(("staging.", "staging-of.", "upload.")):
-        raise InvalidRequest(f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it")
+        raise InvalidRequest(
+            f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it"
+        )
 
 
 @verb("blob list")
@@ -122,8 +142,14 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     """Write the verified content of blob KEY to standard output."""
     check_blob_key(key)
     if invocation.json and output is None:
-        raise InvalidRequest("`blob cat --json` needs -o FILE: standard output can hold the blob or the JSON, not both")
-    with invocation.nimbus() as nimbus, _blobs(invocation, nimbus) as blobs, blobs.open(key) as content:
+        raise InvalidRequest(
+            "`blob cat --json` needs -o FILE: standard output can hold the blob or the JSON, not both"
+        )
+    with (
+        invocation.nimbus() as nimbus,
+        _blobs(invocation, nimbus) as blobs,
+        blobs.open(key) as content,
+    ):
         if output is None:
             shutil.copyfileobj(content, sys.stdout.buffer)
             sys.stdout.buffer.flush()
@@ -140,7 +166,9 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     with invocation.nimbus() as nimbus:
         _check_users_key(nimbus, key, "stored")
         if str(source) != "-" and not source.is_file():
-            raise InvalidRequest(f"file {str(source)!r} does not exist: name a file, or - for standard input")
+            raise InvalidRequest(
+                f"file {str(source)!r} does not exist: name a file, or - for standard input"
+            )
         if invocation.dry_run:
             say(invocation.json, {"key": key, "dry_run": True}, f"would store {key}")
             return
@@ -175,7 +203,9 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 def _seconds(text: str) -> int:
     found = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if found is None or int(found[1]) == 0:
-        raise InvalidRequest(f"--expires {text!r:.40} is no time: use a number of minutes, hours or days, such as 30d")
+        raise InvalidRequest(
+            f"--expires {text!r:.40} is no time: use a number of minutes, hours or days, such as 30d"
+        )
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -187,7 +217,9 @@ def token_create(invocation: Invocation, scope: str, expires: str) -> None:
     """
     secs, secret = _seconds(expires), Security.of(invocation.conf).secret
     if secret is None:
-        raise InvalidRequest("this cluster has no secret, so that nobody is asked for a token: set storm.secret.file")
+        raise InvalidRequest(
+            "this cluster has no secret, so that nobody is asked for a token: set storm.secret.file"
+        )
     made = make_token(secret, next(one for one in SCOPES if one == scope), secs)
     say(invocation.json, {"token": made, "scope": scope, "expires": int(time.time()) + secs}, made)
 
@@ -210,6 +242,8 @@ def _group(name: str, text: str, *commands: click.Command) -> click.Group:
     return _Verbs(name, {str(command.name): command for command in commands}, help=text)
 
 
-blacklist = _group("blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list)
+blacklist = _group(
+    "blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list
+)
 blob = _group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
 token = _group("token", "Tokens for clients that cannot sign.", token_create)

@@ -45,7 +45,12 @@ class Invocation:
         """
         require = self._require_cluster if patience > 0 else None
         return NimbusClient.of_cluster(
-            self.conf, self.home, conf_dir=self.conf_dir, patience=patience, waiting=notify, require=require
+            self.conf,
+            self.home,
+            conf_dir=self.conf_dir,
+            patience=patience,
+            waiting=notify,
+            require=require,
         )
 
     def _require_cluster(self) -> None:
@@ -88,7 +93,9 @@ def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
         return "certificate" in str(error).lower()
 
 
-def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+def verb(
+    name: str, *, changes: bool = False, **settings: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
     """A click command whose function takes an :class:`Invocation` first, and then what the grammar says.
 
     ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``. The verb of a thing is named after it: ``blob list``.
@@ -113,6 +120,8 @@ def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Call
         made = parameters(rules.get("takes"), call)
         if changes or rules.get("changes"):
             made = parameters(shared["changes"], made)
-        return click.command(name.rpartition(" ")[2], **settings)(parameters(shared["common"], made))
+        return click.command(name.rpartition(" ")[2], **settings)(
+            parameters(shared["common"], made)
+        )
 
     return decorate

@@ -96,7 +96,9 @@ def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def print_answer(as_json: bool, document: Any, columns: str | Sequence[str], rows: Rows, title: str = "") -> None:
+def print_answer(
+    as_json: bool, document: Any, columns: str | Sequence[str], rows: Rows, title: str = ""
+) -> None:
     """The document as JSON, or a table of the ``rows`` that are made of it."""
     if as_json:
         print_json(document)
@@ -197,7 +199,9 @@ class Steps:
         parts = []
         for step, began in self._running.items():
             detail = self._detail.get(step)
-            parts.append(f"{step}{' (' + detail + ')' if detail else ''} {time.monotonic() - began:.0f} s")
+            parts.append(
+                f"{step}{' (' + detail + ')' if detail else ''} {time.monotonic() - began:.0f} s"
+            )
         return plain(", ".join(parts))
 
     def _tick(self) -> None:

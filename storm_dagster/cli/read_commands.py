@@ -11,7 +11,15 @@ import click
 
 from storm_dagster.cli.app import grammar
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
+from storm_dagster.cli.output import (
+    human_seconds,
+    notify,
+    plain,
+    print_answer,
+    print_json,
+    print_table,
+    say,
+)
 from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
 
@@ -35,7 +43,10 @@ def conf(invocation: Invocation, key: str | None) -> None:
     if invocation.json:
         print_json({"conf": rows, "warnings": list(merged.warnings)})
         return
-    cells = [(n, "null" if r["value"] is None else r["value"], r["origin"], r["doc"] or "") for n, r in rows.items()]
+    cells = [
+        (n, "null" if r["value"] is None else r["value"], r["origin"], r["doc"] or "")
+        for n, r in rows.items()
+    ]
     print_table("", "key value origin meaning", cells)
     for warning in merged.warnings:
         notify(f"warning: {warning}")
@@ -45,7 +56,11 @@ def _more(row: dict[str, Any]) -> dict[str, Any]:
     """A row with what its table shows beyond its fields."""
     role = {"role": "leader" if row.get("leader") else "follower"}
     down = row.get("not_running")
-    return {**row, **role, **({"tasks": f"{row['tasks']} ({down} do not run: see `show`)"} if down else {})}
+    return {
+        **row,
+        **role,
+        **({"tasks": f"{row['tasks']} ({down} do not run: see `show`)"} if down else {}),
+    }
 
 
 def _reader(name: str, row: dict[str, Any]) -> click.Command:
@@ -61,7 +76,11 @@ def _reader(name: str, row: dict[str, Any]) -> click.Command:
 
 
 globals().update(
-    {f"read_{name}": _reader(name, row) for name, row in grammar()["verbs"].items() if row and "get" in row}
+    {
+        f"read_{name}": _reader(name, row)
+        for name, row in grammar()["verbs"].items()
+        if row and "get" in row
+    }
 )
 
 
@@ -116,7 +135,11 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     shown = sorted(known, key=int) if task is None else [str(task)]
     print_table("", ["task", "component", "slot", "", "why"], map(row, shown))
     if document.get("fused"):
-        print_table("fused: these run on Spark, in the query of a spout", "component spout", document["fused"].items())
+        print_table(
+            "fused: these run on Spark, in the query of a spout",
+            "component spout",
+            document["fused"].items(),
+        )
     if choice := document.get("choice"):
         print_table(
             f"{choice['candidates']} workers could take it; not chosen, the closest first",
@@ -131,7 +154,14 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
 
 
 @verb("state")
-def state(invocation: Invocation, name: str, component: str, key: str | None, limit: int, after: str | None) -> None:
+def state(
+    invocation: Invocation,
+    name: str,
+    component: str,
+    key: str | None,
+    limit: int,
+    after: str | None,
+) -> None:
     """Read the current state of stateful bolt COMPONENT of topology NAME, or only KEY.
 
     KEY is a string, or JSON for keys that are numbers or lists.
@@ -143,7 +173,10 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
     if invocation.json:
         print_json(document)
         return
-    rows = [(r["task"], json.dumps(r["key"]), r.get("shown") or json.dumps(r["value"])) for r in document["entries"]]
+    rows = [
+        (r["task"], json.dumps(r["key"]), r.get("shown") or json.dumps(r["value"]))
+        for r in document["entries"]
+    ]
     print_table("", "task key value", rows)
     if not document["entries"]:
         click.echo(f"{document['id']} keeps nothing {'for that key' if key else ''} in {component}")
@@ -165,7 +198,11 @@ def dead_letters(
     if replay and export is not None:
         raise InvalidRequest("--replay and --export exclude each other: export first")
     letters: list[dict[str, Any]] = []
-    asked = {"component": component, "limit": str(1000 if replay or export else limit), "after": after}
+    asked = {
+        "component": component,
+        "limit": str(1000 if replay or export else limit),
+        "after": after,
+    }
     with invocation.nimbus() as nimbus:
         while True:
             query = {part: value for part, value in asked.items() if value is not None}
@@ -189,9 +226,27 @@ def dead_letters(
     for row in letters:
         again = row.get("replayed_ms")
         failed_in = f"{row['component']}[{row['failed_task']}]" if row["component"] else None
-        values, replayed = json.dumps(row["values"])[:60], None if again is None else _when(again // 1000)
-        row |= {"last": _when(row["last_ms"] // 1000), "in": failed_in, "values": values, "replayed": replayed}
-    columns = ["spout", "task", "number", "tries", "last", "failed in=in", "error", "values", "replayed"]
+        values, replayed = (
+            json.dumps(row["values"])[:60],
+            None if again is None else _when(again // 1000),
+        )
+        row |= {
+            "last": _when(row["last_ms"] // 1000),
+            "in": failed_in,
+            "values": values,
+            "replayed": replayed,
+        }
+    columns = [
+        "spout",
+        "task",
+        "number",
+        "tries",
+        "last",
+        "failed in=in",
+        "error",
+        "values",
+        "replayed",
+    ]
     print_table("", columns, letters)
     if not letters:
         click.echo(f"{document['id']} has no dead letters")
@@ -238,16 +293,22 @@ def show(invocation: Invocation, name: str) -> None:
     if invocation.json:
         print_json(document)
         return
-    click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
+    click.echo(
+        f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}"
+    )
     for problem in document.get("problems", []):
         notify(f"warning: {problem}")
     print_table("workers", "node host:port pid uptime version tasks", document["workers"])
     if (upgrade := document.get("upgrade")) is not None:
-        click.echo(f"upgrade to {upgrade['code']}" + (" is rolled back" if upgrade["rollback"] else ""))
+        click.echo(
+            f"upgrade to {upgrade['code']}" + (" is rolled back" if upgrade["rollback"] else "")
+        )
         for worker, state in sorted(upgrade["workers"].items()):
             click.echo(f"  {worker}  {state}")
     columns = "task=id component on=host:port status uptime emitted executed acked failed execute_ms complete_ms"
-    print_table("tasks", columns, [{**task, **(task.get("stats") or {})} for task in document["tasks"]])
+    print_table(
+        "tasks", columns, [{**task, **(task.get("stats") or {})} for task in document["tasks"]]
+    )
     _print_loads(document)
     reported = [
         (task, component, metric, value)
@@ -262,7 +323,9 @@ def show(invocation: Invocation, name: str) -> None:
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
         times = f" ({error['count']} times)" if error.get("count", 1) > 1 else ""
-        notify(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}")
+        notify(
+            f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}"
+        )
 
 
 @verb("visualize")
@@ -288,7 +351,9 @@ def _print_loads(document: dict[str, Any]) -> None:
         for kind, found in sorted(part["latency"].items()) or [(None, {})]
     ]
     if rows:
-        print_table("components", "component waiting capacity lag latency p50_ms p95_ms p99_ms", rows)
+        print_table(
+            "components", "component waiting capacity lag latency p50_ms p95_ms p99_ms", rows
+        )
     lags = [
         {"component": component, "partition": partition, "records": lag[0], "seconds": lag[1]}
         for component, part in sorted(document["components"].items())

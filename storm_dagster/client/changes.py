@@ -10,7 +10,13 @@ from typing import Any
 
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
-from storm_dagster.client.waiting import Progress, find_topology, wait_for_run, wait_for_status, wait_for_tasks
+from storm_dagster.client.waiting import (
+    Progress,
+    find_topology,
+    wait_for_run,
+    wait_for_status,
+    wait_for_tasks,
+)
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_topology_reference
 from storm_dagster.model.verbs import VERBS, check_request
@@ -76,7 +82,11 @@ def change_topology(
     """
     started = time.monotonic()
     row, path = VERBS[verb], f"/v1/topologies/{check_topology_reference(name)}"
-    given = {key: value for key, value in fields.items() if value is not False and value not in (None, "", [], (), {})}
+    given = {
+        key: value
+        for key, value in fields.items()
+        if value is not False and value not in (None, "", [], (), {})
+    }
     asked = check_request(row.request, given, verb)
     body = asked.model_dump(mode="json", exclude_unset=True)
     if row.brings_code:
@@ -85,7 +95,13 @@ def change_topology(
         body.setdefault("token", uuid.uuid4().hex)
         if target is not None:
             body["handle"] = upload_target(
-                nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
+                nimbus,
+                target,
+                args,
+                conf=conf,
+                home=home,
+                requirements=requirements,
+                progress=progress,
             ).handle
     answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
     found: dict[str, Any] = {}
@@ -125,10 +141,16 @@ def topologies_on(nimbus: NimbusClient, hosts: Collection[str]) -> list[str]:
     """Names of the topologies that have workers on one of the hosts."""
     names = [row["name"] for row in nimbus.get("/v1/topologies")["topologies"]]
     found = {name: find_topology(nimbus, name) or {} for name in names}
-    return sorted(name for name in names if any(each["host"] in hosts for each in found[name].get("workers", ())))
+    return sorted(
+        name
+        for name in names
+        if any(each["host"] in hosts for each in found[name].get("workers", ()))
+    )
 
 
-def drain_hosts(nimbus: NimbusClient, hosts: Collection[str], *, wait: bool = True, **options: Any) -> list[str]:
+def drain_hosts(
+    nimbus: NimbusClient, hosts: Collection[str], *, wait: bool = True, **options: Any
+) -> list[str]:
     """Rebalance every topology that has workers on these hosts, which are on the blacklist; their names.
 
     The fewest tasks move. With ``wait`` it returns when the hosts are empty and all moved tasks run. A topology that
@@ -149,8 +171,12 @@ def drain_hosts(nimbus: NimbusClient, hosts: Collection[str], *, wait: bool = Tr
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         failed = {name: why for name, why in zip(names, pool.map(move, names), strict=True) if why}
     for name in topologies_on(nimbus, hosts) if wait else ():
-        failed.setdefault(name, "workers are there whose supervisor cannot stop them, or which came meanwhile")
+        failed.setdefault(
+            name, "workers are there whose supervisor cannot stop them, or which came meanwhile"
+        )
     if failed:
         why = "; ".join(f"{name}: {reason}" for name, reason in sorted(failed.items()))
-        raise Unavailable(f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and what is there runs on: {why}")
+        raise Unavailable(
+            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and what is there runs on: {why}"
+        )
     return names

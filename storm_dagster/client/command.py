@@ -35,7 +35,9 @@ class CommandResult:
         try:
             error: StormDagsterError = error_from_document(json.loads(self.out))
         except ValueError:
-            error = StormDagsterError(f"exit code {self.code}: {self.err.strip()[-2000:] or self.out[-2000:]}")
+            error = StormDagsterError(
+                f"exit code {self.code}: {self.err.strip()[-2000:] or self.out[-2000:]}"
+            )
         raise error
 
 

@@ -11,7 +11,12 @@ import httpx
 
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.endpoints import ClusterFile, home_dir
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
 from storm_dagster.model.security import Security
 
 _PAUSE = 0.2
@@ -80,7 +85,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         # Proxies of the environment are for the outside world, not for the cluster.
         plain = all(url.startswith("http://") for url in self._urls())
         options = (security or Security()).client_options(plain=plain)
-        self._http = httpx.Client(timeout=httpx.Timeout(_TIMEOUT_SECS, connect=_CONNECT_SECS), **options)
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(_TIMEOUT_SECS, connect=_CONNECT_SECS), **options
+        )
 
     @staticmethod
     def of_cluster(
@@ -139,7 +146,12 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
             named = document.get("leader_http")
             if isinstance(named, str) and named.rstrip("/") != url:
                 with suppress(httpx.HTTPError, ValueError, AttributeError):
-                    if self._http.get(f"{named.rstrip('/')}/healthz", timeout=3.0).json().get("leader") is True:
+                    if (
+                        self._http.get(f"{named.rstrip('/')}/healthz", timeout=3.0)
+                        .json()
+                        .get("leader")
+                        is True
+                    ):
                         return named.rstrip("/"), ""
             seen.append(f"{url}: {_plain(document.get('status'))}")
         return None, "; ".join(seen) or "no nimbus is known"
@@ -160,7 +172,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 self._leader = found
                 return found
             if time.monotonic() >= deadline:
-                raise Unavailable(f"{self._thing} has no leading nimbus in reach ({seen}): {_remedy(seen)}")
+                raise Unavailable(
+                    f"{self._thing} has no leading nimbus in reach ({seen}): {_remedy(seen)}"
+                )
             if waiting is not None and time.monotonic() - began >= _QUIET_SECS:
                 waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
                 waiting = None
@@ -209,14 +223,24 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
             try:
                 body = content() if callable(content) else content
                 answer = self._http.request(
-                    method, base + path, json=json, content=body, headers=terms, params=params, timeout=timeout
+                    method,
+                    base + path,
+                    json=json,
+                    content=body,
+                    headers=terms,
+                    params=params,
+                    timeout=timeout,
                 )
                 self._raise(answer)
                 return answer
             except httpx.ConnectError as error:
-                failure: StormDagsterError = Unavailable(f"{base} does not answer ({error}): is it running?")
+                failure: StormDagsterError = Unavailable(
+                    f"{base} does not answer ({error}): is it running?"
+                )
             except httpx.HTTPError as error:
-                failure = Unavailable(f"{method} {base}{path} broke off ({type(error).__name__}: {error})")
+                failure = Unavailable(
+                    f"{method} {base}{path} broke off ({type(error).__name__}: {error})"
+                )
                 if not repeat:
                     raise failure from None
             except Unavailable as error:
@@ -233,7 +257,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         """The JSON document at ``path``."""
         return self.request("GET", path, params=params or None).json()
 
-    def post(self, path: str, document: Any = None, *, repeat: bool = True, launches: bool = False) -> Any:
+    def post(
+        self, path: str, document: Any = None, *, repeat: bool = True, launches: bool = False
+    ) -> Any:
         """The JSON answer to a POST of ``document``; ``repeat`` and ``launches`` are those of :meth:`request`."""
         body = {} if document is None else document
         return self.request("POST", path, json=body, repeat=repeat, launches=launches).json()

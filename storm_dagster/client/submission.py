@@ -43,17 +43,32 @@ def submit_uploaded(
     ``on_document`` is that of :func:`wait_for_run`.
     """
     started = time.monotonic() if started is None else started
-    given = {"token": uuid.uuid4().hex, **{key: value for key, value in fields.items() if value is not None}}
-    answer = nimbus.post("/v1/submit", {"name": name, "handle": uploaded.handle, **given}, launches=True)
+    given = {
+        "token": uuid.uuid4().hex,
+        **{key: value for key, value in fields.items() if value is not None},
+    }
+    answer = nimbus.post(
+        "/v1/submit", {"name": name, "handle": uploaded.handle, **given}, launches=True
+    )
     run_id = answer.get("run_id")
     document: Mapping[str, Any] = {}
     if wait:
         deadline = started + timeout
         if run_id:
-            wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document)
+            wait_for_run(
+                nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document
+            )
         document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
     seconds, token = time.monotonic() - started, str(answer.get("token") or given["token"])
-    return Change(name, document.get("id"), document.get("status"), run_id, seconds, token=token, sent=uploaded.sent)
+    return Change(
+        name,
+        document.get("id"),
+        document.get("status"),
+        run_id,
+        seconds,
+        token=token,
+        sent=uploaded.sent,
+    )
 
 
 def submit_target(
@@ -73,9 +88,13 @@ def submit_target(
     nimbus = nimbus.accepting_fewer(bool(options.get("allow_degraded")))
     if name is not None:
         check_topology_name(name)
-    uploaded = upload_target(nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress)
+    uploaded = upload_target(
+        nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
+    )
     chosen = check_topology_name(name or uploaded.name)
-    return submit_uploaded(nimbus, uploaded, name=chosen, started=started, progress=progress, **options)
+    return submit_uploaded(
+        nimbus, uploaded, name=chosen, started=started, progress=progress, **options
+    )
 
 
 def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
@@ -83,10 +102,14 @@ def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
     if named := os.environ.get(STORM_JAR):
         path = Path(named)
         if not path.is_file():
-            raise InvalidRequest(f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`")
+            raise InvalidRequest(
+                f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`"
+            )
         return Archive(path, hash_file(path), path.stat().st_size, 0)
     for _, _, component in spec.components():
-        module = sys.modules.get((component.object.python or "").partition(":")[0].partition(".")[0])
+        module = sys.modules.get(
+            (component.object.python or "").partition(":")[0].partition(".")[0]
+        )
         file = getattr(module, "__file__", None)
         if module is None or file is None or module.__name__ == "storm_dagster":
             continue
@@ -140,7 +163,11 @@ def submit_topology(
         with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as scratch:
             archive = _program_archive(spec, Path(scratch), folder)
             uploaded = upload(
-                nimbus.accepting_fewer(allow_degraded), archive=archive, conf=conf or {}, topology=spec, name=name
+                nimbus.accepting_fewer(allow_degraded),
+                archive=archive,
+                conf=conf or {},
+                topology=spec,
+                name=name,
             )
         return submit_uploaded(
             nimbus,

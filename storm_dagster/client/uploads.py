@@ -64,11 +64,18 @@ def _encode_conf(conf: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(dict(conf), sort_keys=True).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the conf of the submission is not JSON ({error}): use plain values") from None
+        raise InvalidRequest(
+            f"the conf of the submission is not JSON ({error}): use plain values"
+        ) from None
 
 
 def upload(
-    nimbus: NimbusClient, *, archive: Archive, conf: Mapping[str, Any], topology: TopologySpec, name: str = ""
+    nimbus: NimbusClient,
+    *,
+    archive: Archive,
+    conf: Mapping[str, Any],
+    topology: TopologySpec,
+    name: str = "",
 ) -> Uploaded:
     """Upload the three parts; on any failure the handle is cancelled and the error raised."""
     handle = str(nimbus.post("/v1/uploads")["handle"])
@@ -76,7 +83,12 @@ def upload(
         sent = _put_archive(nimbus, handle, archive)
         for part, body in (("conf", _encode_conf(conf)), ("topology", topology.to_json())):
             digest = hashlib.sha256(body).hexdigest()
-            nimbus.request("PUT", f"/v1/uploads/{handle}/{part}", content=body, headers={"X-Content-SHA256": digest})
+            nimbus.request(
+                "PUT",
+                f"/v1/uploads/{handle}/{part}",
+                content=body,
+                headers={"X-Content-SHA256": digest},
+            )
         nimbus.post(f"/v1/uploads/{handle}/finish")
     except BaseException:
         try:
@@ -105,9 +117,17 @@ def upload_target(
     on_step = progress or (lambda step, state: None)
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder:
         on_step("describe", "STARTED")
-        bundle = bundle_target(target, args, folder=Path(folder), home=home, requirements=requirements)
+        bundle = bundle_target(
+            target, args, folder=Path(folder), home=home, requirements=requirements
+        )
         on_step("describe", "SUCCESS")
         on_step("upload", "STARTED")
-        done = upload(nimbus, archive=bundle.archive, conf=conf or {}, topology=bundle.topology, name=bundle.name)
+        done = upload(
+            nimbus,
+            archive=bundle.archive,
+            conf=conf or {},
+            topology=bundle.topology,
+            name=bundle.name,
+        )
         on_step("upload", "SUCCESS")
         return done

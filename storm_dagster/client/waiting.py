@@ -23,7 +23,9 @@ def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
     error = document.get("error")
     if isinstance(error, dict) and error.get("type"):
         return error_from_document({"error": error})
-    detail = str(error.get("message")) if isinstance(error, dict) else str(error or "no reason given")
+    detail = (
+        str(error.get("message")) if isinstance(error, dict) else str(error or "no reason given")
+    )
     return StormDagsterError(
         f"run {run_id} ended as {document.get('status')}: {detail}; see {document.get('url') or 'the Dagster UI'}"
     )
@@ -91,7 +93,11 @@ def wait_for_run(
         on_document(document)
         if time.monotonic() >= deadline:
             queued = document.get("status") == "QUEUED"
-            where = " (the run queue is full: see concurrency.runs.max_concurrent_runs)" if queued else ""
+            where = (
+                " (the run queue is full: see concurrency.runs.max_concurrent_runs)"
+                if queued
+                else ""
+            )
             raise Unavailable(
                 f"run {run_id} is still {document.get('status')}{where}: it goes on; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
@@ -118,8 +124,13 @@ def wait_for_tasks(
             return document
         if time.monotonic() >= deadline:
             left = [task for task in tasks if task.get("status") != "running"]
-            waiting = [f"{task.get('id')} ({task.get('component')}, {task.get('status')})" for task in left]
-            errors = [str(error.get("error", "")).strip().splitlines() for error in document.get("errors", [])]
+            waiting = [
+                f"{task.get('id')} ({task.get('component')}, {task.get('status')})" for task in left
+            ]
+            errors = [
+                str(error.get("error", "")).strip().splitlines()
+                for error in document.get("errors", [])
+            ]
             newest = f"; newest error: {errors[0][-1]}" if errors and errors[0] else ""
             raise Unavailable(
                 f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for {', '.join(waiting[:8])}{newest}: "
@@ -138,7 +149,12 @@ def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
 
 
 def wait_for_status(
-    nimbus: NimbusClient, name: str, done: Callable[[dict[str, Any] | None], bool], *, deadline: float, what: str
+    nimbus: NimbusClient,
+    name: str,
+    done: Callable[[dict[str, Any] | None], bool],
+    *,
+    deadline: float,
+    what: str,
 ) -> dict[str, Any] | None:
     """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable` else."""
     pause = 0.1
@@ -148,6 +164,8 @@ def wait_for_status(
             return document
         if time.monotonic() >= deadline:
             status = document.get("status") if document else "gone"
-            raise Unavailable(f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later")
+            raise Unavailable(
+                f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later"
+            )
         time.sleep(pause)
         pause = min(pause * 1.2, 1.0)

@@ -31,10 +31,16 @@ class FileSink:
     options of the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``."""
 
     def __init__(
-        self, url: str, format: Literal["jsonl", "csv", "parquet"] = "jsonl", *, prefix: str = "files."
+        self,
+        url: str,
+        format: Literal["jsonl", "csv", "parquet"] = "jsonl",
+        *,
+        prefix: str = "files.",
     ) -> None:
         if format not in _FORMATS:
-            raise InvalidRequest(f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}")
+            raise InvalidRequest(
+                f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}"
+            )
         self._url, self._format, self._prefix = url, format, prefix
         self.assets = assets_of("files", url)
         self._fs: Any = None
@@ -82,11 +88,16 @@ class FileSink:
 
     def _begin_upload(self, token: int) -> dict[str, Any]:
         place = self._place(token)
-        return {**place, "UploadId": self._fs.call_s3("create_multipart_upload", **place)["UploadId"]}
+        return {
+            **place,
+            "UploadId": self._fs.call_s3("create_multipart_upload", **place)["UploadId"],
+        }
 
     def _abort_uploads(self, place: Mapping[str, str]) -> None:
         # Some servers find uploads by their whole key only.
-        found = self._fs.call_s3("list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"])
+        found = self._fs.call_s3(
+            "list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"]
+        )
         for one in (each for each in found.get("Uploads", ()) if each["Key"] == place["Key"]):
             # One that is not there any more may be complete: the file is looked for afterwards.
             with suppress(FileNotFoundError):
@@ -129,7 +140,9 @@ class FileSink:
                     os.fsync(file.fileno())
             self._fs.mv(f"{self._staging}/{token}", target)
         except FileNotFoundError as error:
-            raise Unavailable(f"{self._path} was opened elsewhere, and is written from there: {error}") from None
+            raise Unavailable(
+                f"{self._path} was opened elsewhere, and is written from there: {error}"
+            ) from None
         if "file" in self._fs.protocol:
             # The name, too, shall survive a power cut.
             os.fsync(folder := os.open(os.path.dirname(target), os.O_RDONLY))
@@ -170,7 +183,9 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     from pyarrow import parquet
 
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)}), sink)
+    parquet.write_table(
+        pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)}), sink
+    )
     return sink.getvalue().to_pybytes()
 
 

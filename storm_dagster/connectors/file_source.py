@@ -16,7 +16,14 @@ from storm_dagster.model.errors import InvalidTopology
 
 _END = "end"
 """Position of a file that was read."""
-_KINDS = {"jsonl": "lines", "ndjson": "lines", "txt": "lines", "log": "lines", "csv": "csv", "parquet": "parquet"}
+_KINDS = {
+    "jsonl": "lines",
+    "ndjson": "lines",
+    "txt": "lines",
+    "log": "lines",
+    "csv": "csv",
+    "parquet": "parquet",
+}
 _MOST_FILES, _RETRY_SECS = 8, 10.0
 
 
@@ -33,11 +40,15 @@ class FileSource(Source):
 
     refresh_secs: ClassVar[float] = 5.0
 
-    def __init__(self, path: str, *, format: Literal["lines", "csv", "parquet"] | None = None) -> None:
+    def __init__(
+        self, path: str, *, format: Literal["lines", "csv", "parquet"] | None = None
+    ) -> None:
         parts = path.rsplit("/", 1)[-1].lower().split(".")
         found = format or next((_KINDS[part] for part in parts[1:] if part in _KINDS), None)
         if found not in set(_KINDS.values()):
-            raise InvalidTopology(f'the format of {path!r} is not known: set format="lines", "csv" or "parquet"')
+            raise InvalidTopology(
+                f'the format of {path!r} is not known: set format="lines", "csv" or "parquet"'
+            )
         self.path, self.format = path, found
         self.assets = assets_of("files", path.rpartition("/")[0] or path)
 
@@ -72,23 +83,33 @@ class FileSource(Source):
         """Read these files, from where each was left; the oldest first."""
         self._ended &= mine.keys()
         kept = {name: at for name, at in self._unread.items() if name in mine}
-        new = [name for name, at in mine.items() if at != _END and name not in kept and name not in self._ended]
+        new = [
+            name
+            for name, at in mine.items()
+            if at != _END and name not in kept and name not in self._ended
+        ]
         new.sort(key=lambda name: (self._times.get(name) or 0.0, name))
         self._unread = kept | {name: mine[name] or 0 for name in new}
         self._rows = {name: rows for name, rows in self._rows.items() if name in mine}
 
-    def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
+    def read(
+        self, most: int, full: Collection[str]
+    ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """The next records of the first files."""
         found: list[SourceRecord | PartitionEnd | Exception] = []
         now = time.monotonic()
-        ready = (name for name in self._unread if name not in full and self._later.get(name, 0.0) <= now)
+        ready = (
+            name for name in self._unread if name not in full and self._later.get(name, 0.0) <= now
+        )
         for name in list(islice(ready, _MOST_FILES)):
             try:
                 ended = self._read_file(name, most, found)
             except Exception as error:
                 self._rows.pop(name, None)
                 self._later[name] = time.monotonic() + _RETRY_SECS
-                found.append(RuntimeError(f"file {name} cannot be read: {type(error).__name__}: {error}"))
+                found.append(
+                    RuntimeError(f"file {name} cannot be read: {type(error).__name__}: {error}")
+                )
                 continue
             if ended:
                 found.append(PartitionEnd(name, _END, closed=True))
@@ -127,11 +148,26 @@ class FileSource(Source):
 
     def lag(self) -> Mapping[str, Lag]:
         """Of all files together: how many are unread, and the age of the oldest."""
-        ages = [time.time() - at for name in self._unread if (at := self._times.get(name)) is not None]
+        ages = [
+            time.time() - at for name in self._unread if (at := self._times.get(name)) is not None
+        ]
         return {"files": Lag(len(self._unread), round(max(ages, default=0.0), 3))}
 
 
 def _seconds(info: Mapping[str, Any]) -> float | None:
     """Time of the last modification, as each file system names it."""
-    at: Any = next((info[key] for key in ("mtime", "LastModified", "last_modified", "updated") if info.get(key)), None)
-    return at.timestamp() if hasattr(at, "timestamp") else float(at) if isinstance(at, int | float) else None
+    at: Any = next(
+        (
+            info[key]
+            for key in ("mtime", "LastModified", "last_modified", "updated")
+            if info.get(key)
+        ),
+        None,
+    )
+    return (
+        at.timestamp()
+        if hasattr(at, "timestamp")
+        else float(at)
+        if isinstance(at, int | float)
+        else None
+    )

@@ -80,7 +80,9 @@ def _string(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        reason = f"the text {_excerpt(value)} has half of a surrogate pair, which is not a character"
+        reason = (
+            f"the text {_excerpt(value)} has half of a surrogate pair, which is not a character"
+        )
         raise NoJsonForm(f"{reason}: remove or replace it") from None
     return encode_basestring(value)
 

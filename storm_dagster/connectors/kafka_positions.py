@@ -93,7 +93,9 @@ def describe_stop(name: str, committed: CommittedPosition, reason: str) -> str:
     )
 
 
-def describe_restart(name: str, offset: int, committed: CommittedPosition, reason: str, on_lost: str) -> str:
+def describe_restart(
+    name: str, offset: int, committed: CommittedPosition, reason: str, on_lost: str
+) -> str:
     """Error text of a partition that goes on elsewhere: its position is lost."""
     lost = f"its committed position {committed.offset} was lost, {reason}"
     return f"{name} goes on at {offset}: {lost}; on_lost is {on_lost}"

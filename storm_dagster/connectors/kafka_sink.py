@@ -82,7 +82,11 @@ class KafkaSink:
         self._is_aborted = False
         # Brokers count more than key and value.
         self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
-        own = {"enable.idempotence": True, "acks": "all", **({"transactional.id": owner} if owner else {})}
+        own = {
+            "enable.idempotence": True,
+            "acks": "all",
+            **({"transactional.id": owner} if owner else {}),
+        }
         self._producer = Producer({"linger.ms": 5, **settings, **own})
         if not owner:
             return None
@@ -102,13 +106,19 @@ class KafkaSink:
                 f"topic {self._topic} has refused rows of the last batch: the rest waits for a new producer"
             )
         messages: list[tuple[bytes | None, bytes | None]] = []
-        write_or_reject(rows, lambda part: messages.extend([self._message(row) for row in part]), lambda error: True)
+        write_or_reject(
+            rows,
+            lambda part: messages.extend([self._message(row) for row in part]),
+            lambda error: True,
+        )
         if self._group is not None:
             self._producer.begin_transaction()
         self._send(messages)
         if self._group is not None:
             self._token.offset = token
-            self._producer.send_offsets_to_transaction([self._token], self._group.consumer_group_metadata(), _SECS)
+            self._producer.send_offsets_to_transaction(
+                [self._token], self._group.consumer_group_metadata(), _SECS
+            )
             self._producer.commit_transaction(_SECS)
 
     def close(self) -> None:
@@ -163,9 +173,13 @@ class KafkaSink:
             raise failure
         if errors or left:
             reasons = [error.str() for error in errors.values()]
-            raise Unavailable(f"topic {self._topic} has not taken a batch: {[*reasons, f'{left} messages wait'][0]}")
+            raise Unavailable(
+                f"topic {self._topic} has not taken a batch: {[*reasons, f'{left} messages wait'][0]}"
+            )
 
-    def _produce(self, index: int, key: bytes | None, value: bytes | None, errors: dict[int, Any]) -> None:
+    def _produce(
+        self, index: int, key: bytes | None, value: bytes | None, errors: dict[int, Any]
+    ) -> None:
         """Send a message; an error of its delivery will be in ``errors``, below its index."""
 
         def on_delivery(error: Any, message: Any) -> None:

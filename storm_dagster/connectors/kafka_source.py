@@ -41,7 +41,14 @@ _OURS = {
 _ASK_SECS, _CLOSE_SECS = 10.0, 0.05
 _STALE_SECS = 1.0
 """Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a partition."""
-_AWAY = ("_ALL_BROKERS_DOWN", "_TRANSPORT", "_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "REQUEST_TIMED_OUT")
+_AWAY = (
+    "_ALL_BROKERS_DOWN",
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "_RESOLVE",
+    "_WAIT_COORD",
+    "REQUEST_TIMED_OUT",
+)
 
 
 class KafkaSource(Source):
@@ -71,14 +78,20 @@ class KafkaSource(Source):
         self.on_lost: Literal["stop", "earliest", "latest"] = on_lost
         self.start = start
         if on_lost not in ("stop", "earliest", "latest"):
-            raise InvalidTopology(f'on_lost of a KafkaSource is {on_lost!r}: make it "stop", "earliest" or "latest"')
+            raise InvalidTopology(
+                f'on_lost of a KafkaSource is {on_lost!r}: make it "stop", "earliest" or "latest"'
+            )
         if start not in ("earliest", "latest"):
             try:
                 at = datetime.fromisoformat(start)
             except ValueError:
                 what = '"earliest", "latest", or a time such as "2026-11-24T10:00:00"'
-                raise InvalidTopology(f"start of a KafkaSource is {start!r}: make it {what}") from None
-            self._start_ms = int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+                raise InvalidTopology(
+                    f"start of a KafkaSource is {start!r}: make it {what}"
+                ) from None
+            self._start_ms = int(
+                (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000
+            )
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
         """Make the consumer, which connects by itself."""
@@ -87,9 +100,13 @@ class KafkaSource(Source):
         self._kafka = confluent_kafka
         settings = client_settings(conf, "kafka.")
         if "bootstrap.servers" not in settings:
-            raise InvalidRequest("no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology")
+            raise InvalidRequest(
+                "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
+            )
         if ours := sorted(_OURS.keys() & settings.keys()):
-            raise InvalidRequest(f"kafka.{ours[0]} is set by the source itself: remove it from the conf")
+            raise InvalidRequest(
+                f"kafka.{ours[0]} is set by the source itself: remove it from the conf"
+            )
         self.brokers: str = settings["bootstrap.servers"]
         self._label = f"{context.topology_id} task {context.task_id}"
         defaults = {
@@ -129,7 +146,10 @@ class KafkaSource(Source):
         self._closed = False
         self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
         self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
-        on_error = {"error_cb": lambda error: self._errors.append(self._readable(error)), "logger": _log}
+        on_error = {
+            "error_cb": lambda error: self._errors.append(self._readable(error)),
+            "logger": _log,
+        }
         self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
         # Calls of one client wait for each other.
         self._asker = confluent_kafka.Consumer({**defaults, **settings, **_OURS, "log_level": 0})
@@ -141,8 +161,12 @@ class KafkaSource(Source):
 
     def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Ask the brokers without waiting, one question after the other, commits first, the same one once."""
-        if (self._answer is None or self._answer[0] != what) and all(name != what for name, *_ in self._asked):
-            (self._asked.appendleft if what == "commit" else self._asked.append)((what, question, then))
+        if (self._answer is None or self._answer[0] != what) and all(
+            name != what for name, *_ in self._asked
+        ):
+            (self._asked.appendleft if what == "commit" else self._asked.append)(
+                (what, question, then)
+            )
 
     def _serve(self) -> None:
         """Take the answers that are there, and ask the next question."""
@@ -166,7 +190,9 @@ class KafkaSource(Source):
         inner = error.args[0] if isinstance(error, self._kafka.KafkaException) else error
         if isinstance(inner, self._kafka.KafkaError):
             if inner.name() in _AWAY:
-                return Unavailable(f"Kafka at {self.brokers} does not answer: {inner.str()}; it is tried again")
+                return Unavailable(
+                    f"Kafka at {self.brokers} does not answer: {inner.str()}; it is tried again"
+                )
             # Its name first: by that the spout tells errors apart.
             return RuntimeError(f"{inner.name()} of Kafka at {self.brokers}: {inner.str()}")
         return error
@@ -232,7 +258,9 @@ class KafkaSource(Source):
         )
         if names := [self._at(name) for name in self._wanted if name in self._assigned]:
             # A commit of a reader before, which was on its way, may have come after ours.
-            self._ask("stored", lambda: self._asker.committed(names, timeout=_ASK_SECS), self._on_commit)
+            self._ask(
+                "stored", lambda: self._asker.committed(names, timeout=_ASK_SECS), self._on_commit
+            )
         self._serve()
         return self._known
 
@@ -242,8 +270,13 @@ class KafkaSource(Source):
             for topic, one in metadata.topics.items():
                 if one.error is not None:
                     why = one.error.str()
-                    raise InvalidRequest(f"topic {topic!r} cannot be read, {why}: create it, or change topics")
-                names += [(part.leader < 0, _name_of(topic, number)) for number, part in one.partitions.items()]
+                    raise InvalidRequest(
+                        f"topic {topic!r} cannot be read, {why}: create it, or change topics"
+                    )
+                names += [
+                    (part.leader < 0, _name_of(topic, number))
+                    for number, part in one.partitions.items()
+                ]
         # Those without a leader last: whoever asks for their positions waits.
         self._known = [name for _, name in sorted(names)]
         self._first = self._first or self._known
@@ -256,8 +289,12 @@ class KafkaSource(Source):
         self._assigned -= gone
         self._waiting = mine.keys() - self._assigned
         self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
-        self._read_ids = {name: topic_id for name, topic_id in self._read_ids.items() if name in mine}
-        self._interrupted = {name: position for name, position in self._interrupted.items() if name in mine}
+        self._read_ids = {
+            name: topic_id for name, topic_id in self._read_ids.items() if name in mine
+        }
+        self._interrupted = {
+            name: position for name, position in self._interrupted.items() if name in mine
+        }
         self._recreated &= mine.keys()
         self._next_lookup = 0.0
 
@@ -271,12 +308,21 @@ class KafkaSource(Source):
         if start == "latest" and name not in self._first:
             start = "earliest"
         elif one.offset < 0 and start not in ("earliest", "latest"):
-            start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
+            start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[
+                0
+            ].offset
             start = end if start < 0 else start
-        committed = CommittedPosition(one.offset, topic_id_in(one.metadata)) if one.offset >= 0 else None
+        committed = (
+            CommittedPosition(one.offset, topic_id_in(one.metadata)) if one.offset >= 0 else None
+        )
         return committed, first, end, start
 
-    def _begin(self, name: str, asked_id: str | None, position: tuple[CommittedPosition | None, int, int, Any]) -> None:
+    def _begin(
+        self,
+        name: str,
+        asked_id: str | None,
+        position: tuple[CommittedPosition | None, int, int, Any],
+    ) -> None:
         """Read a partition from the position that ``_read_position`` returned.
 
         ``asked_id``: id of its topic when the position was asked for.
@@ -318,11 +364,17 @@ class KafkaSource(Source):
 
     # -- reading --------------------------------------------------------------------------------------------
 
-    def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
+    def read(
+        self, most: int, full: Collection[str]
+    ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """What librdkafka has fetched."""
         self._serve()
         self._read_at = time.monotonic()
-        if self._waiting and self._topic_ids.is_answered and (now := time.monotonic()) >= self._next_lookup:
+        if (
+            self._waiting
+            and self._topic_ids.is_answered
+            and (now := time.monotonic()) >= self._next_lookup
+        ):
             self._next_lookup = now + self.refresh_secs
             for name in filter(self._waiting.__contains__, self._known or ()):
                 then = partial(self._begin, name, self._topic_ids.of(_topic_of(name)))
@@ -339,10 +391,14 @@ class KafkaSource(Source):
                 topic_id = self._read_ids.get(name)
                 after = message.offset() + 1
                 at_ms = at_ms if kind else None
-                found.append(SourceRecord(value, name, after, key, at_ms, headers, topic_id=topic_id))
+                found.append(
+                    SourceRecord(value, name, after, key, at_ms, headers, topic_id=topic_id)
+                )
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
                 found.append(PartitionEnd(name, message.offset()))
-            elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned:
+            elif (
+                error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned
+            ):
                 # The reader was overtaken by retention, or the topic is a new one: its id says which.
                 self._interrupt(name)
                 self._topic_ids.ask_again()
@@ -363,9 +419,18 @@ class KafkaSource(Source):
     def commit(self, after: Mapping[str, Any]) -> None:
         """Store offsets; what could not be stored is tried again at the next call."""
         self._serve()
-        self._wanted.update((name, offset) for name, offset in after.items() if name in self._wanted)
-        positions = {name: CommittedPosition(offset, self._read_ids.get(name)) for name, offset in self._wanted.items()}
-        changed = {name: position for name, position in positions.items() if self._stored.get(name) != position}
+        self._wanted.update(
+            (name, offset) for name, offset in after.items() if name in self._wanted
+        )
+        positions = {
+            name: CommittedPosition(offset, self._read_ids.get(name))
+            for name, offset in self._wanted.items()
+        }
+        changed = {
+            name: position
+            for name, position in positions.items()
+            if self._stored.get(name) != position
+        }
         if changed:
             # A close cannot wait: its positions carry the id of their topic.
             checks_ids = self._topic_ids.is_given and not self._closed
@@ -384,7 +449,11 @@ class KafkaSource(Source):
         offsets: list[Any] = []
         for name, position in positions.items():
             if not is_recreated(position.topic_id, current_ids.get(_topic_of(name))):
-                offsets.append(self._at(name, position.offset, position_metadata(self._label, position.topic_id)))
+                offsets.append(
+                    self._at(
+                        name, position.offset, position_metadata(self._label, position.topic_id)
+                    )
+                )
         has_lost_task = checks_ids and (self._late.is_set() or not self._may_write())
         if not offsets or has_lost_task:
             return topic_ids, []
@@ -413,7 +482,11 @@ class KafkaSource(Source):
         if position is None:
             return None
         # Of a topic that was created again no record is finished.
-        return 0 if is_recreated(position.topic_id, self._topic_ids.of(_topic_of(name))) else position.offset
+        return (
+            0
+            if is_recreated(position.topic_id, self._topic_ids.of(_topic_of(name)))
+            else position.offset
+        )
 
     def lag(self) -> Mapping[str, Lag]:
         """Records after the committed offset, by the newest ends that are known."""
@@ -432,7 +505,11 @@ class KafkaSource(Source):
         if asked:
             # Nothing is fetched of them now, which would bring their ends.
             read_end = partial(self._asker.get_watermark_offsets, timeout=_ASK_SECS)
-            self._ask("ends", lambda: {name: read_end(self._at(name))[1] for name in asked}, self._ends.update)
+            self._ask(
+                "ends",
+                lambda: {name: read_end(self._at(name))[1] for name in asked},
+                self._ends.update,
+            )
         return found
 
     def close(self) -> None:

@@ -58,7 +58,9 @@ class PostgresSink:
     are written as arrays, and maps as ``jsonb``.
     """
 
-    def __init__(self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres.") -> None:
+    def __init__(
+        self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres."
+    ) -> None:
         self._table, self._prefix = table, prefix
         self.assets = assets_of("postgres", table)
         self._key = [key] if isinstance(key, str) else list(key)
@@ -74,7 +76,9 @@ class PostgresSink:
             from psycopg.types.json import Json, Jsonb
         self._psycopg, self._json = psycopg, Jsonb
         self._json_wrappers = (Json, Jsonb)
-        self._db = psycopg.connect(**{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True)
+        self._db = psycopg.connect(
+            **{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True
+        )
         self._owner = owner
         self._json_columns = self._read_json_columns()
         if not owner:
@@ -86,7 +90,9 @@ class PostgresSink:
                 self._run(f"create table if not exists {{}} {columns}")
             # The epoch of this connection: an earlier one of the owner writes nothing any more.
             opening = "on conflict (owner) do update set epoch = t.epoch + 1 returning token, epoch"
-            token, self._epoch = self._run(f"insert into {{}} as t values (%s, 0, 1) {opening}", owner).fetchone()
+            token, self._epoch = self._run(
+                f"insert into {{}} as t values (%s, 0, 1) {opening}", owner
+            ).fetchone()
         return token
 
     def write(self, rows: Sequence[Row], token: int) -> None:
@@ -96,17 +102,23 @@ class PostgresSink:
                 self._db.execute(_LIMITS)
                 update = "update {} set token = %s where owner = %s and epoch = %s"
                 if self._run(update, token, self._owner, self._epoch).rowcount != 1:
-                    raise Unavailable(f"{self._owner} was opened elsewhere, and writes to {self._table} from there")
+                    raise Unavailable(
+                        f"{self._owner} was opened elsewhere, and writes to {self._table} from there"
+                    )
             self._checks = False
             try:
-                write_or_reject(rows, lambda part: self._insert(cursor, part, part is rows), self._is_of_row)
+                write_or_reject(
+                    rows, lambda part: self._insert(cursor, part, part is rows), self._is_of_row
+                )
             except Rejected as refused:
                 self._check_json_columns()
                 self._spare(cursor, rows, refused.rows)
                 misfits = [why for why in refused.rows.values() if why.startswith(_MISFITS)]
                 if len(misfits) == len(rows) >= _MANY:
                     # If none of them fits, it is the table.
-                    raise Unavailable(f"no row of a batch fits {self._table}: {misfits[0]}") from None
+                    raise Unavailable(
+                        f"no row of a batch fits {self._table}: {misfits[0]}"
+                    ) from None
                 raise
             self._check_json_columns()
 
@@ -139,17 +151,27 @@ class PostgresSink:
     def _is_of_row(self, error: Exception) -> bool:
         pg = self._psycopg
         # With another state of the server, a ProgrammingError is the table's fault; without one, a value cannot be sent.
-        of_value = isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
+        of_value = (
+            isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
+        )
         of_row = of_value or type(error).__name__ in _OF_ROW
-        return of_row or isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
+        return of_row or isinstance(
+            error, pg.DataError | pg.IntegrityError | TypeError | ValueError
+        )
 
     def _insert(self, cursor: Any, rows: Sequence[Row], whole: bool) -> None:
         key = self._key or ([] if self._owner else [_RECORD_ID])
         with self._db.transaction():
             for columns, same in groupby(rows, lambda row: tuple(row.values)):
-                names = [*columns, *(name for name in key if name == _RECORD_ID and name not in columns)]
+                names = [
+                    *columns,
+                    *(name for name in key if name == _RECORD_ID and name not in columns),
+                ]
                 types = {name: self._json_type(name) for name in names}
-                lines = [[self._value(row, name, column_type) for name, column_type in types.items()] for row in same]
+                lines = [
+                    [self._value(row, name, column_type) for name, column_type in types.items()]
+                    for row in same
+                ]
                 cursor.executemany(self._statement(names, key), lines)
             # What the commit would refuse. A row may need a later one: parts are checked only if all rows fail.
             self._checks = self._checks or whole
@@ -236,10 +258,18 @@ class PostgresSink:
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
         sql = self._psycopg.sql
-        rest = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in names if name not in key]
+        rest = [
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+            for name in names
+            if name not in key
+        ]
         action = "do update set {4}" if rest else "do nothing"
-        text = "insert into {0} ({1}) values ({2})" + (f" on conflict ({{3}}) {action}" if key else "")
+        text = "insert into {0} ({1}) values ({2})" + (
+            f" on conflict ({{3}}) {action}" if key else ""
+        )
         columns, ids = (map(sql.Identifier, each) for each in (names, key))
         placeholders = [self._placeholder(name) for name in names]
         lists = (columns, placeholders, ids, rest)
-        return sql.SQL(text).format(sql.Identifier(*self._table.split(".")), *map(sql.SQL(", ").join, lists))
+        return sql.SQL(text).format(
+            sql.Identifier(*self._table.split(".")), *map(sql.SQL(", ").join, lists)
+        )

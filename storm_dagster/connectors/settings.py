@@ -57,7 +57,9 @@ def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
                 f"to its path, or set {name}.env to a variable of the worker's environment"
             )
         if key in found:
-            raise InvalidRequest(f"{prefix}{key} is given twice, the second time as {name}: leave one")
+            raise InvalidRequest(
+                f"{prefix}{key} is given twice, the second time as {name}: leave one"
+            )
         found[key] = _read(name, str(value), how) if how else value
     return found
 
@@ -66,6 +68,10 @@ def _read(name: str, where: str, how: str) -> str:
     try:
         return Path(where).read_text("utf-8").strip() if how == ".file" else os.environ[where]
     except KeyError:
-        raise InvalidRequest(f"{name}: the worker's environment has no variable {where}: set it") from None
+        raise InvalidRequest(
+            f"{name}: the worker's environment has no variable {where}: set it"
+        ) from None
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{name}: {where} cannot be read on this host ({error}): put the value there") from None
+        raise InvalidRequest(
+            f"{name}: {where} cannot be read on this host ({error}): put the value there"
+        ) from None

@@ -68,7 +68,9 @@ class Rejected(Exception):
 
 
 def write_or_reject(
-    rows: Sequence[Row], write: Callable[[Sequence[Row]], Any], is_of_row: Callable[[Exception], bool]
+    rows: Sequence[Row],
+    write: Callable[[Sequence[Row]], Any],
+    is_of_row: Callable[[Exception], bool],
 ) -> None:
     """Write rows in one call, or if that raises find the rows at fault by halves, and raise :class:`Rejected` for them.
 
@@ -121,20 +123,27 @@ class SinkBolt(StatefulBolt):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.exactly_once and not cls.record_id:
-            raise InvalidTopology(f"{cls.__name__} is exactly_once without ids: set record_id to the fields of one")
+            raise InvalidTopology(
+                f"{cls.__name__} is exactly_once without ids: set record_id to the fields of one"
+            )
         cls.message_id = cls.record_id if cls.exactly_once else None
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """Conf of the tick that writes the rows of a quiet stream, and what is written."""
         assets = list(getattr(getattr(cls, "sink", None), "assets", ()))
-        return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2, "topology.component.assets": assets}
+        return {
+            "topology.tick.tuple.freq.secs": cls.batch_secs / 2,
+            "topology.component.assets": assets,
+        }
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], Any]) -> None:
         """Check that there is a sink, and that each input has the fields of ``record_id``; else :class:`InvalidTopology`."""
         if not hasattr(cls, "sink"):
-            raise InvalidTopology(f"{owner}: {cls.__name__} has no sink: set sink = ... in its class")
+            raise InvalidTopology(
+                f"{owner}: {cls.__name__} has no sink: set sink = ... in its class"
+            )
         for (component, stream), spec in inputs.items():
             if missing := [name for name in cls._id_fields() if name not in spec.fields]:
                 has = f"{stream!r} of {component!r} has: {', '.join(spec.fields)}"
@@ -178,7 +187,9 @@ class SinkBolt(StatefulBolt):
         parts = [str(named[each]) for each in self._id_fields()]
         # No two records have the same text. The first field, often a partition or a path, stays as it is.
         parts[1:] = [one.replace("%", "%25").replace("/", "%2F") for one in parts[1:]]
-        self._size += sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
+        self._size += sum(
+            len(one) if isinstance(one, str | bytes) else 8 for one in values.values()
+        )
         if not self._entries:
             self._since = self.context.now_ms()
         self._entries.append((Row(values, "/".join(parts) if parts else None), [tup]))
@@ -268,17 +279,25 @@ class SinkBolt(StatefulBolt):
         assert self._sink is not None
         while entries := self._writing:
             tups = [copies[0] for _, copies in entries]
-            if self.exactly_once and not self._begun and not self._sink_batches.begin(self._token + 1, tups):
+            if (
+                self.exactly_once
+                and not self._begun
+                and not self._sink_batches.begin(self._token + 1, tups)
+            ):
                 return False
             self._begun = True
             try:
                 self._sink.write([row for row, _ in entries], self._token + 1)
             except Rejected as refused:
                 # Without ids of what is not written: a repeated tuple shall be rejected again.
-                self._writing = [entry for at, entry in enumerate(entries) if at not in refused.rows]
+                self._writing = [
+                    entry for at, entry in enumerate(entries) if at not in refused.rows
+                ]
                 self._begun = False
                 if len(self._writing) == len(entries):
-                    raise InvalidRequest(f"{type(self.sink).__name__} rejects rows that are not there") from refused
+                    raise InvalidRequest(
+                        f"{type(self.sink).__name__} rejects rows that are not there"
+                    ) from refused
                 for at, why in sorted(refused.rows.items()):
                     self._reject(entries[at][1], why)
             else:
@@ -305,7 +324,9 @@ class SinkBolt(StatefulBolt):
                 self.ack(tup)
         self._refused += 1
         self.report_metric("rows_rejected", self._refused)
-        self._report(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))
+        self._report(
+            InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}")
+        )
 
     def _report(self, error: Exception) -> None:
         """Report an error, those of a type once a minute."""

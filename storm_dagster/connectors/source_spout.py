@@ -70,7 +70,9 @@ class SourceSpout(Spout):
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """Conf that names what is read."""
-        return {"topology.component.assets": list(cls.source.assets)} if hasattr(cls, "source") else {}
+        return (
+            {"topology.component.assets": list(cls.source.assets)} if hasattr(cls, "source") else {}
+        )
 
     @classmethod
     def _checked_kind(cls) -> str:
@@ -121,7 +123,9 @@ class SourceSpout(Spout):
         self._guarded(self._drop_recreated)
         # A source may need long to go on with a partition that was full: some records are read beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
-        if full and (full >= (self._mine or {""}) or self._tracker.held >= (4 + len(full)) * _BATCH):
+        if full and (
+            full >= (self._mine or {""}) or self._tracker.held >= (4 + len(full)) * _BATCH
+        ):
             return
         for record in self._guarded(lambda: self._source.read(_BATCH, full)) or ():
             if isinstance(record, Exception):
@@ -148,7 +152,9 @@ class SourceSpout(Spout):
         if mine != self._mine:
             for name in tracker.partitions.keys() - mine if found else ():
                 self._release(name)
-                self._complain(RuntimeError(f"partition {name} is there no more: its open records are dropped"))
+                self._complain(
+                    RuntimeError(f"partition {name} is there no more: its open records are dropped")
+                )
             kept = self._store.found if self._store is not None else {}
             source.assign({name: kept.get(name) for name in sorted(mine)})
             self._mine = mine
@@ -156,7 +162,13 @@ class SourceSpout(Spout):
         self._missing = {name: missing.get(name, now) for name in gone}
 
     def _release(self, name: str) -> None:
-        self._source.nack([one.record.handle for one in self._tracker.release(name) if one.record.handle is not None])
+        self._source.nack(
+            [
+                one.record.handle
+                for one in self._tracker.release(name)
+                if one.record.handle is not None
+            ]
+        )
 
     def _drop_recreated(self) -> None:
         """Drop the records of partitions that were deleted and created again.
@@ -234,7 +246,9 @@ class SourceSpout(Spout):
             one.reported = True
             most = SPAN * self._tracker.max_open
             then = f"its partition stops {most} records after it (on_poison of the source is block)"
-            self.raise_exception(RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}"))
+            self.raise_exception(
+                RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}")
+            )
 
     def deactivate(self) -> None:
         """Commit ten times a second from now on: the worker may end when all is finished."""
@@ -264,14 +278,20 @@ class SourceSpout(Spout):
     def _commit(self, now: float) -> None:
         self._drop_recreated()
         changed = {
-            name: after for name, after in self._tracker.positions() if self._committed.get(name, _NOTHING) != after
+            name: after
+            for name, after in self._tracker.positions()
+            if self._committed.get(name, _NOTHING) != after
         }
         if self._source.keeps_positions:
             self._source.commit(changed)
         elif self._store is None:
             return
         else:
-            old = [name for name, since in self._missing.items() if now - since >= self._source.forget_secs]
+            old = [
+                name
+                for name, since in self._missing.items()
+                if now - since >= self._source.forget_secs
+            ]
             if changed or old:
                 try:
                     self._store.save(changed, old)
@@ -299,7 +319,9 @@ class SourceSpout(Spout):
         if not lags:
             return
         self.report_metric("lag", sum(records or 0 for records, _ in shown.values()))
-        self.report_metric("lag_secs", max((secs or 0.0 for _, secs in shown.values()), default=0.0))
+        self.report_metric(
+            "lag_secs", max((secs or 0.0 for _, secs in shown.values()), default=0.0)
+        )
         self.report_metric("lag_by_partition", dict(list(shown.items())[:_MOST_LAGS]))
 
     def close(self) -> None:
@@ -328,7 +350,9 @@ class SourceSpout(Spout):
         # Numbers after the second colon change from one report to the next.
         now, text = time.monotonic(), ":".join([type(error).__name__, *str(error).split(":")[:1]])
         if now - self._reported.get(text, -_ERROR_SECS) >= _ERROR_SECS:
-            self._reported = {key: at for key, at in self._reported.items() if now - at < _ERROR_SECS} | {text: now}
+            self._reported = {
+                key: at for key, at in self._reported.items() if now - at < _ERROR_SECS
+            } | {text: now}
             self.raise_exception(error)
 
 

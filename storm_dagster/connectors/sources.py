@@ -46,7 +46,9 @@ class Source(Protocol):
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Partition -> kept position (or ``None``) of the partitions to read; called again when they change."""
 
-    def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
+    def read(
+        self, most: int, full: Collection[str]
+    ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """The next records, about ``most``, of partitions that are not ``full``. Exceptions among them are reported."""
         ...
 

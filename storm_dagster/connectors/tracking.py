@@ -182,14 +182,20 @@ class Tracker:
         progress.open -= 1
         if progress.records[0] is one:
             progress.advance()
-        elif one.record.after is None and len(progress.records) - len(progress.held) > 2 * progress.open + SPAN:
+        elif (
+            one.record.after is None
+            and len(progress.records) - len(progress.held) > 2 * progress.open + SPAN
+        ):
             # A queue has no position that would wait for the first record.
             progress.records = deque(
                 each for each in progress.records if isinstance(each, PartitionEnd) or not each.done
             )
         if progress.held:
             self._give_out(progress)
-        few = progress.open <= self.max_open // 2 and len(progress.records) <= SPAN * self.max_open // 2
+        few = (
+            progress.open <= self.max_open // 2
+            and len(progress.records) <= SPAN * self.max_open // 2
+        )
         if few and not progress.held:
             self.full.discard(one.record.partition)
         return True
@@ -201,7 +207,9 @@ class Tracker:
             return False
         one.tries += counts
         one.waits = True
-        heapq.heappush(self._retries, (now + self.retries.pause(max(1, one.tries)), next(self._numbers), one))
+        heapq.heappush(
+            self._retries, (now + self.retries.pause(max(1, one.tries)), next(self._numbers), one)
+        )
         return one.tries > self.retries.most
 
     def positions(self) -> Iterator[tuple[str, Any]]:
@@ -212,7 +220,11 @@ class Tracker:
 
     def closed(self) -> list[str]:
         """Partitions of which everything is finished, and that are at their end."""
-        return [name for name, progress in self.partitions.items() if progress.closed and not progress.records]
+        return [
+            name
+            for name, progress in self.partitions.items()
+            if progress.closed and not progress.records
+        ]
 
     def behind_ms(self, partition: str, now_ms: int) -> int | None:
         """Age of the oldest unfinished record by event time, else of the newest finished one; ``None``: unknown."""
@@ -220,6 +232,10 @@ class Tracker:
         if progress is None:
             return None
         at_ms: int | None = progress.watermark_ms or None
-        if progress.records and isinstance(first := progress.records[0], OpenRecord) and first.record.at_ms is not None:
+        if (
+            progress.records
+            and isinstance(first := progress.records[0], OpenRecord)
+            and first.record.at_ms is not None
+        ):
             at_ms = first.record.at_ms
         return None if at_ms is None else max(0, now_ms - at_ms)

@@ -53,13 +53,17 @@ class PendingMap(Generic[V]):
         """Remove and return the entry, or ``None``."""
         return self.entries.pop(key, None)
 
-    def overdue(self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None) -> list[int]:
+    def overdue(
+        self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None
+    ) -> list[int]:
         """Keys of the entries that have become older than the timeout since the last call, oldest first.
 
         ``entries``: a copy, where another thread removes some."""
         late, before = now - self.timeout, self._late
         self._late = late
-        old = takewhile(lambda entry: entry[1][1] <= late, self.entries.items() if entries is None else entries)
+        old = takewhile(
+            lambda entry: entry[1][1] <= late, self.entries.items() if entries is None else entries
+        )
         return [key for key, (_, added) in old if added > before]
 
     def expire(self, now: float) -> list[tuple[int, V]]:

@@ -51,7 +51,9 @@ LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", 
 
 
 def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
-    return caller.name in (conf.get(users) or ()) or not caller.groups.isdisjoint(conf.get(groups) or ())
+    return caller.name in (conf.get(users) or ()) or not caller.groups.isdisjoint(
+        conf.get(groups) or ()
+    )
 
 
 def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
@@ -60,7 +62,10 @@ def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
 
 
 def authorize(
-    caller: Caller, operation: Operation, conf: Mapping[str, Any], topology_conf: Mapping[str, Any] | None = None
+    caller: Caller,
+    operation: Operation,
+    conf: Mapping[str, Any],
+    topology_conf: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise :class:`NotAuthorized` unless the caller may.
 
@@ -73,7 +78,9 @@ def authorize(
     where = topology_conf if operation == "topology" else conf
     if where is None or not _listed(caller, where, users, groups):
         remedy = f"{users} or {groups}{' of the topology' if operation == 'topology' else ''}"
-        raise NotAuthorized(f"user {caller} may not do this: an administrator can add the user to {remedy}")
+        raise NotAuthorized(
+            f"user {caller} may not do this: an administrator can add the user to {remedy}"
+        )
 
 
 def impersonate(caller: Caller, name: str, conf: Mapping[str, Any], groups: Groups) -> Caller:

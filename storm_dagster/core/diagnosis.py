@@ -170,10 +170,14 @@ def _slow_components(topology: TopologyMeasure) -> Iterator[Finding]:
     behind = {one.id for one in bolts if one.backlog_secs >= _BACKLOG_SECS}
     slow = {_culprit(one, shares) for one in bolts if one.id in behind or one.busy >= _BUSY}
     above = {name: upstream_of(name, parts) for name in slow}
-    for part in sorted((parts[name] for name in slow), key=lambda one: (-one.backlog_secs, -one.busy, one.id)):
+    for part in sorted(
+        (parts[name] for name in slow), key=lambda one: (-one.backlog_secs, -one.busy, one.id)
+    ):
         # Who feeds a bolt that is behind waits for it. In a cycle each is upstream of the other: the worst is named.
         others = (behind & slow) - {part.id}
-        if any(part.id in above[other] and not _worse(part, topology, other, above) for other in others):
+        if any(
+            part.id in above[other] and not _worse(part, topology, other, above) for other in others
+        ):
             continue
         yield _slow_component(part, topology, shares)
 
@@ -192,7 +196,9 @@ def _culprit(part: ComponentMeasure, shares: Mapping[str, Mapping[str, float]]) 
 def _slow_component(
     part: ComponentMeasure, topology: TopologyMeasure, shares: Mapping[str, Mapping[str, float]]
 ) -> Finding:
-    held = max((one.held for one in topology.components.values() if one.kind == "spout"), default=0.0)
+    held = max(
+        (one.held for one in topology.components.values() if one.kind == "spout"), default=0.0
+    )
     busiest = max(part.tasks, key=lambda one: (one.busy, one.rate))
     load = min(1.0, sum(shares[busiest.worker].values()))
     text = f"its busiest task is in execute {percent(min(1.0, part.busy))} of the time"
@@ -213,7 +219,9 @@ def _slow_component(
     return _finding("bottleneck", part.id, how=text, what=what)
 
 
-def _worse(part: ComponentMeasure, topology: TopologyMeasure, other: str, above: Mapping[str, set[str]]) -> bool:
+def _worse(
+    part: ComponentMeasure, topology: TopologyMeasure, other: str, above: Mapping[str, set[str]]
+) -> bool:
     """Whether two are upstream of each other and ``part`` is further behind."""
     rival = topology.components[other]
     return other in above[part.id] and (part.backlog_secs, part.id) > (rival.backlog_secs, rival.id)
@@ -227,10 +235,18 @@ def _lag(topology: TopologyMeasure, slow: Collection[str]) -> Iterator[Finding]:
             remedy = "raise topology.max.spout.pending, or read with more tasks"
             if slow:
                 remedy = f"{', '.join(slow)} holds it up: see there"
-            yield _finding("lag", part.id, lag=compact(part.lag), rate=compact(part.lag_rate), remedy=remedy)
+            yield _finding(
+                "lag", part.id, lag=compact(part.lag), rate=compact(part.lag_rate), remedy=remedy
+            )
         elif part.lag_rate < 0 and part.lag / -part.lag_rate > 60:
             left = duration(part.lag / -part.lag_rate)
-            yield _finding("lag-shrinks", part.id, lag=compact(part.lag), rate=compact(-part.lag_rate), left=left)
+            yield _finding(
+                "lag-shrinks",
+                part.id,
+                lag=compact(part.lag),
+                rate=compact(-part.lag_rate),
+                left=left,
+            )
 
 
 def _failures(topology: TopologyMeasure) -> Iterator[Finding]:
@@ -244,7 +260,9 @@ def _failures(topology: TopologyMeasure) -> Iterator[Finding]:
             secs = {"secs": part.p99_ms / 1000, "timeout": topology.timeout_secs}
             yield _finding("timing-out", part.id, failing=failing, **secs)
         elif share >= _FAILING:
-            newest = next((f" Newest error: {name}: {text}" for name, text in topology.errors.items()), "")
+            newest = next(
+                (f" Newest error: {name}: {text}" for name, text in topology.errors.items()), ""
+            )
             numbers = {"share": percent(share), "rate": compact(part.failed)}
             yield _finding("failing", part.id, newest=newest, name=topology.name, **numbers)
 
@@ -253,7 +271,9 @@ def _workers(topology: TopologyMeasure) -> Iterator[Finding]:
     for worker in topology.workers:
         where = f"{worker.host}:{worker.port}"
         if worker.silent_secs > max(10.0, 4 * topology.report_secs):
-            yield _finding("blocked", worker=where, port=worker.port, silence=duration(worker.silent_secs))
+            yield _finding(
+                "blocked", worker=where, port=worker.port, silence=duration(worker.silent_secs)
+            )
         if worker.restarts >= _RESTARTS:
             yield _finding("restarts", worker=where, restarts=worker.restarts, name=topology.name)
 

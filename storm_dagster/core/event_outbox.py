@@ -97,7 +97,9 @@ class EventOutbox(Generic[H]):
     def handle_response(self, answer: ReportResponse, now: float) -> OutboxResult[H]:
         """Handle the response to the batch in flight. Trouble is followed by a pause, a longer one each time."""
         self._sent = frozenset()
-        self._pause = 0.0 if answer.trouble is None else min(LONGEST_PAUSE_SECS, max(0.5, 2 * self._pause))
+        self._pause = (
+            0.0 if answer.trouble is None else min(LONGEST_PAUSE_SECS, max(0.5, 2 * self._pause))
+        )
         self._retry_at = now + self._pause
         outcome: OutboxResult[H] = OutboxResult()
         for entry in list(self._waiting.values()):

@@ -278,13 +278,19 @@ class Contents:
             for part in _parts(ids.items()):
                 yield Checkpoint(ids=[(number, name) for name, number in part])
         for part in _parts(self.values.items()):
-            yield Checkpoint(values=part if self.encoded else [(key, encode_value(value, key)) for key, value in part])
+            yield Checkpoint(
+                values=part
+                if self.encoded
+                else [(key, encode_value(value, key)) for key, value in part]
+            )
         for held in _parts(self.held.items()):
             yield Checkpoint(held=[(number, owner, raw) for number, (owner, raw) in held])
         for results in _parts(self.results.items()):
             yield Checkpoint(results=results)
         for owner, (token, names) in self.batches.items():
-            yield Checkpoint(batches=[(owner, token, [(number, name) for name, number in names.items()])])
+            yield Checkpoint(
+                batches=[(owner, token, [(number, name) for name, number in names.items()])]
+            )
 
 
 @dataclass(frozen=True)
@@ -300,7 +306,10 @@ class Partitioning:
         return stable_hash(key) % self.tasks
 
     def share(
-        self, index: int, old: Iterable[tuple[int, Contents]], merge: Callable[[Any, list[Any]], Any]
+        self,
+        index: int,
+        old: Iterable[tuple[int, Contents]],
+        merge: Callable[[Any, list[Any]], Any],
     ) -> Contents:
         """Contents of task ``index``, taken from the tasks of the partitioning before, given as (index, contents).
 

@@ -34,7 +34,9 @@ def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
     return needed
 
 
-def leader_decision(me: str, missing: int, others: Mapping[str, int], *, vacant_secs: float) -> LeaderDecision:
+def leader_decision(
+    me: str, missing: int, others: Mapping[str, int], *, vacant_secs: float
+) -> LeaderDecision:
     """Whether the nimbus ``me`` (``host:port``), which misses ``missing`` blobs, may try to lead.
 
     ``others`` maps the address of every other live nimbus to what it misses, as it announced it.
@@ -45,9 +47,15 @@ def leader_decision(me: str, missing: int, others: Mapping[str, int], *, vacant_
     """
     if missing == 0:
         return LeaderDecision(True, f"{me} holds all blobs of the active topologies")
-    better = min(((count, who) for who, count in others.items() if who != me and count < missing), default=None)
+    better = min(
+        ((count, who) for who, count in others.items() if who != me and count < missing),
+        default=None,
+    )
     if better is not None and vacant_secs < PATIENCE_SECS:
-        return LeaderDecision(False, f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead")
+        return LeaderDecision(
+            False,
+            f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead",
+        )
     if vacant_secs < GRACE_SECS:
         text = f"{me} misses {missing} blobs and waits {GRACE_SECS:g} s for a nimbus that has more"
         return LeaderDecision(False, text)

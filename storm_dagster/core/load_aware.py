@@ -65,4 +65,9 @@ class LoadAwareShuffle(Generic[T]):
         if len(set(weights)) == 1:
             self._restart(self.targets)
         else:
-            self._restart([self.targets[index] for index in smooth_turns(weights, max(_MOST, 2 * len(weights)))])
+            self._restart(
+                [
+                    self.targets[index]
+                    for index in smooth_turns(weights, max(_MOST, 2 * len(weights)))
+                ]
+            )

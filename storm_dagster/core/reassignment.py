@@ -68,11 +68,18 @@ def offered_supervisors(
 def placed_workers(assignment: Assignment | None) -> tuple[PlacedWorker, ...]:
     """The workers of an assignment as the planner's value type."""
     workers = assignment.workers if assignment is not None else ()
-    return tuple(PlacedWorker(**each.model_dump(include=_OF_A_SLOT), tasks=each.ids) for each in workers)
+    return tuple(
+        PlacedWorker(**each.model_dump(include=_OF_A_SLOT), tasks=each.ids) for each in workers
+    )
 
 
 def _to_place(
-    name: str, topology_id: str, runnable: Runnable, table: TaskTable, executors: Mapping[str, int], **changes: Any
+    name: str,
+    topology_id: str,
+    runnable: Runnable,
+    table: TaskTable,
+    executors: Mapping[str, int],
+    **changes: Any,
 ) -> TopologyToPlace:
     built = topology_to_place(
         name=name,
@@ -86,10 +93,16 @@ def _to_place(
 
 
 def _to_place_again(
-    topology: TopologyView, runnable: Runnable, table: TaskTable, executors: Mapping[str, int], **changes: Any
+    topology: TopologyView,
+    runnable: Runnable,
+    table: TaskTable,
+    executors: Mapping[str, int],
+    **changes: Any,
 ) -> TopologyToPlace:
     old = placed_workers(topology.assignment)
-    return _to_place(topology.base.name, topology.id, runnable, table, executors, old=old, **changes)
+    return _to_place(
+        topology.base.name, topology.id, runnable, table, executors, old=old, **changes
+    )
 
 
 def new_batch(
@@ -109,18 +122,26 @@ def new_batch(
     Slots of the topology that it ``replaces`` count as free: that one ends in the same transaction.
     """
     old = placed_workers(backup)
-    to_place = _to_place(name, topology_id, runnable, table, executors, workers=workers, event="new", old=old)
+    to_place = _to_place(
+        name, topology_id, runnable, table, executors, workers=workers, event="new", old=old
+    )
     placing = [topology_id] if replaces is None else [topology_id, replaces]
     supervisors = offered_supervisors(view, placing=placing, isolation=to_place.isolation)
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
 
-def causes_still_true(view: ClusterView, topology: TopologyView, causes: Iterable[Cause]) -> list[Cause]:
+def causes_still_true(
+    view: ClusterView, topology: TopologyView, causes: Iterable[Cause]
+) -> list[Cause]:
     """Causes that still hold: of the current assignment, and of what did not recover while they waited for a run."""
     if topology.assignment_at is None:
         return []
     version = topology.assignment_at.version
-    mine = [cause for cause in causes if cause.topology_id == topology.id and cause.generation == version]
+    mine = [
+        cause
+        for cause in causes
+        if cause.topology_id == topology.id and cause.generation == version
+    ]
     return [cause for cause in mine if _still_true(view, topology, cause)]
 
 
@@ -137,11 +158,19 @@ def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool
         return cause.kind != "lost_host" or cause.node not in view.supervisors
     if cause.kind == "dead_task":
         return not topology.dead_tasks.isdisjoint(cause.tasks)
-    return cause.kind == "never_ran" and live.status == "starting" and cause.seen in ("", live.token[:8])
+    return (
+        cause.kind == "never_ran"
+        and live.status == "starting"
+        and cause.seen in ("", live.token[:8])
+    )
 
 
 def monitor_batch(
-    view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable, causes: Collection[Cause]
+    view: ClusterView,
+    topology: TopologyView,
+    runnable: Runnable,
+    table: TaskTable,
+    causes: Collection[Cause],
 ) -> PlacementBatch:
     """The batch that reassigns the tasks of ``causes`` and keeps all others where they are.
 
@@ -154,11 +183,15 @@ def monitor_batch(
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
     dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
     # A cause names whole workers, but the assignment decides: a slot in it goes as a whole.
-    dead.update(task for worker in topology.workers if worker.slot in withheld for task in worker.ids)
+    dead.update(
+        task for worker in topology.workers if worker.slot in withheld for task in worker.ids
+    )
     # What is not offered and not judged dead yet stays in this round. Besides the tasks that run, these are tasks of
     # workers whose limit has not passed: silence is judged by the observer alone, never by the planner.
     offered = {supervisor.id for supervisor in supervisors}
-    elsewhere = {task for worker in topology.workers if worker.node not in offered for task in worker.ids}
+    elsewhere = {
+        task for worker in topology.workers if worker.node not in offered for task in worker.ids
+    }
     base = topology.base
     to_place = _to_place_again(
         topology,
@@ -222,7 +255,10 @@ def same_workers(assignment: Assignment | None, placement: TopologyPlacement) ->
         return False
     # The host counts: one that was renamed is reached by its new name alone.
     old = {worker.slot: (worker.host, frozenset(worker.ids)) for worker in assignment.workers}
-    new = {(worker.node, worker.port): (worker.host, frozenset(worker.tasks)) for worker in placement.workers}
+    new = {
+        (worker.node, worker.port): (worker.host, frozenset(worker.tasks))
+        for worker in placement.workers
+    }
     return old == new
 
 

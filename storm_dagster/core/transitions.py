@@ -16,16 +16,28 @@ from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView
 
 Event = Literal[
-    "activate", "deactivate", "drain", "kill", "rebalance", "finish_rebalance", "upgrade", "end_upgrade", "rollback"
+    "activate",
+    "deactivate",
+    "drain",
+    "kill",
+    "rebalance",
+    "finish_rebalance",
+    "upgrade",
+    "end_upgrade",
+    "rollback",
 ]
 
-HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"})
+HEALED: frozenset[TopologyStatus] = frozenset(
+    {"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"}
+)
 """Statuses in which dead tasks are reassigned: all but that of a topology which goes anyway."""
 STEADY: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE"})
 """Statuses in which tasks may be moved to spread them better: no other change of the topology is under way."""
 
 _TABLE = load_table(__name__, "transitions")
-_NEXT: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = _TABLE["next"]
+_NEXT: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = _TABLE[
+    "next"
+]
 
 
 def delay_of(asked: int | None, message_timeout_secs: int) -> int:

@@ -38,7 +38,14 @@ class WindowShape:
     @property
     def parts(self) -> list[Any]:
         """What positions in a log of tuples depend on."""
-        return [self.length_count, self.length_ms, self.slide_count, self.slide_ms, self.gap_ms, self.event_time]
+        return [
+            self.length_count,
+            self.length_ms,
+            self.slide_count,
+            self.slide_ms,
+            self.gap_ms,
+            self.event_time,
+        ]
 
 
 def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
@@ -54,13 +61,22 @@ def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     slide_count = value("window.sliding.interval.count")
     slide_ms = value("window.sliding.interval.duration.ms")
     gap_ms = value("window.session.gap.ms")
-    event_time = value("tuple.timestamp.field.name") is not None or bool(value("tuple.timestamp.extractor"))
-    for name, two in (("window lengths", (length_count, length_ms)), ("sliding intervals", (slide_count, slide_ms))):
+    event_time = value("tuple.timestamp.field.name") is not None or bool(
+        value("tuple.timestamp.extractor")
+    )
+    for name, two in (
+        ("window lengths", (length_count, length_ms)),
+        ("sliding intervals", (slide_count, slide_ms)),
+    ):
         if None not in two:
-            raise InvalidTopology(f"{owner} has two {name}, a count and a duration: remove one of them")
+            raise InvalidTopology(
+                f"{owner} has two {name}, a count and a duration: remove one of them"
+            )
     if gap_ms is not None:
         if any(part is not None for part in (length_count, length_ms, slide_count, slide_ms)):
-            raise InvalidTopology(f"{owner} has a session gap and a window length: a session has no length")
+            raise InvalidTopology(
+                f"{owner} has a session gap and a window length: a session has no length"
+            )
     elif length_count is None and length_ms is None:
         raise InvalidTopology(
             f"{owner} has no window length: set window = Window.tumbling(...), Window.sliding(...) or Window.session(...)"
@@ -162,5 +178,7 @@ def join(positions: list[Position]) -> Position | None:
         shape=positions[-1].shape,
         watermark=min(mark for mark in marks if mark is not None) if known else None,
         newest=list(newest.items()),
-        last_end=min(end for end in ends if end is not None) if known and None not in ends else None,
+        last_end=min(end for end in ends if end is not None)
+        if known and None not in ends
+        else None,
     )

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from storm_dagster.core.window_state import HeldTuple, Position, WindowShape, detach, in_order, join, place
+from storm_dagster.core.window_state import (
+    HeldTuple,
+    Position,
+    WindowShape,
+    detach,
+    in_order,
+    join,
+    place,
+)
 
 _stamp = attrgetter("stamp")
 
@@ -130,10 +138,16 @@ class Windows:
             # Stamps of another kind of time say nothing.
             same_time = position.shape[-1] == shape.event_time
             position, held = (join([position]) if same_time else None) or Position(), kept
-        self.watermark, self._last_end, self._since = position.watermark, position.last_end, position.since
+        self.watermark, self._last_end, self._since = (
+            position.watermark,
+            position.last_end,
+            position.since,
+        )
         self._newest = {tuple(source): stamp for source, stamp in position.newest}
         self._number = max((entry.number for entry in held), default=-1) + 1
-        self._least = max(held[-1].stamp if held else 0, self.watermark or 0, (self._last_end or -1) + 1)
+        self._least = max(
+            held[-1].stamp if held else 0, self.watermark or 0, (self._last_end or -1) + 1
+        )
         if self._sessions is not None:
             for entry in held:
                 self._sessions.add(entry)
@@ -271,7 +285,9 @@ class Windows:
             if self.shape.length_count is not None:
                 first = max(self._start, last - self.shape.length_count)
             else:
-                first = max(self._start, self._base + self._count_until(end - (self.shape.length_ms or 0)))
+                first = max(
+                    self._start, self._base + self._count_until(end - (self.shape.length_ms or 0))
+                )
             if (pane := self._make(first, last, end)) is not None:
                 return pane
             # The interval is longer than the window, and everything fell between two windows; or another task has
@@ -313,7 +329,11 @@ class Windows:
 
     def _make(self, first: int, last: int, end: int) -> Pane | None:
         log, base = self._log, self._base
-        entries = [entry for entry in log[first - base : last - base] if entry.seen is None or entry.seen < end]
+        entries = [
+            entry
+            for entry in log[first - base : last - base]
+            if entry.seen is None or entry.seen < end
+        ]
         if not entries:
             return None
         old_first, old_last = self._previous
@@ -321,7 +341,10 @@ class Windows:
         return Pane(
             [entry.item for entry in entries],
             [entry.item for entry in fresh if entry.seen is None],
-            [entry.item for entry in log[old_first - base : max(old_first, min(first, old_last)) - base]],
+            [
+                entry.item
+                for entry in log[old_first - base : max(old_first, min(first, old_last)) - base]
+            ],
             None if self.shape.length_ms is None else end - self.shape.length_ms,
             end,
             None,

@@ -28,7 +28,9 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
         hint = hints.get(name, parameter.annotation)
         if hint is DagsterNames:
             continue
-        keys = {names.resource(key): kind for key, kind in _resources(name, hint).items()} or {name: hint}
+        keys = {names.resource(key): kind for key, kind in _resources(name, hint).items()} or {
+            name: hint
+        }
         shown += [parameter.replace(name=key, annotation=kind) for key, kind in keys.items()]
 
     def bound(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +42,11 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
         return function(*args, **kwargs)
 
     made: Any = bound
-    made.__name__, made.__doc__, made.__module__ = function.__name__, function.__doc__, function.__module__
+    made.__name__, made.__doc__, made.__module__ = (
+        function.__name__,
+        function.__doc__,
+        function.__module__,
+    )
     # Both: which of them is read depends on Dagster's release.
     made.__signature__ = signature.replace(parameters=shown)
     made.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
@@ -63,9 +69,16 @@ def op_job(
     It runs in one process, whatever the executor of the project.
     """
     description = description or catalog()["jobs"][name]
-    op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(bind(function, names))
+    op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(
+        bind(function, names)
+    )
 
-    @dg.job(name=names.name(name), description=description, executor_def=dg.in_process_executor, tags=queue_tags(name))
+    @dg.job(
+        name=names.name(name),
+        description=description,
+        executor_def=dg.in_process_executor,
+        tags=queue_tags(name),
+    )
     def job() -> None:
         op()
 
@@ -77,10 +90,14 @@ def cluster_key(names: DagsterNames, key: dg.AssetKey) -> dg.AssetKey:
     return dg.AssetKey(list(names.asset_path(key.path)))
 
 
-def sensor(names: DagsterNames, function: Callable[..., Any], status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+def sensor(
+    names: DagsterNames, function: Callable[..., Any], status: dg.DefaultSensorStatus
+) -> dg.SensorDefinition:
     """The sensor of the catalog that is called like ``function``."""
     name = function.__name__
-    return dg.sensor(name=names.name(name), default_status=status, **catalog()["sensors"][name])(bind(function, names))
+    return dg.sensor(name=names.name(name), default_status=status, **catalog()["sensors"][name])(
+        bind(function, names)
+    )
 
 
 def schedule(
@@ -88,7 +105,11 @@ def schedule(
 ) -> dg.ScheduleDefinition:
     """The schedule of the catalog that is called like ``function``."""
     row = dict(catalog()["schedules"][function.__name__])
-    row |= {"name": names.name(function.__name__), "job_name": names.name(row["job_name"]), "default_status": status}
+    row |= {
+        "name": names.name(function.__name__),
+        "job_name": names.name(row["job_name"]),
+        "default_status": status,
+    }
     return dg.schedule(**row)(bind(function, names))
 
 

@@ -19,7 +19,11 @@ from storm_dagster.defs.observe.checks import build_checks
 from storm_dagster.defs.observe.metrics_rollup import build_topology_stats, metrics_rollup_schedule
 from storm_dagster.defs.observe.sensors import leader_sensor, supervisor_sensor
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.processes import NimbusResource, SupervisorsResource, WorkersResource
+from storm_dagster.defs.resources.processes import (
+    NimbusResource,
+    SupervisorsResource,
+    WorkersResource,
+)
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.defs.submission.assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
@@ -96,11 +100,21 @@ def build_storm_defs(
     """
     names = DagsterNames(cluster, resource_prefix)
     schedule_status = dg.DefaultScheduleStatus(default_status.value)
-    assets = [*build_submission_assets(names), *_build_cluster_assets(names), build_topology_stats(names)]
-    specs = [spec for each in assets for spec in ([each] if isinstance(each, dg.AssetSpec) else each.specs)]
+    assets = [
+        *build_submission_assets(names),
+        *_build_cluster_assets(names),
+        build_topology_stats(names),
+    ]
+    specs = [
+        spec
+        for each in assets
+        for spec in ([each] if isinstance(each, dg.AssetSpec) else each.specs)
+    ]
     first = len(names.asset_path(()))
     plain = [dg.AssetKey(list(spec.key.path)[first:]) for spec in specs]
-    ours = [StormAsset("cluster" if spec.key.path[-2] == "cluster" else "stage", spec) for spec in specs]
+    ours = [
+        StormAsset("cluster" if spec.key.path[-2] == "cluster" else "stage", spec) for spec in specs
+    ]
     translation = translate(translator or StormTranslator(), ours)
     # Our runs and sensors know the plain keys.
     shown = {key: translation.key(cluster_key(names, key)) for key in plain}
@@ -110,17 +124,31 @@ def build_storm_defs(
         selection = dg.AssetSelection.assets(*(shown[key] for key in keys)).without_checks()
         tags, words = queue_tags(name), catalog()["jobs"][name]
         return dg.define_asset_job(
-            names.name(name), selection, executor_def=dg.in_process_executor, description=words, tags=tags
+            names.name(name),
+            selection,
+            executor_def=dg.in_process_executor,
+            description=words,
+            tags=tags,
         )
 
     local = [start_local_cluster, stop_local_cluster] if local_cluster else []
-    renamed = {key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key}
+    renamed = {
+        key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key
+    }
     own = build_storm_resources(
-        names, home=home, conf_dir=conf_dir, overrides=overrides, blob_dir=blob_dir, spawn=spawn, asset_keys=renamed
+        names,
+        home=home,
+        conf_dir=conf_dir,
+        overrides=overrides,
+        blob_dir=blob_dir,
+        spawn=spawn,
+        asset_keys=renamed,
     )
     definitions = dg.Definitions(
         assets=[
-            translation.of_definition(asset) if isinstance(asset, dg.AssetsDefinition) else translation.specs[asset.key]
+            translation.of_definition(asset)
+            if isinstance(asset, dg.AssetsDefinition)
+            else translation.specs[asset.key]
             for asset in assets
         ],
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
@@ -130,14 +158,22 @@ def build_storm_defs(
             asset_job("roll_up_metrics", keys.TOPOLOGY_STATS),
             *build_lifecycle_jobs(names),
             build_reassign_job(names),
-            *(op_job(names, each.__name__, each) for each in (history.clean_inbox, history.prune_history, *local)),
+            *(
+                op_job(names, each.__name__, each)
+                for each in (history.clean_inbox, history.prune_history, *local)
+            ),
         ],
         sensors=[
             build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
-            *(sensor(names, each, default_status) for each in (lifecycle_sensor, supervisor_sensor, leader_sensor)),
+            *(
+                sensor(names, each, default_status)
+                for each in (lifecycle_sensor, supervisor_sensor, leader_sensor)
+            ),
         ],
         schedules=[
-            build_rebalance_schedule(names, in_cluster_location=True, default_status=schedule_status),
+            build_rebalance_schedule(
+                names, in_cluster_location=True, default_status=schedule_status
+            ),
             schedule(names, history.inbox_cleanup_schedule, schedule_status),
             schedule(names, metrics_rollup_schedule, schedule_status),
             schedule(names, history.prune_history_schedule, schedule_status),
@@ -147,9 +183,13 @@ def build_storm_defs(
     return history.remember_own(cluster, definitions)
 
 
-def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _replacements(
+    names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Definitions that the caller gives in place of ours, named with or without the prefix."""
-    found = {key if key in own else names.resource(key): resource for key, resource in given.items()}
+    found = {
+        key if key in own else names.resource(key): resource for key, resource in given.items()
+    }
     if unknown := sorted(found.keys() - own.keys()):
         raise InvalidRequest(
             f"resources={', '.join(unknown)}: ours are {', '.join(own)}; put resources of your own into your own "

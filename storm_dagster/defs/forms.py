@@ -11,7 +11,14 @@ import dagster as dg
 from pydantic import Field, create_model
 
 from storm_dagster.defs.keys import described
-from storm_dagster.model.verbs import VERBS, CodeRequest, RequestModel, SubmitRequest, Verb, bounds_of
+from storm_dagster.model.verbs import (
+    VERBS,
+    CodeRequest,
+    RequestModel,
+    SubmitRequest,
+    Verb,
+    bounds_of,
+)
 
 _HOME: str | None = Field(
     default=None, description="State folder of the cluster. Empty: the one of this code location."
@@ -36,21 +43,32 @@ def _config_of(request: type[RequestModel], *bases: type[dg.Config], **more: Any
     # Dagster makes its form of plain types.
     hints = get_type_hints(request)
     plain = {
-        name: (hints[name], Field(default=info.default, description=info.description, **bounds_of(info)))
+        name: (
+            hints[name],
+            Field(default=info.default, description=info.description, **bounds_of(info)),
+        )
         for name, info in request.model_fields.items()
         if name not in ("name", "dry_run")
     }
     code = (CodeConfig,) if issubclass(request, CodeRequest) else ()
-    return create_model(f"{request.__name__}Config", __base__=(*code, *bases) or dg.Config, **plain, **more)
+    return create_model(
+        f"{request.__name__}Config", __base__=(*code, *bases) or dg.Config, **plain, **more
+    )
 
 
-_WAIT_SECS = Field(default=300, ge=0, description="Longest wait for workers; afterwards it goes on without this run.")
+_WAIT_SECS = Field(
+    default=300,
+    ge=0,
+    description="Longest wait for workers; afterwards it goes on without this run.",
+)
 
 
 @functools.lru_cache(maxsize=64)
 def verb_config(verb: Verb) -> Any:
     """The config of a verb's job."""
-    return _config_of(verb.request, NameConfig, **({"wait_secs": (int, _WAIT_SECS)} if verb.batches else {}))
+    return _config_of(
+        verb.request, NameConfig, **({"wait_secs": (int, _WAIT_SECS)} if verb.batches else {})
+    )
 
 
 class SubmitConfig(_config_of(SubmitRequest)):

@@ -20,7 +20,9 @@ def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
             found[name] = dict(instance.get_settings(name))
         coordinator = instance.run_coordinator
         data = getattr(coordinator, "inst_data", None)
-        found["run_coordinator"] = data.info_dict() if data else {"class": type(coordinator).__name__}
+        found["run_coordinator"] = (
+            data.info_dict() if data else {"class": type(coordinator).__name__}
+        )
     except Exception:
         return found  # Another release, or an instance of somebody's own: stock values are the careful guess.
     return found
@@ -59,6 +61,11 @@ def check_settings(instance: dg.DagsterInstance) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=not advice,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice) or "no advice",
-        metadata={"advice": table(" ".join(columns), [[getattr(row, column) for column in columns] for row in advice])},
+        description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice)
+        or "no advice",
+        metadata={
+            "advice": table(
+                " ".join(columns), [[getattr(row, column) for column in columns] for row in advice]
+            )
+        },
     )

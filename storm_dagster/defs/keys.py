@@ -35,7 +35,11 @@ STAGED_BY_TAG = "storm/staged_by"
 TOPOLOGY_TAG = "storm/topology"
 """Run tag: the topology's name."""
 
-WAITING_STATUSES = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING]
+WAITING_STATUSES = [
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+]
 UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
 _SILENT_SECS = 7200.0
 
@@ -48,7 +52,10 @@ def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filt
     statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
     records = instance.get_run_records(dg.RunsFilter(statuses=statuses, **filters))
     since = (now or time.time()) - _SILENT_SECS
-    return any(r.dagster_run.status.value == "QUEUED" or r.update_timestamp.timestamp() > since for r in records)
+    return any(
+        r.dagster_run.status.value == "QUEUED" or r.update_timestamp.timestamp() > since
+        for r in records
+    )
 
 
 def topology_tags(name: str) -> dict[str, str]:

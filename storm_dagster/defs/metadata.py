@@ -39,7 +39,9 @@ def is_final(error: StormDagsterError) -> bool:
 def failure_of(error: StormDagsterError) -> dg.Failure:
     """The failure that ends a step because of ``error``."""
     metadata = {"error_type": error.kind, "message": error.message}
-    return dg.Failure(description=error.message, metadata=metadata, allow_retries=not is_final(error))
+    return dg.Failure(
+        description=error.message, metadata=metadata, allow_retries=not is_final(error)
+    )
 
 
 @contextmanager
@@ -80,14 +82,24 @@ def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue
 
     Above 500 rows the first column of strings says in the last row how many are missing.
     """
-    kinds = {name: kind or "string" for name, _, kind in (column.partition(":") for column in columns.split())}
+    kinds = {
+        name: kind or "string"
+        for name, _, kind in (column.partition(":") for column in columns.split())
+    }
     shown: list[dict[str, Cell]] = [dict(zip(kinds, row, strict=True)) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         more = [f"... and {len(rows) - _MOST_ROWS} more"]
-        shown.append({name: more.pop() if more and kind == "string" else None for name, kind in kinds.items()})
+        shown.append(
+            {
+                name: more.pop() if more and kind == "string" else None
+                for name, kind in kinds.items()
+            }
+        )
     return dg.MetadataValue.table(
         records=[dg.TableRecord(row) for row in shown],
-        schema=dg.TableSchema(columns=[dg.TableColumn(name=name, type=kind) for name, kind in kinds.items()]),
+        schema=dg.TableSchema(
+            columns=[dg.TableColumn(name=name, type=kind) for name, kind in kinds.items()]
+        ),
     )
 
 
@@ -122,7 +134,17 @@ def slots_table(slots: Sequence[SlotTasks], components: Mapping[int, str]) -> dg
     for slot in slots:
         counts = component_counts(slot.tasks, components)
         names = ", ".join(f"{name} x{count}" for name, count in counts.items())
-        rows.append((slot.host, slot.port, slot.node, encode_ranges(slot.tasks), len(slot.tasks), names, slot.kept))
+        rows.append(
+            (
+                slot.host,
+                slot.port,
+                slot.node,
+                encode_ranges(slot.tasks),
+                len(slot.tasks),
+                names,
+                slot.kept,
+            )
+        )
     return table("host port:int supervisor tasks count:int components kept:bool", rows)
 
 
@@ -131,14 +153,23 @@ def picture_markdown(svg: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(f"![tasks on slots]({data_uri(svg)})")
 
 
-def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str]) -> dg.TableMetadataValue:
+def unassigned_table(
+    unassigned: Mapping[int, str], components: Mapping[int, str]
+) -> dg.TableMetadataValue:
     """Tasks without a slot, grouped by the reason."""
-    by_reason = multimap(((components.get(task, "?"), reason), task) for task, reason in unassigned.items())
-    rows = [(component, encode_ranges(tasks), reason) for (component, reason), tasks in sorted(by_reason.items())]
+    by_reason = multimap(
+        ((components.get(task, "?"), reason), task) for task, reason in unassigned.items()
+    )
+    rows = [
+        (component, encode_ranges(tasks), reason)
+        for (component, reason), tasks in sorted(by_reason.items())
+    ]
     return table("component tasks reason", rows)
 
 
-def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> dict[str, Any]:
+def assignment_metadata(
+    slots: Sequence[SlotTasks], components: Mapping[int, str], title: str
+) -> dict[str, Any]:
     """Table, picture and the numbers that Dagster plots over time, for one assignment."""
     sizes = [len(slot.tasks) for slot in slots]
     return {
@@ -184,7 +215,9 @@ def code_metadata(report: results.CodeResult) -> dict[str, Any]:
     """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
     return {
         **fields_of(report, "topology_id degraded"),
-        "blobs": table("key bytes:int sha256", [(blob.key, blob.size, blob.sha256) for blob in report.blobs]),
+        "blobs": table(
+            "key bytes:int sha256", [(blob.key, blob.size, blob.sha256) for blob in report.blobs]
+        ),
         "copies": table("key copies:int", list(report.copies.items())),
         "code_bytes": sum(blob.size for blob in report.blobs),
         "copies_min": min(report.copies.values(), default=0),
@@ -202,10 +235,14 @@ def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
     }
 
 
-def placement_metadata(placement: TopologyPlacement, components: Mapping[int, str], title: str) -> dict[str, Any]:
+def placement_metadata(
+    placement: TopologyPlacement, components: Mapping[int, str], title: str
+) -> dict[str, Any]:
     """A planner's outcome: slots, picture, what moved, what has no slot and why."""
     slots = [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in placement.workers]
-    reasons = [(task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())]
+    reasons = [
+        (task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())
+    ]
     return {
         **assignment_metadata(slots, components, title),
         "outcome": placement.status,
@@ -217,7 +254,9 @@ def placement_metadata(placement: TopologyPlacement, components: Mapping[int, st
     }
 
 
-def planned_metadata(report: results.AssignmentResult, components: Mapping[int, str]) -> dict[str, Any]:
+def planned_metadata(
+    report: results.AssignmentResult, components: Mapping[int, str]
+) -> dict[str, Any]:
     """Stage 4: the placement, who computed it and how long it took."""
     return {
         **fields_of(report, "topology_id planner"),
@@ -228,7 +267,9 @@ def planned_metadata(report: results.AssignmentResult, components: Mapping[int, 
     }
 
 
-def stored_metadata(assignment: Assignment, components: Mapping[int, str], name: str) -> dict[str, Any]:
+def stored_metadata(
+    assignment: Assignment, components: Mapping[int, str], name: str
+) -> dict[str, Any]:
     """An assignment as it stands in ZooKeeper."""
     slots = [SlotTasks(w.node, w.host, w.port, w.ids) for w in assignment.workers]
     return {
@@ -242,7 +283,11 @@ def in_force_metadata(
     report: results.RebalanceResult | results.ReassignResult, components: Mapping[int, str]
 ) -> dict[str, Any]:
     """The assignment that a change brought about, and the version of its node; empty without a change."""
-    found = {} if report.assignment is None else stored_metadata(report.assignment, components, report.name)
+    found = (
+        {}
+        if report.assignment is None
+        else stored_metadata(report.assignment, components, report.name)
+    )
     if report.version is not None:
         found["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
     return found
@@ -254,7 +299,9 @@ def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
     return tasks.component_of() if tasks is not None else {}
 
 
-def published_metadata(report: results.PublishResult, components: Mapping[int, str]) -> dict[str, Any]:
+def published_metadata(
+    report: results.PublishResult, components: Mapping[int, str]
+) -> dict[str, Any]:
     """Stage 5: paths and versions of what the one transaction wrote, and the tries that it took."""
     return {
         **fields_of(report, "topology_id status planner attempts replanned"),

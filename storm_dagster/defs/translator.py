@@ -63,7 +63,11 @@ class Translation:
         keys = {original: spec.key for original, spec in self.specs.items() if spec.key != original}
         by_new_key = {spec.key: spec for spec in self.specs.values()}
         moved = definition.with_attributes(asset_key_replacements=keys) if keys else definition
-        return moved.map_asset_specs(lambda spec: by_new_key.get(spec.key, spec)) if moved.keys else moved
+        return (
+            moved.map_asset_specs(lambda spec: by_new_key.get(spec.key, spec))
+            if moved.keys
+            else moved
+        )
 
 
 class _Translator(Protocol):

@@ -108,7 +108,9 @@ def build_zookeeper_sensor(
             f"tick_secs={tick_secs:g} of sensor {name!r}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60"
         )
     if not path.startswith("/"):
-        raise InvalidRequest(f"path {path!r} of sensor {name!r} must be absolute, such as /storm/topology")
+        raise InvalidRequest(
+            f"path {path!r} of sensor {name!r} must be absolute, such as /storm/topology"
+        )
     cluster = ZooKeeperResource(home=home, conf_dir=conf_dir, overrides=dict(overrides or {}))
 
     @dg.sensor(
@@ -137,16 +139,29 @@ def build_zookeeper_sensor(
         except Unavailable as error:
             return dg.SkipReason(error.message)
         # Not the larger of both: a new ensemble counts from 1, and its changes need run keys of their own.
-        last = max(node.mzxid, node.pzxid) if node.exists else seen["last"] if seen is not None else -1
+        last = (
+            max(node.mzxid, node.pzxid) if node.exists else seen["last"] if seen is not None else -1
+        )
         cursor = json.dumps({"marks": _marks(node), "last": last})
-        if (seen is not None and _marks(node) == seen["marks"]) or (seen is None and not node.exists):
+        if (seen is not None and _marks(node) == seen["marks"]) or (
+            seen is None and not node.exists
+        ):
             return dg.SensorResult(
-                cursor=cursor, skip_reason=dg.SkipReason(f"{path} has not changed since zxid {last}{note}")
+                cursor=cursor,
+                skip_reason=dg.SkipReason(f"{path} has not changed since zxid {last}{note}"),
             )
-        change = ZooKeeperChange(path, node.exists, node.data or b"", node.children, node.version, last)
+        change = ZooKeeperChange(
+            path, node.exists, node.data or b"", node.children, node.version, last
+        )
         made = on_change(context, change)
         requests = _requests(made, change)
-        skip = made if isinstance(made, dg.SkipReason) else dg.SkipReason(f"{path} changed, no run asked for")
-        return dg.SensorResult(run_requests=requests, cursor=cursor, skip_reason=None if requests else skip)
+        skip = (
+            made
+            if isinstance(made, dg.SkipReason)
+            else dg.SkipReason(f"{path} changed, no run asked for")
+        )
+        return dg.SensorResult(
+            run_requests=requests, cursor=cursor, skip_reason=None if requests else skip
+        )
 
     return zookeeper_sensor

@@ -18,11 +18,25 @@ from urllib.parse import parse_qs
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storm_dagster.core.authorization import CLUSTER, LIMITED_USER, Caller, Operation, authorize, impersonate, is_admin
+from storm_dagster.core.authorization import (
+    CLUSTER,
+    LIMITED_USER,
+    Caller,
+    Operation,
+    authorize,
+    impersonate,
+    is_admin,
+)
 from storm_dagster.http.responses import error_response, refuse_websocket
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security
-from storm_dagster.model.signing import RequestHead, Verifier, about_content, read_token, shown_token
+from storm_dagster.model.signing import (
+    RequestHead,
+    Verifier,
+    about_content,
+    read_token,
+    shown_token,
+)
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
@@ -32,7 +46,9 @@ _OPEN = frozenset({"/healthz"})
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself knows them by their start tokens."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
-_TOPOLOGY = re.compile(r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?")
+_TOPOLOGY = re.compile(
+    r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?"
+)
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
 _LIST = frozenset({"/v1/topologies", "/api/v1/topology/summary", "/"})
 _PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
@@ -116,14 +132,23 @@ def _audited(send: Send, scope: Scope, caller: str) -> Send:
     async def watched(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] < 400:
             host = (scope.get("client") or ("?",))[0]
-            _audit.info("%s at %s: %s %r: %d", caller, host, scope["method"], scope["path"][:200], message["status"])
+            _audit.info(
+                "%s at %s: %s %r: %d",
+                caller,
+                host,
+                scope["method"],
+                scope["path"][:200],
+                message["status"],
+            )
         await send(message)
 
     return watched
 
 
 def _is_open(method: str, path: str) -> bool:
-    return path in _OPEN or bool(_STATIC.fullmatch(path) or (method == "POST" and _WORKERS.fullmatch(path)))
+    return path in _OPEN or bool(
+        _STATIC.fullmatch(path) or (method == "POST" and _WORKERS.fullmatch(path))
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -164,7 +189,9 @@ class Authentication:
             return
         state = scope.setdefault("state", {})
         state[_STATE] = caller
-        await self._app(scope, _signed_body(receive, state.get(_BODY)), _audited(send, scope, f"user {caller}"))
+        await self._app(
+            scope, _signed_body(receive, state.get(_BODY)), _audited(send, scope, f"user {caller}")
+        )
 
     def _identify(self, scope: Scope) -> Caller:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -174,13 +201,20 @@ class Authentication:
         if self._verifier is not None and shown.startswith("Storm "):
             query = scope["query_string"].decode()
             path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-            about = about_content((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+            about = about_content(
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in scope["headers"]
+            )
             target = RequestHead(scope["method"], headers.get(b"host", ""), path, about)
             scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
             caller = CLUSTER
         elif self._verifier is not None and (token := shown_token(shown)) is not None:
             granted, number = read_token(self._security.secrets, token)
-            caller = CLUSTER if granted == "admin" else Caller(f"token {number}", host=host, scope=granted)
+            caller = (
+                CLUSTER
+                if granted == "admin"
+                else Caller(f"token {number}", host=host, scope=granted)
+            )
         elif certificate is not None and self._security.ca is not None:
             caller = Caller(certificate, host=host, groups=groups_of(certificate))
         else:
@@ -209,11 +243,20 @@ class Authentication:
                 )
             return
         operation, topology = operation_of(scope["method"], scope["path"])
-        authorize(caller, operation, self._conf, None if topology is None else self._topology_conf(topology))
+        authorize(
+            caller,
+            operation,
+            self._conf,
+            None if topology is None else self._topology_conf(topology),
+        )
 
-    async def _refuse(self, error: StormDagsterError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(
+        self, error: StormDagsterError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         host = (scope.get("client") or ("?",))[0]
-        _audit.warning("refused %s %r of %s: %s", scope["method"], scope["path"][:200], host, error.message)
+        _audit.warning(
+            "refused %s %r of %s: %s", scope["method"], scope["path"][:200], host, error.message
+        )
         if scope["type"] == "websocket":
             await refuse_websocket(send)
             return
@@ -235,7 +278,9 @@ def _signed_body(receive: Receive, expected: str | None) -> Receive:
         if message["type"] == "http.request":
             hashed.update(message.get("body", b""))
             if not message.get("more_body") and hashed.hexdigest() != expected:
-                raise NotAuthenticated("the body of the request is not the one that was signed: send it again")
+                raise NotAuthenticated(
+                    "the body of the request is not the one that was signed: send it again"
+                )
         return message
 
     return checked

@@ -57,13 +57,19 @@ class Types:
         """Add the ``types`` (words or a pattern) and ``documents`` of a file, and ``given`` ones, which they may refer to."""
         self._known |= given
         for name, rule in table.get("types", {}).items():
-            self._known[name] = Annotated[str, Field(pattern=rule)] if isinstance(rule, str) else self.of(rule)
+            self._known[name] = (
+                Annotated[str, Field(pattern=rule)] if isinstance(rule, str) else self.of(rule)
+            )
         usual = {key: name for name, keys in table.get("keys", {}).items() for key in _words(keys)}
         for name, row in table.get("documents", {}).items():
-            fields = {key: usual[key] for key in _words(row.get("keys", ""))} | row.get("fields", {})
+            fields = {key: usual[key] for key in _words(row.get("keys", ""))} | row.get(
+                "fields", {}
+            )
             self._known[name] = self._document(name, fields, {"extra": table.get("extra"), **row})
 
-    def _document(self, name: str, fields: Mapping[str, Any], row: Mapping[str, Any]) -> type[BaseModel]:
+    def _document(
+        self, name: str, fields: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> type[BaseModel]:
         absent = _words(row.get("optional", ""))
         # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
         members: dict[str, Any] = {
@@ -75,7 +81,9 @@ class Types:
 
 
 def _words(keys: str | list[Any]) -> list[str]:
-    return keys.split() if isinstance(keys, str) else [word for part in keys for word in _words(part)]
+    return (
+        keys.split() if isinstance(keys, str) else [word for part in keys for word in _words(part)]
+    )
 
 
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
@@ -146,18 +154,28 @@ class HttpApi:
                 self._routes.append(Route(path, endpoint, methods=[method]))
                 described = {"tags": [tag], **self._describe(row, parameters, storm)}
                 template = _CONVERTOR.sub(r"{\1}", path)
-                described["operationId"] = re.sub(r"\W+", "_", f"{method.lower()}{template}").strip("_")
+                described["operationId"] = re.sub(r"\W+", "_", f"{method.lower()}{template}").strip(
+                    "_"
+                )
                 self.document["paths"].setdefault(template, {})[method.lower()] = described
 
-    def _describe(self, row: Mapping[Any, Any], parameters: Mapping[str, Any], storm: bool) -> dict[str, Any]:
+    def _describe(
+        self, row: Mapping[Any, Any], parameters: Mapping[str, Any], storm: bool
+    ) -> dict[str, Any]:
         """The operation object; ``storm``: errors have the form of Storm's UI."""
-        reasons, error = _read_table("storm_dagster.http")["reasons"], self._types.of("ErrorDocument")
+        reasons, error = (
+            _read_table("storm_dagster.http")["reasons"],
+            self._types.of("ErrorDocument"),
+        )
         schema = self._schema(self._types.of("StormErrorDocument") | error if storm else error)
         errors = {"application/json": {"schema": schema}}
         responses: dict[str, Any] = {}
         for status in (key for key in row if isinstance(key, int)):
             content = self._content(row[status])
-            responses[str(status)] = {"description": reasons[status], **({"content": content} if content else {})}
+            responses[str(status)] = {
+                "description": reasons[status],
+                **({"content": content} if content else {}),
+            }
         for status in sorted({400, 401, *row.get("errors", ())}):
             responses[str(status)] = {"description": reasons[status], "content": errors}
         described: dict[str, Any] = {"summary": row["summary"], "responses": responses}
@@ -173,7 +191,10 @@ class HttpApi:
                 for key, one in parameters.items()
             ]
         if "body" in row:
-            described["requestBody"] = {"required": row.get("required", False), "content": self._content(row["body"])}
+            described["requestBody"] = {
+                "required": row.get("required", False),
+                "content": self._content(row["body"]),
+            }
         return described
 
     def _schema(self, kind: Any) -> dict[str, Any]:
@@ -186,7 +207,9 @@ class HttpApi:
 
     def _content(self, kind: Any) -> dict[str, Any]:
         media = kind if isinstance(kind, dict) else {"application/json": kind} if kind else {}
-        return {name: {"schema": self._schema(self._types.of(each))} for name, each in media.items()}
+        return {
+            name: {"schema": self._schema(self._types.of(each))} for name, each in media.items()
+        }
 
 
 def _endpoint(
@@ -201,14 +224,18 @@ def _endpoint(
         return call
     whole = "request" in inspect.signature(call).parameters
     status = next(key for key in row if isinstance(key, int))
-    asked = [one.get("name", key) for key, one in parameters.items() if one.get("in", "query") == "query"]
+    asked = [
+        one.get("name", key) for key, one in parameters.items() if one.get("in", "query") == "query"
+    ]
     run = run_read if method == "GET" else run_in_threadpool
 
     def work(request: Request, *document: Any) -> Any:
         if whole:
             return call(request)
         texts = {name: query_text(request, name) for name in asked}
-        given = {name: readers[name](text) if name in readers else text for name, text in texts.items()}
+        given = {
+            name: readers[name](text) if name in readers else text for name, text in texts.items()
+        }
         return call(*request.path_params.values(), *document, **given)
 
     async def endpoint(request: Request) -> Response:

@@ -31,7 +31,10 @@ _BROWSER_HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    ),
 )
 
 
@@ -85,7 +88,10 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         if scope["type"] == "websocket":
             # Its page must be ours, too: no browser asks this server whether another one may open it.
-            refused = self._refusal("CONNECT", scope.get("scheme", "ws").replace("ws", "http"), headers) is not None
+            refused = (
+                self._refusal("CONNECT", scope.get("scheme", "ws").replace("ws", "http"), headers)
+                is not None
+            )
             await (refuse_websocket(send) if refused else self._app(scope, receive, send))
             return
         if scope["type"] != "http":
@@ -100,7 +106,10 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(one for one in self.headers if one[0] not in own)]
+                message["headers"] = [
+                    *message["headers"],
+                    *(one for one in self.headers if one[0] not in own),
+                ]
             await send(message)
 
         try:
@@ -113,7 +122,9 @@ class Guard:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.observe(method, route, status, time.monotonic() - began)
 
-    def _refusal(self, method: str, scheme: str, headers: dict[bytes, str]) -> InvalidRequest | None:
+    def _refusal(
+        self, method: str, scheme: str, headers: dict[bytes, str]
+    ) -> InvalidRequest | None:
         authority = headers.get(b"host", "")
         host = host_of(authority)
         if not _is_known(host, self.hosts):

@@ -27,7 +27,9 @@ def query_text(request: Request, name: str, longest: int = 4096) -> str | None:
     """The query parameter, ``None`` when it is absent or empty; :class:`InvalidRequest` when it is too long."""
     value = request.query_params.get(name)
     if value is not None and len(value) > longest:
-        raise InvalidRequest(f"parameter {name} has {len(value)} characters: at most {longest} are allowed")
+        raise InvalidRequest(
+            f"parameter {name} has {len(value)} characters: at most {longest} are allowed"
+        )
     return value or None
 
 
@@ -50,7 +52,9 @@ def query_word(request: Request, name: str, words: Collection[str], default: str
     """The parameter, if it is one of ``words``; :class:`InvalidRequest` otherwise."""
     value = (query_text(request, name) or default).strip()
     if value not in words:
-        raise InvalidRequest(f"parameter {name} must be one of {', '.join(words)}, got {value!r:.40}")
+        raise InvalidRequest(
+            f"parameter {name} must be one of {', '.join(words)}, got {value!r:.40}"
+        )
     return value
 
 
@@ -93,7 +97,11 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     return error_response(StormDagsterError("the service failed to answer: see its log"))
 
 
-EXCEPTION_HANDLERS: dict[Any, Any] = {StormDagsterError: _typed, HTTPException: _http, Exception: _unexpected}
+EXCEPTION_HANDLERS: dict[Any, Any] = {
+    StormDagsterError: _typed,
+    HTTPException: _http,
+    Exception: _unexpected,
+}
 
 
 async def bounded_json(request: Request) -> dict[str, Any]:
@@ -102,10 +110,16 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     try:
         stream = request.stream()
         deadline = time.monotonic() + _BODY_SECS
-        while (chunk := await asyncio.wait_for(anext(stream, None), max(0.0, deadline - time.monotonic()))) is not None:
+        while (
+            chunk := await asyncio.wait_for(
+                anext(stream, None), max(0.0, deadline - time.monotonic())
+            )
+        ) is not None:
             raw += chunk
             if len(raw) > MOST_JSON_BYTES:
-                raise InvalidRequest(f"the request's body is larger than {MOST_JSON_BYTES} bytes: send less")
+                raise InvalidRequest(
+                    f"the request's body is larger than {MOST_JSON_BYTES} bytes: send less"
+                )
     except (TimeoutError, asyncio.TimeoutError, ClientDisconnect):
         raise InvalidRequest("the request's body did not arrive: send it again") from None
     if not raw.strip():
@@ -115,7 +129,9 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InvalidRequest("the request's body is not valid JSON: send a JSON map") from None
     if not isinstance(document, dict):
-        raise InvalidRequest(f"the request's body is a JSON {type(document).__name__}: send a JSON map")
+        raise InvalidRequest(
+            f"the request's body is a JSON {type(document).__name__}: send a JSON map"
+        )
     return document
 
 
@@ -207,7 +223,13 @@ class StreamResponse(Response):
             await asyncio.wait_for(send(message), self._idle_secs)
 
         try:
-            await patiently({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await patiently(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             left = self._length if self._request.method != "HEAD" else 0
             await run_in_threadpool(self._stream.seek, self._first)
             # The server takes what is sent to a peer that has left.
@@ -216,11 +238,15 @@ class StreamResponse(Response):
                 if not chunk:
                     raise OSError("the content is shorter than announced")
                 left -= len(chunk)
-                await patiently({"type": "http.response.body", "body": chunk, "more_body": left > 0})
+                await patiently(
+                    {"type": "http.response.body", "body": chunk, "more_body": left > 0}
+                )
             if self._request.method == "HEAD" or self._length == 0:
                 await patiently({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, asyncio.TimeoutError):
             # Leaving without the last chunk makes the server close the connection.
-            raise ConnectionAbortedError(f"a reader took nothing for {self._idle_secs:g} s") from None
+            raise ConnectionAbortedError(
+                f"a reader took nothing for {self._idle_secs:g} s"
+            ) from None
         finally:
             self._stream.close()

@@ -56,7 +56,10 @@ class AnnouncedName:
     def check(self) -> None:
         """:class:`Unavailable` when the name resolves, and to other addresses only."""
         try:
-            found = {str(info[4][0]) for info in socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)}
+            found = {
+                str(info[4][0])
+                for info in socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+            }
         except OSError:
             return  # A resolver that is away says nothing about this host.
         if self._bound not in found:
@@ -102,7 +105,9 @@ class _BoundedProtocol(_Base):
         if self.own_user_only and not is_own_peer(
             transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         ):
-            _log.warning("a connection of another user of this machine is refused: set storm.secret.file to let it in")
+            _log.warning(
+                "a connection of another user of this machine is refused: set storm.secret.file to let it in"
+            )
             transport.abort()
         self._head_bytes = 0
         self._idle_since = time.monotonic()
@@ -184,10 +189,21 @@ class _BoundedProtocol(_Base):
 def _least_deserving(connections: Collection[Any]) -> Any:
     """Of the peer with the most connections the one that is idle for longest, else the oldest."""
     now = time.monotonic()
-    connections = [connection for connection in connections if isinstance(connection, _BoundedProtocol)]
-    ((greedy, most),) = Counter((connection.client or ("",))[0] for connection in connections).most_common(1)
-    theirs = [connection for connection in connections if most == 1 or (connection.client or ("",))[0] == greedy]
-    return min(theirs, key=lambda one: (not (one._waiting and now - one._idle_since > 1.0), one._idle_since))
+    connections = [
+        connection for connection in connections if isinstance(connection, _BoundedProtocol)
+    ]
+    ((greedy, most),) = Counter(
+        (connection.client or ("",))[0] for connection in connections
+    ).most_common(1)
+    theirs = [
+        connection
+        for connection in connections
+        if most == 1 or (connection.client or ("",))[0] == greedy
+    ]
+    return min(
+        theirs,
+        key=lambda one: (not (one._waiting and now - one._idle_since > 1.0), one._idle_since),
+    )
 
 
 def _until_disconnect(app: ASGIApp) -> ASGIApp:
@@ -221,7 +237,9 @@ class HttpService:
             _until_disconnect(app),
             # uvloop may read the beginning of a handshake before it is told that there is one.
             loop="asyncio",
-            http=type("_Connection", (_BoundedProtocol,), {"own_user_only": own_user_only, "tls": tls}),
+            http=type(
+                "_Connection", (_BoundedProtocol,), {"own_user_only": own_user_only, "tls": tls}
+            ),
             ws="auto" if websockets else "none",
             ws_max_size=1 << 20,
             log_config=None,
@@ -251,7 +269,9 @@ class HttpService:
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 self.stop()
-                raise Unavailable(f"the HTTP service {self._name} did not start: see the daemon's log")
+                raise Unavailable(
+                    f"the HTTP service {self._name} did not start: see the daemon's log"
+                )
             time.sleep(0.01)
 
     def stop(self) -> None:

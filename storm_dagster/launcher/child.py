@@ -51,7 +51,11 @@ class LoadedCode:
         if not ours or os.path.realpath(str(request.get("dagster_home"))) != os.path.realpath(ours):
             return f"its Dagster is that of {request.get('dagster_home')}"
         arguments = request.get("arguments")
-        if not isinstance(arguments, list) or arguments[:2] != ["api", "execute_run"] or len(arguments) != 3:
+        if (
+            not isinstance(arguments, list)
+            or arguments[:2] != ["api", "execute_run"]
+            or len(arguments) != 3
+        ):
             return "it is not a run"
         return None
 
@@ -109,7 +113,9 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
 def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
     """Run ``dagster api execute_run``. On failure the record stays, and the forker reports the run."""
     sys.argv = ["dagster", *arguments]
-    command = next(iter(importlib.metadata.entry_points(group="console_scripts", name="dagster"))).load()
+    command = next(
+        iter(importlib.metadata.entry_points(group="console_scripts", name="dagster"))
+    ).load()
     code: int | str | None = 0
     try:
         command()

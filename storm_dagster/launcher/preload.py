@@ -73,7 +73,10 @@ def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
         finally:
             settings, noting = exchange(ours), False
         before = threads()
-        for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
+        for name in (
+            *_modules_of_a_run(),
+            *(_PLACEMENT if "storm_dagster.defs" in modules else ()),
+        ):
             try:
                 importlib.import_module(name)
             except Exception as error:
@@ -85,7 +88,9 @@ def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
     # Objects from before the fork stay shared with the runs.
     gc.collect()
     gc.freeze()
-    return settings, {path for path in read if not path.startswith(_UNWATCHED) and not path.endswith(".pyc")}
+    return settings, {
+        path for path in read if not path.startswith(_UNWATCHED) and not path.endswith(".pyc")
+    }
 
 
 def _modules_of_a_run() -> list[str]:
@@ -101,7 +106,14 @@ def _modules_of_a_run() -> list[str]:
             logging.getLogger().handlers.clear()
             _rehearse()
             with os.fdopen(writing, "w") as stream:
-                print(*(name for name, module in sys.modules.items() if getattr(module, "__spec__", None)), file=stream)
+                print(
+                    *(
+                        name
+                        for name, module in sys.modules.items()
+                        if getattr(module, "__spec__", None)
+                    ),
+                    file=stream,
+                )
         finally:
             os._exit(0)
     os.close(writing)
@@ -131,16 +143,24 @@ class Fingerprint:
     """Modification times of the files that this process has loaded or ``read``, or may have read in its code locations."""
 
     def __init__(self, modules: Iterable[str], read: Iterable[str] = ()) -> None:
-        installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
+        installed = [
+            Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")
+        ]
         self._roots: list[Path] = []
-        self._loaded = {str(file) for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
+        self._loaded = {
+            str(file)
+            for module in [*sys.modules.values()]
+            if (file := getattr(module, "__file__", None))
+        }
         for name in modules:
             # Not from sys.modules: it may have failed to import.
             spec = importlib.util.find_spec(name.partition(".")[0])
             if spec is None or spec.origin is None:
                 continue
             path = Path(spec.origin).resolve()
-            if path.name == "__init__.py" and not any(path.is_relative_to(place) for place in installed):
+            if path.name == "__init__.py" and not any(
+                path.is_relative_to(place) for place in installed
+            ):
                 self._roots.append(path.parent)
             self._loaded.add(str(path))
         self._only_read = {*read} - self._scan().keys()
@@ -162,7 +182,9 @@ class Fingerprint:
         paths = [*self._loaded]
         for root in self._roots:
             for folder, folders, files in os.walk(root):
-                folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+                folders[:] = [
+                    name for name in folders if name != "__pycache__" and not name.startswith(".")
+                ]
                 paths += [os.path.join(folder, name) for name in files if name.endswith(_WATCHED)]
         found: dict[str, tuple[int, int]] = {}
         for path in dict.fromkeys(paths):

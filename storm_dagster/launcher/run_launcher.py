@@ -43,7 +43,9 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         return {"home": dg.Field(dg.StringSource, is_required=False)}
 
     @classmethod
-    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> "WarmRunLauncher":
+    def from_config_value(
+        cls, inst_data: Any, config_value: Mapping[str, Any]
+    ) -> "WarmRunLauncher":
         """Create the launcher from ``dagster.yaml`` (called by Dagster)."""
         return cls(inst_data=inst_data, home=config_value.get("home"))
 
@@ -98,7 +100,10 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             state = wire.next_launcher("asking", "ready")
             connection.send(wire.GO)
             state = wire.next_launcher(state, "sent")
-            return wire.next_launcher(state, connection.await_message("started", wire.ANSWER_SECS)) == "launched"
+            return (
+                wire.next_launcher(state, connection.await_message("started", wire.ANSWER_SECS))
+                == "launched"
+            )
         except (OSError, ValueError) as error:
             log.info("run %s starts the stock way: %s", run.run_id, error or type(error).__name__)
             return False
@@ -118,17 +123,25 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             return super().terminate(run_id)
         self._instance.report_run_canceling(run)
         place = wire.same_place(run.tags[wire.WARM_TAG])
-        record = wire.run_record(self.home, run_id) if self.home is not None and place == "here" else None
+        record = (
+            wire.run_record(self.home, run_id)
+            if self.home is not None and place == "here"
+            else None
+        )
         if place == "elsewhere" or self.home is None:
             self._instance.report_engine_event(
-                "The run's process is on another machine, or in another container: terminate it from there.", run
+                "The run's process is on another machine, or in another container: terminate it from there.",
+                run,
             )
             return False
         if record is None or not record.signal(signal.SIGINT):
             _report_canceled(self._instance, run_id, "The run's process was gone already.")
             return True
         threading.Thread(
-            target=self._force, args=(self._instance, run_id, record), name="terminate-run", daemon=True
+            target=self._force,
+            args=(self._instance, run_id, record),
+            name="terminate-run",
+            daemon=True,
         ).start()
         return True
 
@@ -137,7 +150,9 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         while record.alive():
             if time.monotonic() >= deadline:
                 if record.signal(signal.SIGKILL):
-                    _report_canceled(instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s.")
+                    _report_canceled(
+                        instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s."
+                    )
                 return
             time.sleep(0.1)
 

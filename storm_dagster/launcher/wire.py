@@ -158,7 +158,9 @@ class LineConnection:
 
     def credentials(self) -> tuple[int, int]:
         """(pid, user id) of the other end; pid 0 if its pid namespace is not visible from here."""
-        raw = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        raw = self._connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
         pid, user, _ = struct.unpack("3i", raw)
         return pid, user
 

@@ -84,7 +84,10 @@ class Zygote:
             self._listener = listen(self._home)
             log.info("warm: runs of %s start here", names)
         else:
-            log.warning("loading %s started threads, which a fork cannot keep: runs start the stock way", names)
+            log.warning(
+                "loading %s started threads, which a fork cannot keep: runs start the stock way",
+                names,
+            )
         checked = time.monotonic()
         while not self._stop:
             self._reap()
@@ -96,7 +99,9 @@ class Zygote:
                 checked = now
                 self._check_files()
             pause = _WATCH_SECS if self._adopted or self._deaths else _CHECK_SECS
-            ready, _, _ = select.select([self._woken, *filter(None, [self._listener])], [], [], pause)
+            ready, _, _ = select.select(
+                [self._woken, *filter(None, [self._listener])], [], [], pause
+            )
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
@@ -203,7 +208,10 @@ class Zygote:
     def _postpone(self, death: _Death) -> None:
         death.tries += 1
         if death.tries >= _MOST_REPORTS:
-            log.error("the end of run %s could not be reported: run monitoring will find it", death.record.id)
+            log.error(
+                "the end of run %s could not be reported: run monitoring will find it",
+                death.record.id,
+            )
             return
         death.due = time.monotonic() + _AGAIN_SECS[min(death.tries, len(_AGAIN_SECS)) - 1]
         self._deaths.append(death)
@@ -212,7 +220,9 @@ class Zygote:
         now = time.monotonic()
         for death in [death for death in self._deaths if death.due <= now]:
             self._deaths.remove(death)
-            log.warning("the process of run %s (pid %d) %s", death.record.id, death.record.pid, death.how)
+            log.warning(
+                "the process of run %s (pid %d) %s", death.record.id, death.record.pid, death.how
+            )
             try:
                 pid = self._fork()
             except OSError:
@@ -247,7 +257,11 @@ def run(home: Path, modules: Sequence[str], umask: int) -> int:
         loaded = LoadedCode(home, modules, *preload(modules, umask))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        log.error("%s cannot be loaded (%s): runs start the stock way until its files change", ", ".join(modules), why)
+        log.error(
+            "%s cannot be loaded (%s): runs start the stock way until its files change",
+            ", ".join(modules),
+            why,
+        )
         # Not by exiting: the supervising process restarts it with growing delays.
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:

@@ -18,7 +18,13 @@ def percent(share: float) -> str:
 
 def latency(millis: float | None) -> str:
     """``0.5 ms``, ``4.97 s``; ``-`` for nothing."""
-    return "-" if millis is None else f"{compact(millis)} ms" if millis < 999.5 else f"{compact(millis / 1000)} s"
+    return (
+        "-"
+        if millis is None
+        else f"{compact(millis)} ms"
+        if millis < 999.5
+        else f"{compact(millis / 1000)} s"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -50,7 +50,10 @@ def is_secret_key(key: object) -> bool:
 def mask_text(text: str) -> str:
     """The text with what looks like a password in it replaced."""
     return _IN_TEXT.sub(
-        lambda found: HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN, text
+        lambda found: (
+            HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN
+        ),
+        text,
     )
 
 
@@ -58,7 +61,9 @@ def mask(value: Any, key: object = "") -> Any:
     """A copy of ``value`` without secrets: of every type below a telltale key, and by pattern in text, at any depth."""
     if isinstance(value, Mapping):
         hidden = is_secret_key(key)
-        return {name: HIDDEN if hidden and item else mask(item, name) for name, item in value.items()}
+        return {
+            name: HIDDEN if hidden and item else mask(item, name) for name, item in value.items()
+        }
     if is_secret_key(key) and value and not isinstance(value, bool):
         return HIDDEN
     if isinstance(value, list | tuple):
@@ -147,7 +152,11 @@ def default_conf() -> dict[str, Any]:
 @functools.cache
 def keys_without_meaning() -> dict[str, str]:
     """Keys of Storm and JStorm that are accepted and ignored, each with the reason; ``a.b.*`` is a family."""
-    return {key: group["reason"] for group in load_table(__name__, "storm_keys") for key in group["keys"]}
+    return {
+        key: group["reason"]
+        for group in load_table(__name__, "storm_keys")
+        for key in group["keys"]
+    }
 
 
 def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
@@ -163,7 +172,11 @@ def unknown_keys(conf: Conf) -> dict[str, str]:
     """Unknown keys below an owned prefix, each with a sentence naming the nearest known key."""
     found: dict[str, str] = {}
     for key in conf:
-        if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES) or _reason_to_ignore(key, submitted=False):
+        if (
+            key in CONF_KEYS
+            or not key.startswith(OWNED_PREFIXES)
+            or _reason_to_ignore(key, submitted=False)
+        ):
             continue
         from difflib import get_close_matches
 
@@ -184,7 +197,9 @@ def validate_conf(
     failure = InvalidTopology if submitted else InvalidRequest
     if not isinstance(conf, Mapping):
         hint = ": send a JSON object" if submitted else ""
-        raise failure(f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}{hint}")
+        raise failure(
+            f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}{hint}"
+        )
     warnings: list[str] = []
     problems = [f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str)]
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
@@ -200,8 +215,14 @@ def validate_conf(
             if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
                 ignored[f"a Java class cannot be used, {CONF_KEYS[key].default!r} is"].append(key)
                 continue
-            if key == "isolation.scheduler.machines" and isinstance(value, Mapping) and not submitted:
-                ignored["numbers of machines choose no hosts: list hosts in a topology's conf"].append(key)
+            if (
+                key == "isolation.scheduler.machines"
+                and isinstance(value, Mapping)
+                and not submitted
+            ):
+                ignored[
+                    "numbers of machines choose no hosts: list hosts in a topology's conf"
+                ].append(key)
                 continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)
@@ -210,7 +231,9 @@ def validate_conf(
         checked[key] = value
     if problems:
         raise failure(f"{source}: " + "; ".join(problems))
-    warnings += [f"{source}: {', '.join(keys)} ignored: {reason}" for reason, keys in ignored.items()]
+    warnings += [
+        f"{source}: {', '.join(keys)} ignored: {reason}" for reason, keys in ignored.items()
+    ]
     return checked, warnings
 
 
@@ -257,7 +280,9 @@ class ClusterConf:
         """A copy with ``values`` laid over, validated."""
         checked, warnings = validate_conf(values, source=origin)
         return ClusterConf(
-            {**self.values, **checked}, {**self.origins, **dict.fromkeys(checked, origin)}, (*self.warnings, *warnings)
+            {**self.values, **checked},
+            {**self.origins, **dict.fromkeys(checked, origin)},
+            (*self.warnings, *warnings),
         )
 
 

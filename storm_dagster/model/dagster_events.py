@@ -49,24 +49,40 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
         Raises :class:`InvalidRequest` for what Dagster would not take. Scalars of numpy become plain numbers."""
         what = f"{kind} of asset {key!r:.100}"
-        parts = key.split("/") if isinstance(key, str) else [*key] if isinstance(key, list | tuple) else []
+        parts = (
+            key.split("/")
+            if isinstance(key, str)
+            else [*key]
+            if isinstance(key, list | tuple)
+            else []
+        )
         if not parts or not all(isinstance(part, str) and part for part in parts):
-            raise InvalidRequest(f"{what}: the key must be a string such as 'lake/clicks', or a list of its parts")
+            raise InvalidRequest(
+                f"{what}: the key must be a string such as 'lake/clicks', or a list of its parts"
+            )
         values = {name: _scalar(value) for name, value in given.items() if value is not None}
         for name, value in {**values, "key": "/".join(parts)}.items():
             longest = _LONGEST.get(name)
             control = _LONE if name == "description" else _CONTROL
-            if longest and (not isinstance(value, str) or not 0 < len(value) <= longest or control.search(value)):
+            if longest and (
+                not isinstance(value, str) or not 0 < len(value) <= longest or control.search(value)
+            ):
                 raise InvalidRequest(
                     f"{what}: {name} must be a string of 1 to {longest} characters without control characters, got "
                     f"{value!r:.100} ({type(value).__name__})"
                 )
         if kind == "check" and not _CHECK.fullmatch(str(values.get("check"))):
-            raise InvalidRequest(f"{what}: a check's name has letters, digits and _ only: {given.get('check')!r:.100}")
+            raise InvalidRequest(
+                f"{what}: a check's name has letters, digits and _ only: {given.get('check')!r:.100}"
+            )
         if kind == "check" and not isinstance(values.get("passed"), bool):
-            raise InvalidRequest(f"{what}: passed must be True or False, got {given.get('passed')!r:.100}")
+            raise InvalidRequest(
+                f"{what}: passed must be True or False, got {given.get('passed')!r:.100}"
+            )
         if values.get("severity", "ERROR") not in ("ERROR", "WARN"):
-            raise InvalidRequest(f"{what}: severity must be 'ERROR' or 'WARN', got {values['severity']!r:.100}")
+            raise InvalidRequest(
+                f"{what}: severity must be 'ERROR' or 'WARN', got {values['severity']!r:.100}"
+            )
         metadata = values.pop("metadata", {})
         if not isinstance(metadata, Mapping):
             raise InvalidRequest(f"{what}: metadata must be a map, got {metadata!r:.100}")
@@ -90,7 +106,9 @@ def decode_event(document: Any) -> "DagsterEvent":
     if not _ID.fullmatch(found.id):
         raise InvalidRequest(f"{found.id!r:.40} is not the id of an event: an id has 32 hex digits")
     given = {name: getattr(found, name) for name in DagsterEvent.__struct_fields__[3:]}
-    return msgspec.structs.replace(DagsterEvent.make("", found.kind, found.key, **given), id=found.id)
+    return msgspec.structs.replace(
+        DagsterEvent.make("", found.kind, found.key, **given), id=found.id
+    )
 
 
 def _scalar(value: Any) -> Any:
@@ -112,8 +130,15 @@ def _plain(value: Any, what: str, where: str, depth: int) -> Any:
         return float(value)
     if depth < _DEEPEST and isinstance(value, list | tuple):
         return [_plain(item, what, f"{where}[{at}]", depth + 1) for at, item in enumerate(value)]
-    if depth < _DEEPEST and isinstance(value, Mapping) and all(isinstance(key, str) and key for key in value):
-        return {key: _plain(item, what, f"{where}[{key!r:.40}]", depth + 1) for key, item in value.items()}
+    if (
+        depth < _DEEPEST
+        and isinstance(value, Mapping)
+        and all(isinstance(key, str) and key for key in value)
+    ):
+        return {
+            key: _plain(item, what, f"{where}[{key!r:.40}]", depth + 1)
+            for key, item in value.items()
+        }
     raise InvalidRequest(
         f"{what}: {where} is {value!r:.60} ({type(value).__name__}), which JSON cannot hold: give strings, finite numbers, "
         f"booleans, None, lists or maps with strings as keys, at most {_DEEPEST} deep (a datetime as .isoformat(), an array "

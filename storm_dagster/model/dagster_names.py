@@ -17,7 +17,14 @@ SUBMIT_JOB = "submit_topology"
 REBALANCE_JOB = "rebalance_topology"
 REASSIGN_JOB = "reassign_topologies"
 
-STAGES = ("topology_conf", "topology_code", "task_info", "assignment", "published_assignment", "active_topology")
+STAGES = (
+    "topology_conf",
+    "topology_code",
+    "task_info",
+    "assignment",
+    "published_assignment",
+    "active_topology",
+)
 """Steps of a submission, in order: asset keys below ``storm``."""
 
 TOKEN_TAG = "storm/token"
@@ -59,7 +66,10 @@ class DagsterNames:
     """First part of resource keys; the cluster follows. Empty: plain keys, as ``zookeeper``."""
 
     def __post_init__(self) -> None:
-        for what, text in (("cluster", self.cluster), ("resource_prefix", self.resource_prefix or None)):
+        for what, text in (
+            ("cluster", self.cluster),
+            ("resource_prefix", self.resource_prefix or None),
+        ):
             if text is not None and not (isinstance(text, str) and _IDENTIFIER.fullmatch(text)):
                 raise InvalidRequest(
                     f"{what}={text!r:.80} cannot be part of Dagster's names: use 1 to 60 letters, digits and "

@@ -109,7 +109,9 @@ def _dev_conf(home: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise Corrupt(f"{path} is damaged ({error}): stop the cluster and remove the file") from None
+        raise Corrupt(
+            f"{path} is damaged ({error}): stop the cluster and remove the file"
+        ) from None
 
 
 def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
@@ -120,7 +122,9 @@ def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
         "storm.zookeeper.ssl.enable": False,
     }
     if cluster.nimbuses:
-        values["nimbus.seeds"] = [nimbus.http.partition("://")[2].rstrip("/") for nimbus in cluster.nimbuses]
+        values["nimbus.seeds"] = [
+            nimbus.http.partition("://")[2].rstrip("/") for nimbus in cluster.nimbuses
+        ]
     if cluster.spark is not None:
         values["spark.remote"] = cluster.spark.remote
     if cluster.dagster is not None:
@@ -128,7 +132,9 @@ def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
     return values
 
 
-def cluster_conf(home: Path | None = None, conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
+def cluster_conf(
+    home: Path | None = None, conf_dir: Path | None = None, overrides: Conf | None = None
+) -> ClusterConf:
     """The merged conf for a client of the cluster in ``home`` (default: ``STORM_DAGSTER_HOME``).
 
     Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), what the running ``dev`` was given

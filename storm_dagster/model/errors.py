@@ -117,7 +117,9 @@ class Corrupt(StormDagsterError):
 
 
 _BY_NAME: dict[str, type[StormDagsterError]] = {
-    name: cls for name, cls in globals().items() if isinstance(cls, type) and issubclass(cls, StormDagsterError)
+    name: cls
+    for name, cls in globals().items()
+    if isinstance(cls, type) and issubclass(cls, StormDagsterError)
 }
 
 
@@ -130,4 +132,6 @@ def error_from_document(document: Any) -> StormDagsterError:
         return StormDagsterError(
             f"the service responded with something that is not an error document: {document!r:.200}"
         )
-    return _BY_NAME.get(str(error.get("type")), StormDagsterError)(str(error.get("message", "no message")))
+    return _BY_NAME.get(str(error.get("type")), StormDagsterError)(
+        str(error.get("message", "no message"))
+    )

@@ -21,7 +21,9 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         module = sys.modules[package]
         lines = linecache.getlines(str(module.__file__), vars(module))
         if not lines:
-            raise ImportError(f"the source of {package} is missing, which says where its names are: install it whole")
+            raise ImportError(
+                f"the source of {package} is missing, which says where its names are: install it whole"
+            )
         found = ast.walk(ast.parse("".join(lines)))
         # Imports for type checkers are indented.
         imports = [node for node in found if isinstance(node, ast.ImportFrom) and node.col_offset]

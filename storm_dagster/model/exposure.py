@@ -20,12 +20,17 @@ def address_beyond_loopback(host: str) -> str | None:
     :class:`InvalidRequest` when the name cannot be resolved.
     """
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        found = {
+            str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        }
     except OSError as error:
         raise InvalidRequest(
             f"storm.local.hostname {host!r} cannot be resolved ({error.strerror}): set it to a name or address of this host"
         ) from None
-    return min((each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback), default=None)
+    return min(
+        (each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback),
+        default=None,
+    )
 
 
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
@@ -40,9 +45,15 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
         return host
     security = Security.of(conf)
     proven, remedy = {
-        "secret or tls": (security.configured, "storm.secret.file (or storm.tls.cert, .key and .ca)"),
+        "secret or tls": (
+            security.configured,
+            "storm.secret.file (or storm.tls.cert, .key and .ca)",
+        ),
         "secret": (security.secret is not None, "storm.secret.file"),
-        "zookeeper auth": (zookeeper_payload(conf) is not None, "storm.zookeeper.auth.scheme and .payload"),
+        "zookeeper auth": (
+            zookeeper_payload(conf) is not None,
+            "storm.zookeeper.auth.scheme and .payload",
+        ),
     }[needs]
     allowed = {"storm.bind.external=true": conf["storm.bind.external"], remedy: proven}
     if lacking := [setting for setting, given in allowed.items() if not given]:

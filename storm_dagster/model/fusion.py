@@ -25,15 +25,17 @@ FUSED = "__fused_"
 """Prefix of streams that carry no tuples of the topology: statistics leave them out."""
 FUSED_ROWS, FUSED_COUNTS = FUSED + "rows_", FUSED + "counts_"
 """Streams of the spout to a fused bolt, with its id: rows that others read, and counts of batches."""
-OTHER_WAY = (
-    "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until both are updated"
-)
+OTHER_WAY = "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until both are updated"
 _GROUPINGS = ("shuffle", "local_or_shuffle", "none", "fields", "partial_key", "global")
 
 
 def _class_of(part: ComponentSpec) -> str:
     module, _, name = (part.object.python or "").partition(":")
-    return name if module == "storm_dagster.api" or module.startswith("storm_dagster.api.spark") else ""
+    return (
+        name
+        if module == "storm_dagster.api" or module.startswith("storm_dagster.api.spark")
+        else ""
+    )
 
 
 def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, str]:
@@ -45,10 +47,14 @@ def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, s
     chain = {
         name: name
         for name, part in spec.spouts.items()
-        if _class_of(part) in ("SparkSpout", "SparkQuery") and DEFAULT_STREAM in part.outputs and _wanted(part, conf)
+        if _class_of(part) in ("SparkSpout", "SparkQuery")
+        and DEFAULT_STREAM in part.outputs
+        and _wanted(part, conf)
     }
     waiting = {
-        name: part for name, part in spec.bolts.items() if _class_of(part) == "SparkBolt" and _wanted(part, conf)
+        name: part
+        for name, part in spec.bolts.items()
+        if _class_of(part) == "SparkBolt" and _wanted(part, conf)
     }
     found = True
     while found:
@@ -58,7 +64,10 @@ def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, s
             roots = {chain.get(item.component) for item in inputs}
             once = all(
                 item.stream == DEFAULT_STREAM
-                and (item.grouping.type in _GROUPINGS or (item.grouping.type == "all" and part.parallelism == 1))
+                and (
+                    item.grouping.type in _GROUPINGS
+                    or (item.grouping.type == "all" and part.parallelism == 1)
+                )
                 for item in inputs
             )
             if once and len(roots) == 1 and (root := roots.pop()):
@@ -97,18 +106,32 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
             bolts[name] = bolt.model_copy(
                 update={
                     "object": ComponentObject(python="storm_dagster.api.spark_fused:FusedBolt"),
-                    "inputs": tuple(InputSpec(component=root, stream=each, grouping=Grouping.SHUFFLE) for each in mine),
+                    "inputs": tuple(
+                        InputSpec(component=root, stream=each, grouping=Grouping.SHUFFLE)
+                        for each in mine
+                    ),
                     # What it is sent is no tuple of the topology.
-                    "conf": {**bolt.conf, "topology.metric.sample.rate": 0, "topology.tick.tuple.freq.secs": None},
+                    "conf": {
+                        **bolt.conf,
+                        "topology.metric.sample.rate": 0,
+                        "topology.tick.tuple.freq.secs": None,
+                    },
                 }
             )
-        chain = {"root": root, "fields": streams[DEFAULT_STREAM].fields, "emits": root in outside, "parts": parts}
+        chain = {
+            "root": root,
+            "fields": streams[DEFAULT_STREAM].fields,
+            "emits": root in outside,
+            "parts": parts,
+        }
         update = {"outputs": streams, "conf": {**spouts[root].conf, CHAIN_KEY: chain}}
         spouts[root] = spouts[root].model_copy(update=update)
     return spec.model_copy(update={"spouts": spouts, "bolts": bolts})
 
 
-def _part(bolt: ComponentSpec, name: str, conf: Mapping[str, Any], *, outside: bool) -> dict[str, Any]:
+def _part(
+    bolt: ComponentSpec, name: str, conf: Mapping[str, Any], *, outside: bool
+) -> dict[str, Any]:
     outputs = bolt.outputs.get(DEFAULT_STREAM)
     return {
         "name": name,

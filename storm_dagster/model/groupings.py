@@ -45,7 +45,9 @@ def _normal(value: Any) -> Any:
         return sorted(map(_normal, value), key=_encode)
     if isinstance(value, Mapping):
         items = [(_normal(key), _normal(item)) for key, item in value.items()]
-        return dict(items) if all(type(key) is str for key, _ in items) else sorted(items, key=_encode)
+        return (
+            dict(items) if all(type(key) is str for key, _ in items) else sorted(items, key=_encode)
+        )
     if isinstance(value, time) and value.utcoffset() is not None:
         return repr(datetime.combine(datetime(2000, 1, 1), value).timestamp())
     if isinstance(value, Enum):
@@ -81,7 +83,9 @@ def stable_hash(key: Any) -> int:
         else:
             crc = zlib.crc32(_encode(_normal(key)), 1)
     except (TypeError, ValueError, OverflowError, ArithmeticError, RecursionError) as error:
-        raise InvalidRequest(f"a value of type {type(key).__name__} cannot be grouped by: {error}") from None
+        raise InvalidRequest(
+            f"a value of type {type(key).__name__} cannot be grouped by: {error}"
+        ) from None
     # The low bits decide between few tasks, so that all bits must take part in them.
     mixed = (crc * 0x9E3779B1) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)
@@ -93,10 +97,16 @@ def reader_of(partition: str, tasks: int) -> int:
     head = partition.rstrip("])} ")
     stem = head.rstrip("0123456789")
     number = head[len(stem) :]
-    return (stable_hash(stem) + int(number)) % tasks if 0 < len(number) < 19 else stable_hash(partition) % tasks
+    return (
+        (stable_hash(stem) + int(number)) % tasks
+        if 0 < len(number) < 19
+        else stable_hash(partition) % tasks
+    )
 
 
-def fields_chooser(targets: Sequence[T], indices: Sequence[int], remembered: dict[Any, T] | None = None) -> Choose[T]:
+def fields_chooser(
+    targets: Sequence[T], indices: Sequence[int], remembered: dict[Any, T] | None = None
+) -> Choose[T]:
     """Chooser of the same target for equal values at ``indices``.
 
     Answers are ``remembered`` for the newest keys, which makes a known key one dictionary access.
@@ -192,13 +202,23 @@ class GroupingRule(NamedTuple):
 
 
 GroupingType = Literal[
-    "shuffle", "fields", "partial_key", "all", "global", "none", "direct", "local_or_shuffle", "custom"
+    "shuffle",
+    "fields",
+    "partial_key",
+    "all",
+    "global",
+    "none",
+    "direct",
+    "local_or_shuffle",
+    "custom",
 ]
 GROUPINGS: dict[GroupingType, GroupingRule] = {
     "shuffle": GroupingRule(storm="shuffle"),
     "fields": GroupingRule(fields_chooser, needs="fields", storm="fields"),
     "partial_key": GroupingRule(
-        partial_key_chooser, needs="fields", storm="custom_object:org.apache.storm.grouping.PartialKeyGrouping"
+        partial_key_chooser,
+        needs="fields",
+        storm="custom_object:org.apache.storm.grouping.PartialKeyGrouping",
     ),
     "all": GroupingRule(lambda targets, indices: lambda values: targets, many=True, storm="all"),
     "global": GroupingRule(global_chooser, storm="fields"),
@@ -256,7 +276,9 @@ class Grouping:
         try:
             json.dumps(args)
         except (TypeError, ValueError):
-            raise InvalidTopology(f"arguments of a custom grouping must be JSON values, got {args!r:.80}") from None
+            raise InvalidTopology(
+                f"arguments of a custom grouping must be JSON values, got {args!r:.80}"
+            ) from None
         return GroupingSpec(type="custom", object=code_name(function, "custom grouping"), args=args)
 
 

@@ -120,7 +120,9 @@ def require_release(distribution: str, what: str) -> None:
             allowed = "+" in found or wanted.specifier.contains(found, prereleases=True)
             if wanted.name == distribution and wanted.marker is None and not allowed:
                 pip = f"{sys.executable} -m pip install '{wanted}'"
-                raise MissingPart(f"{what} needs {wanted}, and {found} is installed: {pip}", name=distribution)
+                raise MissingPart(
+                    f"{what} needs {wanted}, and {found} is installed: {pip}", name=distribution
+                )
 
 
 def require_linux(what: str) -> None:
@@ -137,7 +139,9 @@ def lock_file(stream: IO[Any], *, wait: bool) -> None:
     try:
         import fcntl
     except ImportError:
-        raise InvalidRequest(f"{stream.name} cannot be locked on {sys.platform}: use Linux or macOS") from None
+        raise InvalidRequest(
+            f"{stream.name} cannot be locked on {sys.platform}: use Linux or macOS"
+        ) from None
     fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
@@ -150,7 +154,9 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
     :class:`InvalidRequest` when the id cannot name a folder.
     """
     if not _ID.fullmatch(id) or id == "id":
-        raise InvalidRequest(f"{role} id {id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another")
+        raise InvalidRequest(
+            f"{role} id {id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another"
+        )
     folder = home / role / id
     folder.mkdir(parents=True, exist_ok=True)
     stream = (folder / "lock").open("a+", encoding="utf-8")
@@ -158,14 +164,18 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
         lock_file(stream, wait=False)
     except BlockingIOError:
         stream.close()
-        raise Conflict(f"another {role} {id!r} runs in {home}: stop it first, or choose another id") from None
+        raise Conflict(
+            f"another {role} {id!r} runs in {home}: stop it first, or choose another id"
+        ) from None
     return stream
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = False) -> None:
     """Replace a file: readers see the old or the new one, never a part. ``sync``: it outlives the machine, too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as stream:
+    with open(
+        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
+    ) as stream:
         stream.write(text)
         if sync:
             stream.flush()

@@ -39,7 +39,9 @@ def java_version(java: str) -> int:
     """Major version of the Java command ``java``; ``Unavailable`` when it does not run."""
     try:
         # `-version` answers on standard error; a broken installation may hang, so the wait is bounded.
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"Java at {java} does not run ({error}): {_ADVICE}") from None
     match = _VERSION.search(answer.stderr + answer.stdout)
@@ -67,13 +69,19 @@ def java_command() -> str:
         found = on_path
     version = java_version(found)
     if version < MINIMUM_JAVA:
-        raise Unavailable(f"Java at {found} has version {version}, {MINIMUM_JAVA} is needed: {_ADVICE}")
+        raise Unavailable(
+            f"Java at {found} has version {version}, {MINIMUM_JAVA} is needed: {_ADVICE}"
+        )
     return found
 
 
 def _folder() -> Path:
     """The cache folder of this user only: its files are mapped as code."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "storm-dagster" / "class-data"
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "storm-dagster"
+        / "class-data"
+    )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022:
         raise PermissionError(f"others may write into {folder}")
@@ -82,7 +90,9 @@ def _folder() -> Path:
 
 def _key(java: str, jars: Iterable[Path]) -> str:
     files = [Path(java).resolve(), *jars]
-    seen = [f"{path}:{status.st_size}:{status.st_mtime_ns}" for path in files if (status := path.stat())]
+    seen = [
+        f"{path}:{status.st_size}:{status.st_mtime_ns}" for path in files if (status := path.stat())
+    ]
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
 
 

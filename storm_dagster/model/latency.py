@@ -27,7 +27,10 @@ def bucket_of(nanos: float) -> int:
 def read_latencies(document: Mapping[str, Any] | None) -> Latencies:
     """Latencies from JSON, where buckets are text."""
     return {
-        kind: {key: {int(bucket): number for bucket, number in buckets.items()} for key, buckets in by_key.items()}
+        kind: {
+            key: {int(bucket): number for bucket, number in buckets.items()}
+            for key, buckets in by_key.items()
+        }
         for kind, by_key in (document or {}).items()
     }
 
@@ -83,7 +86,12 @@ def percentiles(buckets: Buckets) -> dict[str, float]:
 def prometheus_buckets(buckets: Buckets) -> tuple[list[tuple[str, float]], float]:
     """(bound in seconds, number up to it) for every bound, and the sum of seconds."""
     counts = [
-        (repr(2.0**bound), float(sum(number for bucket, number in buckets.items() if bucket <= bound * _PER_DOUBLING)))
+        (
+            repr(2.0**bound),
+            float(
+                sum(number for bucket, number in buckets.items() if bucket <= bound * _PER_DOUBLING)
+            ),
+        )
         for bound in _BOUNDS
     ]
     seconds = sum(_middle(bucket) * number for bucket, number in buckets.items())

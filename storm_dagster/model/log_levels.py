@@ -42,4 +42,6 @@ def level_in_force(kept: KeptLevel, now_ms: int) -> LevelChange | None:
     if kept.until_ms is None:
         return LevelChange(level=kept.level, reset=kept.reset)
     left = kept.until_ms - now_ms
-    return LevelChange(level=kept.level, secs=-(-left // 1000), reset=kept.reset) if left > 0 else None
+    return (
+        LevelChange(level=kept.level, secs=-(-left // 1000), reset=kept.reset) if left > 0 else None
+    )

@@ -16,7 +16,9 @@ SYSTEM = "__system"
 
 _TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _COMPONENT_ID = re.compile(r"[A-Za-z0-9\-_/.$<>()#:]{1,200}")
-_TOPOLOGY_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})")
+_TOPOLOGY_ID = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})"
+)
 _LIKE_AN_ID = re.compile(r".*-[0-9]{1,12}-[0-9]{9,12}")
 """Names that could be ids; ``sales-2026-11`` is none, since no clock is in the year 1970."""
 # A topology id ends in its seconds, so that what follows a last dot can only be a version of its code.
@@ -40,13 +42,21 @@ def check_topology_name(name: object) -> str:
 def check_topology_reference(name: object) -> str:
     """The name or id of a topology, checked: no path can be expressed in it."""
     if not isinstance(name, str) or not name:
-        raise InvalidTopology("the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'")
+        raise InvalidTopology(
+            "the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'"
+        )
     if len(name) > 200:
-        raise InvalidTopology(f"topology name {name[:20]!r}... has {len(name)} characters: shorten it to at most 200")
+        raise InvalidTopology(
+            f"topology name {name[:20]!r}... has {len(name)} characters: shorten it to at most 200"
+        )
     if not _TOPOLOGY_NAME.fullmatch(name):
-        raise InvalidTopology(f"topology name {name!r} may hold only letters, digits, '-', '_' and '.': rename it")
+        raise InvalidTopology(
+            f"topology name {name!r} may hold only letters, digits, '-', '_' and '.': rename it"
+        )
     if name.isdigit() or name.lower() == "null" or name in (".", ".."):
-        raise InvalidTopology(f"topology name {name!r} is reserved (digits only, 'null', '.' and '..' are): rename it")
+        raise InvalidTopology(
+            f"topology name {name!r} is reserved (digits only, 'null', '.' and '..' are): rename it"
+        )
     return name
 
 
@@ -57,7 +67,9 @@ def check_component_id(component_id: object, what: str = "component") -> str:
             f"{what} id {component_id!r} may hold 1 to 200 letters, digits and any of -_/.$<>()#: : rename it"
         )
     if component_id.startswith("__"):
-        raise InvalidTopology(f"{what} id {component_id!r} starts with '__', which belongs to the system: rename it")
+        raise InvalidTopology(
+            f"{what} id {component_id!r} starts with '__', which belongs to the system: rename it"
+        )
     return component_id
 
 
@@ -107,7 +119,9 @@ def topology_name_of(topology_id: str) -> str:
     """The name inside a topology id; :class:`InvalidRequest` when it is none."""
     match = _TOPOLOGY_ID.fullmatch(topology_id)
     if not match:
-        raise InvalidRequest(f"{topology_id!r} is not a topology id of the form <name>-<number>-<seconds>")
+        raise InvalidRequest(
+            f"{topology_id!r} is not a topology id of the form <name>-<number>-<seconds>"
+        )
     return match["name"]
 
 

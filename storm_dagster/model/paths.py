@@ -101,7 +101,9 @@ blob_max_sequence = _child_of(BLOBSTORE_MAX_SEQUENCE)
 
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
     """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or ``upgraded_workers``."""
-    return f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
+    return (
+        f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
+    )
 
 
 log_levels = _child_of(TOPOLOGY, "/log_levels")

@@ -36,7 +36,9 @@ def _asked_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     question += struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(1)
-        kernel.sendto(struct.pack("=IHHII", 16 + len(question), _BY_FAMILY, _REQUEST, 0, 0) + question, (0, 0))
+        kernel.sendto(
+            struct.pack("=IHHII", 16 + len(question), _BY_FAMILY, _REQUEST, 0, 0) + question, (0, 0)
+        )
         answer = kernel.recv(4096)
     if struct.unpack_from("=H", answer, 4)[0] == _ERROR:
         code = struct.unpack_from("=i", answer, 16)[0]
@@ -77,7 +79,10 @@ def is_own_peer(own: Any, peer: Any) -> bool:
 @functools.cache
 def can_tell_users() -> bool:
     """Whether the kernel names the user of a connection; not so on macOS and in some sandboxes."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
         return is_own_peer(server.getsockname(), client.getsockname())
 
 

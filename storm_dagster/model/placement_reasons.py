@@ -85,7 +85,9 @@ class Refusal(NamedTuple):
 
 _REFUSALS = {
     "no supervisor": Refusal(
-        "Unavailable", "topology {name!r} cannot be placed, no supervisor is alive: start one", "no supervisor is alive"
+        "Unavailable",
+        "topology {name!r} cannot be placed, no supervisor is alive: start one",
+        "no supervisor is alive",
     ),
     "differ node": Refusal(
         "Unavailable",
@@ -123,7 +125,13 @@ def refusal(kind: str, name: str, **given: object) -> Refusal:
 
 
 def short_of_slots_refusal(
-    name: str, needed: int, free: Iterable[tuple[str, int]], *, reserve: int, workers: int | None, isolated: bool
+    name: str,
+    needed: int,
+    free: Iterable[tuple[str, int]],
+    *,
+    reserve: int,
+    workers: int | None,
+    isolated: bool,
 ) -> Refusal:
     """Refusal for a topology that needs more slots than there are.
 

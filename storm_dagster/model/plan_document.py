@@ -99,7 +99,9 @@ def decode_plan(value: Any, source: str) -> PlanDocument:
 def _part_of(path: Sequence[str | int]) -> type[_Part]:
     """The part whose key ``path`` ends with."""
     if len(path) < 4:
-        return {"supervisors": PlanSupervisor, "topologies": PlanTopology}.get(str(path[0]), PlanDocument)
+        return {"supervisors": PlanSupervisor, "topologies": PlanTopology}.get(
+            str(path[0]), PlanDocument
+        )
     return PlanOldWorker if path[2] == "old" else PlanComponent
 
 
@@ -117,7 +119,10 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
         yield "topologies", "there is none: give at least one"
     yield from _supervisor_faults(document.supervisors)
     yield from _repeated(
-        ((topology.name, place("topologies", index, "name")) for index, topology in enumerate(document.topologies)),
+        (
+            (topology.name, place("topologies", index, "name"))
+            for index, topology in enumerate(document.topologies)
+        ),
         "topology {} is listed twice",
     )
     for index, topology in enumerate(document.topologies):
@@ -148,14 +153,18 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
                 )
         for key, ports in (("ports", node.ports), ("used", node.used)):
             yield from _repeated(
-                ((port, place("supervisors", index, key)) for port in ports), "port {} is listed twice"
+                ((port, place("supervisors", index, key)) for port in ports),
+                "port {} is listed twice",
             )
         if len(node.used) > len(node.ports):
             text = f"{len(node.used)} ports are used, the supervisor has {len(node.ports)}"
             yield place("supervisors", index, "used"), text
         for number, port in enumerate(node.used):
             if port not in node.ports:
-                yield (place("supervisors", index, "used", number), f"port {port} is none of the supervisor's ports")
+                yield (
+                    place("supervisors", index, "used", number),
+                    f"port {port} is none of the supervisor's ports",
+                )
 
 
 def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
@@ -167,17 +176,34 @@ def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
                     yield place(kind, component, "inputs"), "a spout has no inputs: make it a bolt"
                 elif source not in known:
                     near = difflib.get_close_matches(source, known, n=1, cutoff=0.6)
-                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
-                    yield (place(kind, component, "inputs", number), f"component {source!r} does not exist: {hint}")
+                    hint = (
+                        f"did you mean {near[0]!r}?"
+                        if near
+                        else f"there are {', '.join(sorted(known))}"
+                    )
+                    yield (
+                        place(kind, component, "inputs", number),
+                        f"component {source!r} does not exist: {hint}",
+                    )
     if both := sorted(topology.spouts.keys() & topology.bolts.keys()):
         yield place("bolts", both[0]), "a spout has the same id: rename one of them"
     if not any(part.parallelism for part in (*topology.spouts.values(), *topology.bolts.values())):
         yield "spouts", "the topology has no task: give a component a parallelism of at least 1"
-    slots = ((f"{old.node}:{old.port}", place("old", number)) for number, old in enumerate(topology.old))
+    slots = (
+        (f"{old.node}:{old.port}", place("old", number)) for number, old in enumerate(topology.old)
+    )
     yield from _repeated(slots, "slot {} is listed twice")
-    held = ((task, place("old", number, "tasks")) for number, old in enumerate(topology.old) for task in old.tasks)
+    held = (
+        (task, place("old", number, "tasks"))
+        for number, old in enumerate(topology.old)
+        for task in old.tasks
+    )
     yield from _repeated(held, "task {} is listed twice")
-    ids = ((task, place("tasks", component)) for component, given in topology.tasks.items() for task in given)
+    ids = (
+        (task, place("tasks", component))
+        for component, given in topology.tasks.items()
+        for task in given
+    )
     yield from _repeated(ids, "id {} is given twice")
 
 

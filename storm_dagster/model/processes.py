@@ -32,7 +32,9 @@ class ExactProcess:
 
     def signal(self, number: int) -> bool:
         """Signal exactly this process; ``False`` when it is gone."""
-        return self.boot_id in ("", boot_id()) and signal_exactly(self.pid, self.start_ticks, number)
+        return self.boot_id in ("", boot_id()) and signal_exactly(
+            self.pid, self.start_ticks, number
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,11 @@ def start_ticks(pid: int) -> int | None:
 
         try:
             process = psutil.Process(pid)
-            return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
+            return (
+                None
+                if process.status() == psutil.STATUS_ZOMBIE
+                else round(process.create_time() * 100)
+            )
         except psutil.Error:
             return None
     try:
@@ -126,7 +132,12 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
 
     @staticmethod
     def write(
-        home: Path, role: str, id: str, ports: Mapping[str, int] | None = None, *, pid: int | None = None
+        home: Path,
+        role: str,
+        id: str,
+        ports: Mapping[str, int] | None = None,
+        *,
+        pid: int | None = None,
     ) -> "RunFile":
         """Record the calling process (or ``pid``) atomically, and return the record.
 
@@ -137,7 +148,9 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
         ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"process {pid} ({role} {id}) does not exist")
-        record = RunFile(role=role, id=id, pid=pid, start_ticks=ticks, boot_id=boot_id(), ports=dict(ports or {}))
+        record = RunFile(
+            role=role, id=id, pid=pid, start_ticks=ticks, boot_id=boot_id(), ports=dict(ports or {})
+        )
         target = RunFile.path_of(home, role, id)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, record.model_dump_json() + "\n")
@@ -166,5 +179,8 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
         """Remove the record if it is still this process's own; never another's."""
         path = RunFile.path_of(home, self.role, self.id)
         current = RunFile.read(path)
-        if current is not None and (current.pid, current.start_ticks) == (self.pid, self.start_ticks):
+        if current is not None and (current.pid, current.start_ticks) == (
+            self.pid,
+            self.start_ticks,
+        ):
             path.unlink(missing_ok=True)

@@ -34,14 +34,18 @@ def decode_ranges(text: str) -> tuple[int, ...]:
     if text == "":
         return ()
     if not _RANGES.fullmatch(text):
-        raise Corrupt(f"task ranges {text!r:.80} are not of the form '1-3,7': the record was damaged or forged")
+        raise Corrupt(
+            f"task ranges {text!r:.80} are not of the form '1-3,7': the record was damaged or forged"
+        )
     ids: list[int] = []
     previous = 0
     for run in text.split(","):
         low, _, high = run.partition("-")
         first, last = int(low), int(high or low)
         if first <= previous or last < first:
-            raise Corrupt(f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged or forged")
+            raise Corrupt(
+                f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged or forged"
+            )
         if len(ids) + last - first >= _MOST_IDS:
             raise Corrupt(
                 f"task ranges {text!r:.80} name more than {_MOST_IDS} tasks: the record was damaged or forged"

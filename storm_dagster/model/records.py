@@ -316,7 +316,11 @@ class Assignment(Record):
 
     def start_secs(self) -> dict[int, int]:
         """Task id -> epoch seconds."""
-        return {task: secs for ranges, secs in self.task_start_secs.items() for task in decode_ranges(ranges)}
+        return {
+            task: secs
+            for ranges, secs in self.task_start_secs.items()
+            for task in decode_ranges(ranges)
+        }
 
     @staticmethod
     def pack_start_secs(start_secs: Mapping[int, int]) -> dict[str, int]:
@@ -449,7 +453,9 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
 def _unknown_bytes(value: object) -> int:
     """Bytes of the fields that this release does not know, in a record and in all records below it."""
     if isinstance(value, Record):
-        return (len(to_json(value.model_extra)) if value.model_extra else 0) + _unknown_bytes(value.__dict__)
+        return (len(to_json(value.model_extra)) if value.model_extra else 0) + _unknown_bytes(
+            value.__dict__
+        )
     if isinstance(value, Mapping):
         return sum(_unknown_bytes(each) for each in value.values())
     return sum(_unknown_bytes(each) for each in value) if isinstance(value, tuple) else 0

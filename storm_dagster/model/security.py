@@ -62,7 +62,9 @@ def zookeeper_payload(conf: Any) -> str | None:
         return given
     lines = [f"storm:{_derived(one, 'zookeeper').hex()}" for one in _secrets_of(conf)]
     if file := conf.get("storm.zookeeper.auth.file"):
-        lines += read_private_file(Path(file).expanduser(), "storm.zookeeper.auth.file").splitlines()
+        lines += read_private_file(
+            Path(file).expanduser(), "storm.zookeeper.auth.file"
+        ).splitlines()
     return "\n".join(lines) or None
 
 
@@ -70,7 +72,10 @@ def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
     """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``; ``None`` where it is not enabled."""
     if not conf.get("storm.zookeeper.ssl.enable"):
         return None
-    truststore, keystore = "storm.zookeeper.ssl.truststore.path", "storm.zookeeper.ssl.keystore.path"
+    truststore, keystore = (
+        "storm.zookeeper.ssl.truststore.path",
+        "storm.zookeeper.ssl.keystore.path",
+    )
     if not conf.get(truststore):
         raise InvalidRequest(
             f"storm.zookeeper.ssl.enable needs {truststore}: name the PEM certificates of the authority of ZooKeeper's servers"
@@ -84,7 +89,9 @@ def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
         if conf.get(keystore):
             loading = keystore
             # With an empty password, OpenSSL does not ask for one at the terminal.
-            context.load_cert_chain(conf[keystore], password=conf.get("storm.zookeeper.ssl.keystore.password") or "")
+            context.load_cert_chain(
+                conf[keystore], password=conf.get("storm.zookeeper.ssl.keystore.password") or ""
+            )
     except OSError as error:
         raise InvalidRequest(
             f"{loading} {conf[loading]} cannot be used ({error.strerror or error}): name a PEM file that this user may "
@@ -99,9 +106,13 @@ def read_private_file(path: Path, what: str) -> str:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{what} {path} cannot be read ({error}): name a file of this user's own") from None
+        raise InvalidRequest(
+            f"{what} {path} cannot be read ({error}): name a file of this user's own"
+        ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidRequest(f"{what} {path} can be read or written by other users: chmod 600 {path}")
+        raise InvalidRequest(
+            f"{what} {path} can be read or written by other users: chmod 600 {path}"
+        )
     return text
 
 
@@ -175,7 +186,9 @@ class Security:
         if self.secret is not None:
             options["auth"] = signer(self.secret, tls=self.ca is not None)
         nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else None
-        options["verify"] = self.client_context() if self.ca is not None else nobody or public_authorities()
+        options["verify"] = (
+            self.client_context() if self.ca is not None else nobody or public_authorities()
+        )
         return options
 
     def server_context(self, *, client_certificate: bool = True) -> ssl.SSLContext:

@@ -47,7 +47,13 @@ class RequestHead:
 def about_content(headers: Iterable[tuple[str, str]]) -> str:
     """What headers say of a content and of who sends it, ``X-Content-*`` and ``X-Storm-*``, as a signature covers it."""
     named = ((name.lower(), value) for name, value in headers)
-    return "\n".join(sorted(f"{name}: {value}" for name, value in named if name.startswith(("x-content-", "x-storm-"))))
+    return "\n".join(
+        sorted(
+            f"{name}: {value}"
+            for name, value in named
+            if name.startswith(("x-content-", "x-storm-"))
+        )
+    )
 
 
 def body_hash(body: bytes) -> str:
@@ -64,7 +70,9 @@ def _mac(secret: str, purpose: str, *parts: str) -> str:
 def sign(secret: str, target: RequestHead, body: str, now: float | None = None) -> str:
     """The header ``Authorization`` of a request; ``body`` is the :func:`body_hash` of what is sent."""
     when, nonce = str(int(time.time() if now is None else now)), random.token_hex(16)
-    mac = _mac(secret, "request", target.method, target.host, target.path, target.about, body, when, nonce)
+    mac = _mac(
+        secret, "request", target.method, target.host, target.path, target.about, body, when, nonce
+    )
     return f"Storm {when}.{nonce}.{body}.{mac}"
 
 
@@ -77,16 +85,23 @@ def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
 
     def authenticate(request: Any) -> Any:
         if tls and request.url.scheme != "https":
-            raise InvalidRequest(f"{request.url.copy_with(query=None)} is not https, and this cluster has storm.tls.*")
+            raise InvalidRequest(
+                f"{request.url.copy_with(query=None)} is not https, and this cluster has storm.tls.*"
+            )
         if request.url.path != "/healthz" and "Authorization" not in request.headers:
-            path, about = request.url.raw_path.decode("ascii"), about_content(request.headers.items())
+            path, about = (
+                request.url.raw_path.decode("ascii"),
+                about_content(request.headers.items()),
+            )
             target = RequestHead(request.method, request.headers["Host"], path, about)
             try:
                 body = body_hash(request.content)
             except RuntimeError as error:  # Not read: it is sent as it is made.
                 body = request.headers.get("X-Content-SHA256")
                 if body is None:
-                    raise InvalidRequest("a body that is sent in parts needs X-Content-SHA256, its hash") from error
+                    raise InvalidRequest(
+                        "a body that is sent in parts needs X-Content-SHA256, its hash"
+                    ) from error
             request.headers["Authorization"] = sign(secret, target, body)
         return request
 
@@ -108,10 +123,14 @@ class Verifier:
         now = time.time() if now is None else now
         found = _SIGNATURE.fullmatch(header)
         if found is None:
-            raise NotAuthenticated("the signature of the request is damaged: use a client of this release")
+            raise NotAuthenticated(
+                "the signature of the request is damaged: use a client of this release"
+            )
         when, nonce, body, mac = found["time"], found["nonce"], found["body"], found["mac"]
         parts = (target.method, target.host, target.path, target.about, body, when, nonce)
-        if not any(hmac.compare_digest(_mac(secret, "request", *parts), mac) for secret in self._secrets):
+        if not any(
+            hmac.compare_digest(_mac(secret, "request", *parts), mac) for secret in self._secrets
+        ):
             raise NotAuthenticated(
                 "the request is signed with another secret, or was changed on its way: compare storm.secret"
             )
@@ -120,7 +139,9 @@ class Verifier:
                 f"the request was signed {int(when) - now:+.0f} s from now, at most {_SKEW_SECS} s are allowed: set the clocks"
             )
         if not self._is_first(nonce, now):
-            raise NotAuthenticated("the request was seen before: send it again with a new signature")
+            raise NotAuthenticated(
+                "the request was seen before: send it again with a new signature"
+            )
         return body
 
     def _is_first(self, nonce: str, now: float) -> bool:
@@ -143,11 +164,20 @@ def make_token(secret: str, scope: Scope, secs: float, now: float | None = None)
 def read_token(secrets: Sequence[str], token: str, now: float | None = None) -> tuple[Scope, str]:
     """Scope and id of a token; :class:`NotAuthenticated` when it is none, or has expired."""
     found = _TOKEN.fullmatch(token)
-    scope: Scope | None = next((known for known in SCOPES if found and known == found["scope"]), None)
+    scope: Scope | None = next(
+        (known for known in SCOPES if found and known == found["scope"]), None
+    )
     if found is None or scope is None:
-        raise NotAuthenticated("this is no token of the cluster: make one with `storm-dagster token create`")
-    if not any(hmac.compare_digest(_mac(secret, "token", found["claims"]), found["mac"]) for secret in secrets):
-        raise NotAuthenticated("the token was made with another secret: make one with `storm-dagster token create`")
+        raise NotAuthenticated(
+            "this is no token of the cluster: make one with `storm-dagster token create`"
+        )
+    if not any(
+        hmac.compare_digest(_mac(secret, "token", found["claims"]), found["mac"])
+        for secret in secrets
+    ):
+        raise NotAuthenticated(
+            "the token was made with another secret: make one with `storm-dagster token create`"
+        )
     if int(found["expires"]) < (time.time() if now is None else now):
         raise NotAuthenticated("the token has expired: make one with `storm-dagster token create`")
     return scope, found["id"]

@@ -68,7 +68,9 @@ def with_spark_token(url: str, home: Path | None = None, derived: str | None = N
     token, scope = derived, _EVERYWHERE
     if token is None:
         try:
-            token, _, scope = read_private_file((home or home_dir()) / _FILE, "the Spark token").partition("\n")
+            token, _, scope = read_private_file(
+                (home or home_dir()) / _FILE, "the Spark token"
+            ).partition("\n")
         except InvalidRequest:
             return url
     if host not in _LOOPBACK and scope != _EVERYWHERE:

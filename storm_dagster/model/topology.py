@@ -138,9 +138,13 @@ def check_inputs(spec: TopologySpec, bolt_id: str) -> dict[tuple[str, str], Stre
                 f"{reads}, which does not declare it: {_hint(given.stream, source.outputs, 'streams')}"
             )
         if (given.component, given.stream) in found:
-            raise InvalidTopology(f"{reads} twice, so that it would get every tuple twice: keep one grouping")
+            raise InvalidTopology(
+                f"{reads} twice, so that it would get every tuple twice: keep one grouping"
+            )
         found[given.component, given.stream] = stream
-        for name in given.grouping.fields if GROUPINGS[given.grouping.type].needs == "fields" else ():
+        for name in (
+            given.grouping.fields if GROUPINGS[given.grouping.type].needs == "fields" else ()
+        ):
             if name not in stream.fields:
                 raise InvalidTopology(
                     f"{reads} with {given.grouping.type} grouping by field {name!r}, which the stream does not declare: "

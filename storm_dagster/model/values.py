@@ -39,7 +39,9 @@ class _Form(NamedTuple):
 def _offset(value: datetime | time) -> int | None:
     offset = value.utcoffset()
     if offset is None and value.tzinfo is not None:
-        raise TypeError("a time in a zone without a fixed offset, which cannot travel: use a datetime")
+        raise TypeError(
+            "a time in a zone without a fixed offset, which cannot travel: use a datetime"
+        )
     return None if offset is None else offset // _MICROSECOND
 
 
@@ -76,7 +78,9 @@ def _make_dataclass(parts: list[Any]) -> Any:
         elif each.default is not MISSING:
             part = each.default
         else:
-            raise InvalidRequest(f"a stored {parts[0]} has no field {each.name!r}: give the field a default")
+            raise InvalidRequest(
+                f"a stored {parts[0]} has no field {each.name!r}: give the field a default"
+            )
         object.__setattr__(found, each.name, part)
     return found
 
@@ -86,7 +90,9 @@ def _make_enum(parts: list[Any]) -> Any:
     return kind(parts[1]) if issubclass(kind, Flag) else kind[parts[1]]
 
 
-_ENUM = _Form(14, lambda v: (_name_of(type(v)), v.value if isinstance(v, Flag) else v.name), _make_enum)
+_ENUM = _Form(
+    14, lambda v: (_name_of(type(v)), v.value if isinstance(v, Flag) else v.name), _make_enum
+)
 _DATACLASS = _Form(15, _take_dataclass, _make_dataclass)
 _MAP = _Form(11, lambda value: [part for item in value.items() for part in item], _make_map)
 _FORMS: dict[type, _Form] = {
@@ -101,7 +107,11 @@ _FORMS: dict[type, _Form] = {
     ),
     date: _Form(6, lambda value: (value.year, value.month, value.day), lambda parts: date(*parts)),
     time: _Form(7, _clock, lambda parts: time(*parts[:4], fold=parts[4], tzinfo=_zone(parts[5]))),
-    timedelta: _Form(8, lambda value: (value.days, value.seconds, value.microseconds), lambda parts: timedelta(*parts)),
+    timedelta: _Form(
+        8,
+        lambda value: (value.days, value.seconds, value.microseconds),
+        lambda parts: timedelta(*parts),
+    ),
     Decimal: _Form(9, lambda value: (str(value),), lambda parts: Decimal(parts[0])),
     UUID: _Form(10, lambda value: (value.bytes,), lambda parts: UUID(bytes=parts[0])),
     # What MessagePack cannot hold: integers of more than 64 bits, text with lone surrogates.
@@ -130,7 +140,9 @@ def _load_classes() -> dict[str, type]:
         found = {name: load_plugin(REGISTER_KEY, name) for name in _registered}
         for name, kind in found.items():
             if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, Enum)):
-                raise InvalidRequest(f"{REGISTER_KEY} {name!r} is neither a dataclass nor an Enum: remove it")
+                raise InvalidRequest(
+                    f"{REGISTER_KEY} {name!r} is neither a dataclass nor an Enum: remove it"
+                )
         _classes = found
     return _classes
 
@@ -139,7 +151,9 @@ def _class_of(name: str) -> Any:
     try:
         return _load_classes()[name]
     except KeyError:
-        raise InvalidRequest(f"a value of the class {name} cannot be read: name it in {REGISTER_KEY}") from None
+        raise InvalidRequest(
+            f"a value of the class {name} cannot be read: name it in {REGISTER_KEY}"
+        ) from None
 
 
 def _name_of(kind: type) -> str:
@@ -183,11 +197,19 @@ def copy_value(value: Any, depth: int = 0) -> Any:
             return value.copy()
         return {copy_value(key, depth): copy_value(part, depth) for key, part in value.items()}
     if kind is list:
-        return value.copy() if ATOMIC.issuperset(map(type, value)) else [copy_value(part, depth) for part in value]
+        return (
+            value.copy()
+            if ATOMIC.issuperset(map(type, value))
+            else [copy_value(part, depth) for part in value]
+        )
     if (plain := getattr(kind, "travels_as", None)) in (int, list):
         return copy_value(plain(value), depth)
     form = _form_of(kind)
-    return value if form is _ENUM else form.make([copy_value(part, depth) for part in form.take(value)])
+    return (
+        value
+        if form is _ENUM
+        else form.make([copy_value(part, depth) for part in form.take(value)])
+    )
 
 
 def _pack(value: Any, odd: bool = False) -> Any:
@@ -198,7 +220,11 @@ def _pack(value: Any, odd: bool = False) -> Any:
             return _extension(_FORMS[kind], value, odd)
         return value
     if kind is list:
-        return value if not odd and ATOMIC.issuperset(map(type, value)) else [_pack(part, odd) for part in value]
+        return (
+            value
+            if not odd and ATOMIC.issuperset(map(type, value))
+            else [_pack(part, odd) for part in value]
+        )
     if kind is dict:
         keys = [_pack(key, odd) for key in value]
         if ATOMIC.issuperset(map(type, keys)):
@@ -231,10 +257,14 @@ def decode_extension(code: int, data: memoryview) -> Any:
     except InvalidRequest:
         raise
     except Exception as error:
-        raise InvalidRequest(f"a value of extension {code} cannot be read ({type(error).__name__}: {error})") from None
+        raise InvalidRequest(
+            f"a value of extension {code} cannot be read ({type(error).__name__}: {error})"
+        ) from None
 
 
-decode_value: Callable[[bytes | memoryview], Any] = msgspec.msgpack.Decoder(ext_hook=decode_extension).decode
+decode_value: Callable[[bytes | memoryview], Any] = msgspec.msgpack.Decoder(
+    ext_hook=decode_extension
+).decode
 """The value in some bytes of :func:`encode_value`."""
 _decode_list = msgspec.msgpack.Decoder(list[Any], ext_hook=decode_extension).decode
 
@@ -260,7 +290,9 @@ def decode_received(code: int, data: memoryview) -> Any:
         return UnreadableValue(error.message)
 
 
-def own_values(values: Sequence[Any], fields: Sequence[str], stream: str, component: str, task: int) -> list[Any]:
+def own_values(
+    values: Sequence[Any], fields: Sequence[str], stream: str, component: str, task: int
+) -> list[Any]:
     """Copies of a tuple's values (:func:`copy_value`); ``InvalidRequest`` names the field of one that is not allowed."""
     found: list[Any] = []
     for value in values:

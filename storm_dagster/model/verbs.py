@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from storm_dagster.model.errors import InvalidRequest
@@ -40,7 +48,9 @@ def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
             continue
         host, _, port = word.rpartition(":")
         if not host or not port.isascii() or not port.isdigit():
-            raise InvalidRequest(f"{word!r:.80} is not a worker: name workers as HOST:PORT,HOST:PORT")
+            raise InvalidRequest(
+                f"{word!r:.80} is not a worker: name workers as HOST:PORT,HOST:PORT"
+            )
         found[f"{host}:{int(port)}"] = None
     return tuple(found)
 
@@ -53,7 +63,11 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_nulls(cls, given: Any) -> Any:
-        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+        return (
+            {key: value for key, value in given.items() if value is not None}
+            if isinstance(given, dict)
+            else given
+        )
 
     def fields(self) -> dict[str, Any]:
         """What was asked for apart from ``dry_run``."""
@@ -62,7 +76,12 @@ class RequestModel(BaseModel):
 
 def bounds_of(field: FieldInfo) -> dict[str, Any]:
     """The bounds of a field, ``ge`` and ``le``."""
-    return {name: getattr(each, name) for each in field.metadata for name in ("ge", "le") if hasattr(each, name)}
+    return {
+        name: getattr(each, name)
+        for each in field.metadata
+        for name in ("ge", "le")
+        if hasattr(each, name)
+    }
 
 
 def check_request(kind: type[_R], document: Mapping[str, Any], what: str) -> _R:
@@ -75,7 +94,9 @@ def check_request(kind: type[_R], document: Mapping[str, Any], what: str) -> _R:
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             known = ", ".join(sorted(kind.model_fields)) or "no fields"
             raise InvalidRequest(f"{what} has no field {where!r:.40}: it has {known}") from None
-        raise InvalidRequest(f"{where!r:.80} of {what}: {first['msg']}, got {first['input']!r:.40}") from None
+        raise InvalidRequest(
+            f"{where!r:.80} of {what}: {first['msg']}, got {first['input']!r:.40}"
+        ) from None
 
 
 class VerbRequest(RequestModel):
@@ -112,7 +133,9 @@ class RebalanceRequest(KillRequest):
 class CodeRequest(RequestModel):
     """Request that may bring code."""
 
-    handle: str | None = Field(default=None, description="Upload that holds the code. Set by clients.")
+    handle: str | None = Field(
+        default=None, description="Upload that holds the code. Set by clients."
+    )
     token: Annotated[str | None, Flag("--token")] = Field(
         default=None, description="Client token. Calls with the same token take effect once."
     )
@@ -146,7 +169,9 @@ class GrayUpgradeRequest(CodeRequest, VerbRequest):
     workers: Annotated[
         list[str],
         BeforeValidator(lambda given: list(parse_workers(given))),
-        WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
+        WithJsonSchema(
+            {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}
+        ),
         Flag("-w", "HOST:PORT,..."),
     ] = Field(default=[], description="Exactly these workers, as host:port.")
 

@@ -68,7 +68,9 @@ class TopologyView:
         beats, at, assigned = self.beats, self.beats_at, self.assignment_at
         if beats is None or at is None or assigned is None or at.mzxid <= assigned.mzxid:
             return frozenset()
-        return frozenset(decode_ranges(beats.dead) if beats.version in (-1, assigned.version) else ())
+        return frozenset(
+            decode_ranges(beats.dead) if beats.version in (-1, assigned.version) else ()
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ class ClusterView:
 
     def topology_named(self, name: str) -> TopologyView | None:
         """The topology of that name in any status, or ``None``."""
-        return next((topology for topology in self.topologies.values() if topology.base.name == name), None)
+        return next(
+            (topology for topology in self.topologies.values() if topology.base.name == name), None
+        )
 
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()
@@ -104,8 +108,18 @@ class ClusterView:
 
         Not on a blacklisted host, nor on one that only others are isolated on (``isolation.scheduler.machines``).
         """
-        closed = {host for each in self.topologies.values() if each.id not in placing for host in each.base.isolation}
-        own = {host for each in placing if each in self.topologies for host in self.topologies[each].base.isolation}
+        closed = {
+            host
+            for each in self.topologies.values()
+            if each.id not in placing
+            for host in each.base.isolation
+        }
+        own = {
+            host
+            for each in placing
+            if each in self.topologies
+            for host in self.topologies[each].base.isolation
+        }
         closed = (closed - own - {*isolation}) | self.blacklist
         return {key: info for key, info in self.supervisors.items() if info.host not in closed}
 

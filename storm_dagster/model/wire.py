@@ -177,15 +177,29 @@ class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 encode_frame: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 """The bytes of a :class:`Frame`; ``TypeError`` for values that cannot travel."""
 
-_CONTAINERS = bytes((*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)))
+_CONTAINERS = bytes(
+    (*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0))
+)
 """First bytes of lists, maps and extensions."""
-_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8} | {
-    0xD4 + power: 1 + (1 << power) for power in range(5)
-}
+_FIXED = {
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+} | {0xD4 + power: 1 + (1 << power) for power in range(5)}
 """First byte -> bytes after it."""
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4} | {
-    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4
-}  # fmt: skip
+    0xDC: 2,
+    0xDD: 4,
+    0xDE: 2,
+    0xDF: 4,
+}
 """First byte -> bytes of the length or count after it."""
 
 
@@ -239,7 +253,9 @@ def can_travel(raw: bytes) -> bool:
     return found <= MAX_FRAME_CONTAINERS
 
 
-decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(Frame, ext_hook=decode_received).decode
+decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(
+    Frame, ext_hook=decode_received
+).decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
 
 encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode

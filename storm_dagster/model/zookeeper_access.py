@@ -38,7 +38,9 @@ _WORKERS: dict[str, int] = {
     paths.task_errors("*", "*"): READ | CREATE | DELETE,
     f"{paths.task_errors('*', '*')}/*": READ | WRITE,
 }
-_PATTERNS = tuple((tuple(path[1:].split("/")), permissions) for path, permissions in _WORKERS.items())
+_PATTERNS = tuple(
+    (tuple(path[1:].split("/")), permissions) for path, permissions in _WORKERS.items()
+)
 
 
 def worker_permissions(path: str) -> tuple[str, int]:
@@ -48,7 +50,9 @@ def worker_permissions(path: str) -> tuple[str, int]:
     """
     parts = [part for part in path.split("/") if part]
     for pattern, permissions in _PATTERNS:
-        if len(pattern) == len(parts) and all(want in ("*", part) for want, part in zip(pattern, parts, strict=True)):
+        if len(pattern) == len(parts) and all(
+            want in ("*", part) for want, part in zip(pattern, parts, strict=True)
+        ):
             return parts[1] if len(parts) > 1 else "", permissions
     return "", 0
 
@@ -107,6 +111,14 @@ class ZooKeeperUsers:
         """
         topology_id, permissions = worker_permissions(path)
         owner = self.super_acl.partition(":")[2] or digest_of(self.lines[0])
-        known = self.lines if self.super_acl else [_worker_line(each, topology_id) for each in self.lines]
-        mine = [each for each in known if permissions and each.startswith(f"{_worker_user(topology_id)}:")]
+        known = (
+            self.lines
+            if self.super_acl
+            else [_worker_line(each, topology_id) for each in self.lines]
+        )
+        mine = [
+            each
+            for each in known
+            if permissions and each.startswith(f"{_worker_user(topology_id)}:")
+        ]
         return {owner: ALL, **{digest_of(each): permissions for each in mine}}

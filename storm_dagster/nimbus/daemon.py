@@ -76,7 +76,9 @@ def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) ->
     return 0
 
 
-def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event, stack: ExitStack) -> None:
+def _serve(
+    conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event, stack: ExitStack
+) -> None:
     check_mode(conf)
     security = Security.of(conf)
     host = check_exposure(conf, "nimbus", "secret or tls")
@@ -86,7 +88,9 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         path.mkdir(parents=True, exist_ok=True)
     listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
     stack.callback(listener.close)
-    thrift_listener = listen(thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port")
+    thrift_listener = listen(
+        thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port"
+    )
     stack.callback(thrift_listener.close)
     identity = Identity(
         id=nimbus_id,
@@ -121,21 +125,33 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     announced, container = AnnouncedName(host, listener), container_heartbeat(conf, folder)
     watches = [announced] if container is None else [announced, container]
     for watch in watches:
-        threading.Thread(target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True).start()
+        threading.Thread(
+            target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True
+        ).start()
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
     stack.callback(_resign, nimbus)
-    tls = security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None
+    tls = (
+        security.server_context(client_certificate=security.http_needs_certificate)
+        if security.tls
+        else None
+    )
     service = HttpService(
-        build_app(nimbus, reader, submissions), listener, tls=tls, own_user_only=owners_only(security)
+        build_app(nimbus, reader, submissions),
+        listener,
+        tls=tls,
+        own_user_only=owners_only(security),
     )
     stack.callback(service.stop)
     service.start()
     stack.callback(thrift.stop)
     thrift.start()
     record = RunFile.write(
-        home, "nimbus", nimbus_id, ports={"http": identity.http_port, "thrift": identity.thrift_port}
+        home,
+        "nimbus",
+        nimbus_id,
+        ports={"http": identity.http_port, "thrift": identity.thrift_port},
     )
     stack.callback(record.remove, home)
     _log.info("nimbus %s serves %s as %s", nimbus_id, identity.http, identity.address)
@@ -145,7 +161,9 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
             raise watch.failure
 
 
-def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack) -> tuple[Nimbus, BlobSync]:
+def _open(
+    conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack
+) -> tuple[Nimbus, BlobSync]:
     """The handles, opened in order and wired to each other."""
     inimbus, security = load_inimbus(conf, folder / "ininumbus"), Security.of(conf)
     base = open_blob_store(conf, folder)
@@ -166,9 +184,15 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
         security=security,
     )
     stack.callback(replicator.close)
-    blobs = NimbusBlobStore(base, status, registry, replicator, conf["topology.min.replication.count"])
+    blobs = NimbusBlobStore(
+        base, status, registry, replicator, conf["topology.min.replication.count"]
+    )
     dagster = DagsterClient(
-        DagsterTransport(_dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"], security=security),
+        DagsterTransport(
+            _dagster_access(conf, home),
+            timeout=conf["dagster.graphql.timeout.secs"],
+            security=security,
+        ),
         location=conf["dagster.location"],
         repository=conf["dagster.repository"],
         names=DagsterNames(cluster=conf["dagster.cluster"]),
@@ -184,7 +208,9 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
         status=status,
         registry=registry,
         blobs=blobs,
-        uploads=Uploads(blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()),
+        uploads=Uploads(
+            blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()
+        ),
         dagster=dagster,
         unreported=LeaderOutbox(),
         inimbus=inimbus,
@@ -219,7 +245,9 @@ def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     view = nimbus.cluster.load_view()
     for path, problem in view.corrupt.items():
         _log.error("damaged: %s: %s", path, problem)
-    _log.info("leading %d topologies on %d supervisors", len(view.topologies), len(view.supervisors))
+    _log.info(
+        "leading %d topologies on %d supervisors", len(view.topologies), len(view.supervisors)
+    )
     nimbus.unreported.take_over(nimbus.operations(epoch))
     sync_wake.set()
 

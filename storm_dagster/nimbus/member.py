@@ -139,7 +139,9 @@ class Nimbus:
         return [url for url in seed_urls(self.conf) if url not in there]
 
 
-def repeat(work: Callable[[], object], pause_secs: float, ended: threading.Event, later: str) -> None:
+def repeat(
+    work: Callable[[], object], pause_secs: float, ended: threading.Event, later: str
+) -> None:
     """Do the work after each pause until ``ended``. An error is logged with what is ``later`` for it."""
     while not ended.wait(pause_secs):
         try:

@@ -25,7 +25,12 @@ class TimeCacheMap(Generic[K, V]):
     ``limit`` bounds the number of entries, whatever callers do."""
 
     def __init__(
-        self, expiry_secs: float, *, now: float, limit: int, on_expire: Callable[[K, V], None] = lambda *_: None
+        self,
+        expiry_secs: float,
+        *,
+        now: float,
+        limit: int,
+        on_expire: Callable[[K, V], None] = lambda *_: None,
     ) -> None:
         if expiry_secs <= 0:
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
@@ -45,7 +50,11 @@ class TimeCacheMap(Generic[K, V]):
             if rotations == self._rotations:
                 return
             self._rotations = rotations
-            dead = {key: value for key, (at, value) in self._entries.items() if rotations - at >= _GENERATIONS}
+            dead = {
+                key: value
+                for key, (at, value) in self._entries.items()
+                if rotations - at >= _GENERATIONS
+            }
             for key in dead:
                 del self._entries[key]
         for key, value in dead.items():

@@ -14,7 +14,14 @@ from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.submission.conf import FORCED_SCHEDULER, total_conf
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import AlreadyAlive, Corrupt, InvalidRequest, KeyNotFound, NotAlive, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Corrupt,
+    InvalidRequest,
+    KeyNotFound,
+    NotAlive,
+    Unavailable,
+)
 from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
@@ -34,7 +41,9 @@ def decode_json(raw: bytes, what: str) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{what} is not valid JSON ({error}): it was damaged, store it again") from None
+        raise Corrupt(
+            f"{what} is not valid JSON ({error}): it was damaged, store it again"
+        ) from None
 
 
 Planner = Callable[[PlacementBatch], PlacementResult]
@@ -51,7 +60,9 @@ class OperationsContext:
     """The PySpark assignment; in tests of operations the local planner."""
     now_secs: Callable[[], int] = lambda: int(time.time())
     sleep: Callable[[float], None] = time.sleep
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger("storm_dagster.operations"))
+    log: logging.Logger = field(
+        default_factory=lambda: logging.getLogger("storm_dagster.operations")
+    )
     fallback: Planner = plan_placement
     """The local planner: reassignments use it when the planner is out of reach."""
     epoch: int | None = None
@@ -73,13 +84,17 @@ class OperationsContext:
     def values(self) -> dict[str, Any]:
         """The cluster conf as a plain map, with the scheduler that a plug-in forces."""
         forced = forced_scheduler(self.inimbus)
-        return self.conf.values if forced is None else {**self.conf.values, FORCED_SCHEDULER: forced}
+        return (
+            self.conf.values if forced is None else {**self.conf.values, FORCED_SCHEDULER: forced}
+        )
 
     def limits(self) -> LivenessLimits:
         """The cluster's liveness limits."""
         return LivenessLimits.from_conf(self.conf.values)
 
-    def accepting_fewer(self, allow_degraded: bool = True, minimum: int | None = None) -> "OperationsContext":
+    def accepting_fewer(
+        self, allow_degraded: bool = True, minimum: int | None = None
+    ) -> "OperationsContext":
         """The context for somebody who ``allow_degraded``: too few copies of a blob are no error for him."""
         if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
             return self
@@ -98,7 +113,9 @@ class OperationsContext:
             return self.epoch
         found = self.cluster.epoch()
         if found is None:
-            raise Unavailable("the cluster has no leader yet: start a nimbus, or wait until one leads")
+            raise Unavailable(
+                "the cluster has no leader yet: start a nimbus, or wait until one leads"
+            )
         return found[0]
 
 
@@ -118,7 +135,10 @@ def damaged_topology(view: ClusterView, name: str) -> str | None:
         _, _, rest = path.removeprefix("/").partition("/")
         topology_id = rest.partition("/")[0]
         try:
-            if topology_id not in view.topologies and name in (topology_id, topology_name_of(topology_id)):
+            if topology_id not in view.topologies and name in (
+                topology_id,
+                topology_name_of(topology_id),
+            ):
                 return reason
         except InvalidRequest:
             continue
@@ -138,7 +158,9 @@ def check_name_free(
                 f"topology {name!r} is alive already (id {topology.id}, {topology.base.status}): {remedy}"
             )
     if (damage := damaged_topology(view, name)) is not None:
-        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
+        raise AlreadyAlive(
+            f"topology {name!r} exists already and is damaged ({damage}): remove it first"
+        )
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:
@@ -146,9 +168,13 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
     topology = view.topologies.get(name) or view.topology_named(name)
     if topology is None:
         if (damage := damaged_topology(view, name)) is not None:
-            raise Corrupt(f"topology {name!r} has a damaged record, nothing is decided about it: {damage}")
+            raise Corrupt(
+                f"topology {name!r} has a damaged record, nothing is decided about it: {damage}"
+            )
         running = ", ".join(sorted(part.base.name for part in view.topologies.values())) or "none"
-        raise NotAlive(f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`")
+        raise NotAlive(
+            f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`"
+        )
     return topology
 
 
@@ -173,5 +199,7 @@ def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
         ) from None
     conf = decode_json(raw_conf, conf_key(code_dir))
     if not isinstance(conf, dict):
-        raise Corrupt(f"blob {conf_key(code_dir)} is not a map: kill the topology and submit it again")
+        raise Corrupt(
+            f"blob {conf_key(code_dir)} is not a map: kill the topology and submit it again"
+        )
     return Runnable(spec=decode_topology(raw_code), conf=total_conf(ctx.values(), conf))

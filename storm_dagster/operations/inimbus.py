@@ -67,7 +67,9 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
     """The strategy that the plug-in demands; :class:`InvalidRequest` for one that does not exist."""
     strategy = plugin.forced_scheduler() if plugin is not None else None
     if strategy is not None and strategy not in STRATEGIES:
-        raise InvalidRequest(f"{_KEY} forces the scheduler {strategy!r:.80}: it may be {', '.join(STRATEGIES)}")
+        raise InvalidRequest(
+            f"{_KEY} forces the scheduler {strategy!r:.80}: it may be {', '.join(STRATEGIES)}"
+        )
     return strategy
 
 

@@ -42,7 +42,9 @@ class Operation:
 
 def shared_steps(name: str, *parts: str | Operation) -> Operation:
     """Steps that several operations share; an operation among ``parts`` means its steps, each once."""
-    steps = dict.fromkeys(step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,)))
+    steps = dict.fromkeys(
+        step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
+    )
     return Operation(name, tuple(steps))
 
 
@@ -53,7 +55,9 @@ def operation(name: str, *parts: str | Operation) -> Operation:
     """
     made = shared_steps(name, *parts)
     if not made.steps or _declared.setdefault(name, made) != made:
-        raise ValueError(f"operation {name!r} is declared already, or has no step: give it a name of its own")
+        raise ValueError(
+            f"operation {name!r} is declared already, or has no step: give it a name of its own"
+        )
     return made
 
 

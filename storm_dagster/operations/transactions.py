@@ -14,7 +14,13 @@ import msgspec
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError, Unavailable
-from storm_dagster.model.records import Assignment, AssignmentChange, Record, decode_record, encode_record
+from storm_dagster.model.records import (
+    Assignment,
+    AssignmentChange,
+    Record,
+    decode_record,
+    encode_record,
+)
 from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import notify_new_slots
@@ -42,7 +48,9 @@ def bump_assignments_version(
 
     ``changed``: topology id -> the assignment that the transaction writes, ``None`` when it removes it.
     """
-    return transaction.set(paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version)
+    return transaction.set(
+        paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version
+    )
 
 
 def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> None:
@@ -135,24 +143,42 @@ _KEPT_CHANGES = 20
 
 
 def with_change(
-    ctx: OperationsContext, assignment: Assignment, action: str, why: str = "", *, moved: int = 0, outage_secs: int = 0
+    ctx: OperationsContext,
+    assignment: Assignment,
+    action: str,
+    why: str = "",
+    *,
+    moved: int = 0,
+    outage_secs: int = 0,
 ) -> Assignment:
     """The assignment with one more entry in its history, which keeps the newest 20: the page of the topology shows it."""
     change = AssignmentChange(
-        at_secs=ctx.now_secs(), action=action, why=why[:MAX_WHY], moved=moved, outage_secs=outage_secs, run=ctx.run
+        at_secs=ctx.now_secs(),
+        action=action,
+        why=why[:MAX_WHY],
+        moved=moved,
+        outage_secs=outage_secs,
+        run=ctx.run,
     )
     return assignment.model_copy(update={"history": (change, *assignment.history)[:_KEPT_CHANGES]})
 
 
 def append_assignment(
-    ctx: OperationsContext, transaction: Transaction, view: ClusterView, name: str, assignment: Assignment, *ended: str
+    ctx: OperationsContext,
+    transaction: Transaction,
+    view: ClusterView,
+    name: str,
+    assignment: Assignment,
+    *ended: str,
 ) -> None:
     """Append what creates the assignment or replaces the one in the view, and raises the version of ``/assignments``.
 
     It is also kept under the topology's name, where it survives a kill. A scheduling plug-in is notified of its new
     slots once the transaction is committed. ``ended``: ids of topologies that go in the same transaction.
     """
-    bump_assignments_version(transaction, view, {assignment.topology_id: assignment, **dict.fromkeys(ended)})
+    bump_assignments_version(
+        transaction, view, {assignment.topology_id: assignment, **dict.fromkeys(ended)}
+    )
     known = view.topologies.get(assignment.topology_id)
     at = None if known is None else known.assignment_at
     raw = encode_record(assignment, limit=None)
@@ -162,7 +188,13 @@ def append_assignment(
     put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)
     backup = paths.assignment_backup(name)
     found = ctx.cluster.state.get_data_with_version(backup)
-    put_ops(ctx.cluster.state, transaction, backup, raw, found[1] if found is not None and found[0] else None)
+    put_ops(
+        ctx.cluster.state,
+        transaction,
+        backup,
+        raw,
+        found[1] if found is not None and found[0] else None,
+    )
 
 
 def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, Versioned | None]:
@@ -201,8 +233,13 @@ def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -
         known = view.topologies.get(topology_id)
         placements = [each for each in (assignment, known and known.assignment) if each is not None]
         named = {worker.node for placement in placements for worker in placement.workers}
-        nodes[topology_id] = tuple(sorted(named)) if placements and len(named) <= _MOST_NODES else None
-    kept = [*_decode(view.assignment_changes).changes, _Change(view.assignments_version + 1, nodes)][-_MOST_CHANGES:]
+        nodes[topology_id] = (
+            tuple(sorted(named)) if placements and len(named) <= _MOST_NODES else None
+        )
+    kept = [
+        *_decode(view.assignment_changes).changes,
+        _Change(view.assignments_version + 1, nodes),
+    ][-_MOST_CHANGES:]
     while len(raw := msgspec.json.encode(_Changes(tuple(kept)))) > _MOST_BYTES and kept:
         del kept[0]
     return raw
@@ -260,7 +297,9 @@ class PendingAction:
     action: str
 
 
-def announce(ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action) -> None:
+def announce(
+    ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action
+) -> None:
     """Append the action, as a sequential node, to the very transaction that does it; nothing without a configured listener.
 
     So the listener (Storm, JStorm) is notified of every action, in order, whichever process did it. The leader reads the

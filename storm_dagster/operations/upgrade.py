@@ -24,7 +24,14 @@ from storm_dagster.core.upgrade.selection import (
     worker_phase,
 )
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Fenced, InvalidTopology, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    Fenced,
+    InvalidTopology,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
@@ -34,7 +41,13 @@ from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
 from storm_dagster.operations.submit.staging import counter_version
 from storm_dagster.operations.submit.submission import read_source
-from storm_dagster.operations.transactions import announce, append_assignment, commit, retry_on_conflict, with_change
+from storm_dagster.operations.transactions import (
+    announce,
+    append_assignment,
+    commit,
+    retry_on_conflict,
+    with_change,
+)
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -91,7 +104,9 @@ def gray_upgrade(
     known = snapshot.state.record or base.last_upgrade
     if known is not None and token and token in (known.token, known.batch_token):
         state, reason = replace(snapshot.state, record=known), known.reason or ""
-        return UpgradeResult(topology.id, base.name, base.status, "begun", False, reason, state, snapshot.assignment)
+        return UpgradeResult(
+            topology.id, base.name, base.status, "begun", False, reason, state, snapshot.assignment
+        )
     if handle is None:
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection, token=token))
     machine.check_begin(base, snapshot)
@@ -112,10 +127,23 @@ def gray_upgrade(
     _sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
     stored = store_code(
-        ctx, code_dir, name=base.name, archive=archive, conf=conf, spec=spec, keep=False, allow_degraded=allow_degraded
+        ctx,
+        code_dir,
+        name=base.name,
+        archive=archive,
+        conf=conf,
+        spec=spec,
+        keep=False,
+        allow_degraded=allow_degraded,
     )
     ttl = max(1, round(ttl_secs))
-    begun = GrayUpgrade(expires=ctx.now_secs() + ttl, ttl_secs=ttl, code_dir=code_dir, token=token, code=stored.hashes)
+    begun = GrayUpgrade(
+        expires=ctx.now_secs() + ttl,
+        ttl_secs=ttl,
+        code_dir=code_dir,
+        token=token,
+        code=stored.hashes,
+    )
     event = UpgradeEvent("begin", selection=selection, record=begun, former=topology.code_dir)
     return _execute(ctx, topology.id, event, epoch)
 
@@ -152,7 +180,9 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
     return _execute(ctx, name, UpgradeEvent("roll_back", reason))
 
 
-def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]) -> None:
+def roll_back_if_upgraded(
+    ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]
+) -> None:
     """Roll the upgrade back when a worker that it took was judged dead."""
     view = ctx.cluster.load_view()
     topology = view.topologies.get(topology_id)
@@ -185,7 +215,10 @@ def advance_upgrades(
             continue
         try:
             state = ctx.cluster.read_upgrade(topology.id)
-            assignment, tasks = ctx.cluster.assignment_info(topology.id), ctx.cluster.read_tasks(topology.id)
+            assignment, tasks = (
+                ctx.cluster.assignment_info(topology.id),
+                ctx.cluster.read_tasks(topology.id),
+            )
             if assignment is None or tasks is None:
                 continue
             snapshot = UpgradeSnapshot(state, assignment, tasks)
@@ -251,7 +284,9 @@ def await_upgrade(
         ctx.sleep(_POLL_SECS)
 
 
-def _load(ctx: OperationsContext, view: ClusterView, name: str) -> tuple[TopologyView, UpgradeSnapshot]:
+def _load(
+    ctx: OperationsContext, view: ClusterView, name: str
+) -> tuple[TopologyView, UpgradeSnapshot]:
     """A topology by name or id, and its upgrade; :class:`NotAlive`, :class:`Unavailable` without an assignment."""
     topology = topology_by_name(view, name)
     if topology.assignment is None or topology.tasks is None:
@@ -262,7 +297,9 @@ def _load(ctx: OperationsContext, view: ClusterView, name: str) -> tuple[Topolog
     return topology, UpgradeSnapshot(state, topology.assignment, topology.tasks)
 
 
-def _execute(ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None) -> UpgradeResult:
+def _execute(
+    ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None
+) -> UpgradeResult:
     """Apply the event to a fresh snapshot, again after every lost race; ``epoch``: that of the writes."""
     fence = ctx.current_epoch() if epoch is None else epoch
     sent: list[UpgradeTransition] = []
@@ -282,7 +319,14 @@ def _execute(ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int 
                 ctx.log.info("gray upgrade of %s: %s (%s)", topology.id, made.outcome, reason)
         changed = made.step is not None
         return UpgradeResult(
-            topology.id, base.name, made.base.status, made.outcome, changed, made.reason, state, assignment
+            topology.id,
+            base.name,
+            made.base.status,
+            made.outcome,
+            changed,
+            made.reason,
+            state,
+            assignment,
         )
 
     return retry_on_conflict(ctx, f"gray upgrade of {name}: {event.action}", attempt)
@@ -301,13 +345,22 @@ def _write(
     path, version = paths.topology(topology.id), topology.base_at.version
     if made.code_dir is not None:
         code = snapshot.state.record.code if snapshot.state.record is not None else {}
-        changes = {**{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}, "code": code}
-        assignment = with_change(ctx, assignment.model_copy(update=changes), f"upgrade {made.outcome}", made.reason)
+        changes = {
+            **{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"},
+            "code": code,
+        }
+        assignment = with_change(
+            ctx, assignment.model_copy(update=changes), f"upgrade {made.outcome}", made.reason
+        )
         append_assignment(ctx, transaction, view, topology.base.name, assignment)
     if made.base is topology.base:
         transaction.check(path, version)
     else:
-        base = made.base if made.record else made.base.model_copy(update={"last_upgrade": snapshot.state.record})
+        base = (
+            made.base
+            if made.record
+            else made.base.model_copy(update={"last_upgrade": snapshot.state.record})
+        )
         transaction.set(path, encode_record(base), version)
     if made.record is not None or snapshot.state.record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, made.record)
@@ -327,7 +380,9 @@ def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeRe
     """The end of the upgrade of which ``last`` was seen last."""
     topology = ctx.cluster.load_view().topologies.get(last.topology_id)
     if topology is None:
-        raise NotAlive(f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}")
+        raise NotAlive(
+            f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}"
+        )
     status, record = topology.base.status, last.state.record if last.state is not None else None
     if back:
         workers = dict.fromkeys(last.workers, "former")
@@ -339,7 +394,9 @@ def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeRe
         raise InvalidTopology(
             f"the upgrade of {last.name!r} was rolled back, the former code runs again: {last.reason}"
         )
-    raise Conflict(f"the upgrade of {last.name!r} was rolled back by somebody else: the former code runs again")
+    raise Conflict(
+        f"the upgrade of {last.name!r} was rolled back by somebody else: the former code runs again"
+    )
 
 
 def _next_number(ctx: OperationsContext, epoch: int) -> int:

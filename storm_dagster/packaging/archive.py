@@ -65,7 +65,11 @@ class IgnoreRules:
         Asked top down: the caller does not descend into an ignored folder.
         """
         inside = path.relative_to(self._root)
-        folders = [*self._outer, self._root, *(self._root / parent for parent in [*inside.parents][-2::-1])]
+        folders = [
+            *self._outer,
+            self._root,
+            *(self._root / parent for parent in [*inside.parents][-2::-1]),
+        ]
         ignored = False
         for folder in folders:
             name = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
@@ -84,7 +88,9 @@ def _valid_lines(text: str) -> list[str]:
     return lines
 
 
-def _walk(folder: Path, root: Path, rules: IgnoreRules | None, skip: frozenset[Path]) -> Iterator[Path]:
+def _walk(
+    folder: Path, root: Path, rules: IgnoreRules | None, skip: frozenset[Path]
+) -> Iterator[Path]:
     """Files below ``folder`` that travel; links to folders are followed once, cycles are cut."""
     seen: set[Path] = set()
     pending = [folder]
@@ -99,7 +105,9 @@ def _walk(folder: Path, root: Path, rules: IgnoreRules | None, skip: frozenset[P
         try:
             entries = sorted(os.scandir(here), key=lambda entry: entry.name)
         except PermissionError as error:
-            raise InvalidTopology(f"folder {here} cannot be read ({error.strerror}): name it in .gitignore") from None
+            raise InvalidTopology(
+                f"folder {here} cannot be read ({error.strerror}): name it in .gitignore"
+            ) from None
         for entry in entries:
             name, path = entry.name, Path(entry.path)
             if rules is not None and name.startswith("."):
@@ -143,7 +151,9 @@ def collect_files(
                 )
     if total > MAX_BYTES:
         largest = sorted(found.items(), key=lambda item: -item[1].stat().st_size)[:5]
-        named = ", ".join(f"{name} ({path.stat().st_size / 2**20:.1f} MiB)" for name, path in largest)
+        named = ", ".join(
+            f"{name} ({path.stat().st_size / 2**20:.1f} MiB)" for name, path in largest
+        )
         raise InvalidTopology(
             f"the files of {root} take {total / 2**20:.1f} MiB, an archive may hold {MAX_BYTES // 2**20} MiB; "
             f"the largest are {named}: name them in .gitignore, or move them elsewhere"
@@ -165,7 +175,9 @@ def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = 
             if not name.startswith("bin/"):
                 entries.setdefault(name, path)
     if not entries:
-        raise InvalidTopology("the archive would be empty: every file is hidden or named in .gitignore")
+        raise InvalidTopology(
+            "the archive would be empty: every file is hidden or named in .gitignore"
+        )
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as bundle:
         for name in sorted(entries):
             path = entries[name]
@@ -197,25 +209,49 @@ def vendor_requirements(file: Path, into: Path) -> None:
     if not file.is_file():
         raise InvalidRequest(f"--requirements {file}: the file does not exist")
     if importlib.util.find_spec("pip") is None:
-        raise Unavailable(f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip")
+        raise Unavailable(
+            f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
+        )
     command = [
-        sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile",
-        "--quiet", "--target", str(into), "--requirement", str(file.absolute()),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-compile",
+        "--quiet",
+        "--target",
+        str(into),
+        "--requirement",
+        str(file.absolute()),
+    ]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_PIP_SECS,
-            cwd=file.absolute().parent, check=False,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PIP_SECS,
+            cwd=file.absolute().parent,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"pip did not finish {file} within {_PIP_SECS:g} s: try again, or vendor by hand") from None
+        raise Unavailable(
+            f"pip did not finish {file} within {_PIP_SECS:g} s: try again, or vendor by hand"
+        ) from None
     if done.returncode != 0:
         words = done.stdout.decode("utf-8", "replace").strip()[-1500:]
         raise InvalidTopology(f"pip cannot install {file}: {words}")
 
 
 def bundle_target(
-    target: str, args: Sequence[str] = (), *, folder: Path, home: Path | None = None, requirements: Path | None = None
+    target: str,
+    args: Sequence[str] = (),
+    *,
+    folder: Path,
+    home: Path | None = None,
+    requirements: Path | None = None,
 ) -> Bundle:
     """Describe ``target`` and build its archive inside ``folder`` (empty, the caller's to remove).
 
@@ -231,9 +267,13 @@ def bundle_target(
         vendor_requirements(requirements, vendored)
     path = found.target.path
     if found.target.kind != "archive" or path is None:
-        files = collect_files(found.root, found.include, leave_out=[home] if home is not None else [])
+        files = collect_files(
+            found.root, found.include, leave_out=[home] if home is not None else []
+        )
     elif vendored is None and not path.name.lower().endswith(".tar.gz"):
-        return Bundle(found.name, found.topology, Archive(path, hash_file(path), path.stat().st_size, 0))
+        return Bundle(
+            found.name, found.topology, Archive(path, hash_file(path), path.stat().st_size, 0)
+        )
     else:
         # Workers get a zip; and what is to be vendored goes into it. The user chose these files: all travel.
         files = {
@@ -241,4 +281,6 @@ def bundle_target(
             for entry in sorted(unpacked.rglob("*"))
             if entry.is_file() and not entry.is_symlink()
         }
-    return Bundle(found.name, found.topology, build_archive(folder / "archive.zip", files, vendored=vendored))
+    return Bundle(
+        found.name, found.topology, build_archive(folder / "archive.zip", files, vendored=vendored)
+    )

@@ -58,7 +58,9 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
             f'({_where(error, root)}): put such code under if __name__ == "__main__"'
         ) from None
     except BaseException as error:
-        raise InvalidTopology(f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})") from None
+        raise InvalidTopology(
+            f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})"
+        ) from None
     if expected is not None:
         found = getattr(loaded, "__file__", None)
         if found is None or not os.path.exists(found) or not os.path.samefile(found, expected):
@@ -71,7 +73,11 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
 def _is_topology(value: Any, module: ModuleType) -> bool:
     """Whether a module's attribute is a topology that was made in that module (and not merely imported)."""
     if inspect.isclass(value):
-        return issubclass(value, Topology) and value is not Topology and value.__module__ == module.__name__
+        return (
+            issubclass(value, Topology)
+            and value is not Topology
+            and value.__module__ == module.__name__
+        )
     return isinstance(value, TopologyBuilder | TopologySpec)
 
 
@@ -79,7 +85,11 @@ def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
     """(name, object, whether it is the only one) of the topology in ``module``."""
     candidates: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if not name.startswith("_") and _is_topology(value, module) and value not in candidates.values():
+        if (
+            not name.startswith("_")
+            and _is_topology(value, module)
+            and value not in candidates.values()
+        ):
             candidates[name] = value
     names = ", ".join(sorted(candidates)) or "none"
     if attribute is not None:
@@ -112,7 +122,9 @@ def topology_spec_of(value: Any) -> TopologySpec | None:
         return value
     if isinstance(value, Topology):
         value = type(value)
-    if isinstance(value, TopologyBuilder) or (inspect.isclass(value) and issubclass(value, Topology)):
+    if isinstance(value, TopologyBuilder) or (
+        inspect.isclass(value) and issubclass(value, Topology)
+    ):
         return value.to_spec()
     return None
 
@@ -129,7 +141,9 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
                     "TopologyBuilder or a TopologySpec"
                 )
         elif spec is not None and args:
-            raise InvalidTopology(f"{name} is a topology and takes no arguments, {len(args)} were given after --")
+            raise InvalidTopology(
+                f"{name} is a topology and takes no arguments, {len(args)} were given after --"
+            )
     except StormDagsterError:
         raise
     except SystemExit as error:

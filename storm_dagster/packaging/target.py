@@ -49,7 +49,11 @@ class Target:
     """The file or archive, absolute."""
 
     def __str__(self) -> str:
-        where = f"{self.path}::{self.module}" if self.kind == "archive" else str(self.path or self.module)
+        where = (
+            f"{self.path}::{self.module}"
+            if self.kind == "archive"
+            else str(self.path or self.module)
+        )
         return f"{where}:{self.attribute}" if self.attribute else where
 
 
@@ -57,15 +61,21 @@ def _attribute(text: str, target: str) -> str | None:
     if not text:
         return None
     if not _DOTTED.fullmatch(text):
-        raise InvalidRequest(f"target {target!r}: {text!r} is not a Python name: write {target.split(':')[0]}:Name")
+        raise InvalidRequest(
+            f"target {target!r}: {text!r} is not a Python name: write {target.split(':')[0]}:Name"
+        )
     return text
 
 
 def _existing(path: Path, target: str) -> Path:
     if path.is_dir():
-        raise InvalidRequest(f"target {target!r}: {path} is a folder: name the file in it that holds the topology")
+        raise InvalidRequest(
+            f"target {target!r}: {path} is a folder: name the file in it that holds the topology"
+        )
     if not path.is_file():
-        raise InvalidRequest(f"target {target!r}: file {path} does not exist (looked in {Path.cwd()})")
+        raise InvalidRequest(
+            f"target {target!r}: file {path} does not exist (looked in {Path.cwd()})"
+        )
     return path.absolute()
 
 
@@ -80,15 +90,21 @@ def parse_target(text: str) -> Target:
             )
         module, _, name = rest.partition(":")
         if not _DOTTED.fullmatch(module):
-            raise InvalidRequest(f"target {text!r}: {module!r} is not a module name: write {archive}::module:Name")
+            raise InvalidRequest(
+                f"target {text!r}: {module!r} is not a module name: write {archive}::module:Name"
+            )
         return Target("archive", module, _attribute(name, text), _existing(Path(archive), text))
     if text.lower().endswith(ARCHIVE_SUFFIXES):
-        raise InvalidRequest(f"target {text!r} names no module in the archive: write {text}::module[:Name]")
+        raise InvalidRequest(
+            f"target {text!r} names no module in the archive: write {text}::module[:Name]"
+        )
     head, _, name = text.rpartition(":") if re.search(r"\.py:[^/]*$", text) else (text, "", "")
     if head.endswith(".py"):
         path = _existing(Path(head), text)
         if "." in path.stem:
-            raise InvalidRequest(f"target {text!r}: {path.name} cannot be imported: rename it without the inner dot")
+            raise InvalidRequest(
+                f"target {text!r}: {path.name} cannot be imported: rename it without the inner dot"
+            )
         return Target("file", path.stem, _attribute(name, text), path)
     module, _, name = text.partition(":")
     if not _DOTTED.fullmatch(module):
@@ -123,10 +139,15 @@ def check_inside(text: str, roots: Iterable[Path], home: Path) -> None:
     target, roots = parse_target(text), list(roots)
     for file in _files(target):
         real = file.resolve()
-        inside = any(real.is_relative_to(root) and not _INSTALLED & {*real.relative_to(root).parts} for root in roots)
+        inside = any(
+            real.is_relative_to(root) and not _INSTALLED & {*real.relative_to(root).parts}
+            for root in roots
+        )
         if not inside or real.is_relative_to(home.resolve()):
             shown = ", ".join(map(str, roots)) or "none"
-            raise InvalidRequest(f"target {text!r}: {real} is not in a folder of targets ({shown}): {_REMEDY}")
+            raise InvalidRequest(
+                f"target {text!r}: {real} is not in a folder of targets ({shown}): {_REMEDY}"
+            )
 
 
 def _files(target: Target) -> list[Path]:
@@ -142,11 +163,17 @@ def _files(target: Target) -> list[Path]:
             raise InvalidRequest(
                 f"target {str(target)!r}: module {target.module!r} is in no folder of the path: {_REMEDY}"
             )
-        places = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+        places = (
+            list(spec.submodule_search_locations)
+            if spec.submodule_search_locations is not None
+            else None
+        )
         if spec.has_location and spec.origin:
             found.append(Path(spec.origin))
         elif end == len(parts):
-            raise InvalidRequest(f"target {str(target)!r}: {target.module!r} has no file: {_REMEDY}")
+            raise InvalidRequest(
+                f"target {str(target)!r}: {target.module!r} has no file: {_REMEDY}"
+            )
     return found
 
 
@@ -175,14 +202,24 @@ def _environment() -> dict[str, str]:
 
 def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float) -> Any:
     """The child's reply document; :class:`InvalidTopology` when it hangs, crashes or answers nonsense."""
-    request_path, reply_path, output = scratch / "request.json", scratch / "reply.json", scratch / "output"
+    request_path, reply_path, output = (
+        scratch / "request.json",
+        scratch / "reply.json",
+        scratch / "output",
+    )
     request_path.write_text(json.dumps(request), encoding="utf-8")
     empty = scratch / "empty"
     empty.mkdir()
     with output.open("wb") as stream:
         # Started in an empty folder: nothing there can shadow a module that the child itself needs.
         child = subprocess.Popen(
-            [sys.executable, "-m", "storm_dagster.packaging.describe", str(request_path), str(reply_path)],
+            [
+                sys.executable,
+                "-m",
+                "storm_dagster.packaging.describe",
+                str(request_path),
+                str(reply_path),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -218,7 +255,11 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
 
 
 def describe_target(
-    target: str | Target, args: Sequence[str] = (), timeout: float = 30.0, *, unpacked: Path | None = None
+    target: str | Target,
+    args: Sequence[str] = (),
+    timeout: float = 30.0,
+    *,
+    unpacked: Path | None = None,
 ) -> Description:
     """The topology that ``target`` names, described by a child process within ``timeout`` seconds.
 

@@ -46,7 +46,9 @@ class UnpackLimits:
 
     def too_many(self, archive: str) -> InvalidTopology:
         """The error for an archive with more entries."""
-        return InvalidTopology(f"archive {archive} has more than {self.entries} entries: leave out what is not needed")
+        return InvalidTopology(
+            f"archive {archive} has more than {self.entries} entries: leave out what is not needed"
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
         return "zip"
     if magic[:2] == b"\x1f\x8b":
         return "tar.gz"
-    raise InvalidTopology(f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those")
+    raise InvalidTopology(
+        f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those"
+    )
 
 
 def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> None:
@@ -104,7 +108,9 @@ class _Names:
     folders: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, name: str, why: str) -> InvalidTopology:
-        return InvalidTopology(f"archive {self.archive}: entry {name!r:.200} {why}: pack it again without")
+        return InvalidTopology(
+            f"archive {self.archive}: entry {name!r:.200} {why}: pack it again without"
+        )
 
     def take(self, name: str, *, folder: bool) -> tuple[str, ...]:
         """The parts of the entry's path, checked."""
@@ -138,7 +144,9 @@ class _Names:
             if key in self.files:
                 raise self.refuse(name, f"lies below {self.files[key]!r:.80}, which is a file")
             if self.folders.setdefault(key, real) != real:
-                raise self.refuse(name, f"differs from {self.folders[key]!r:.80} only in case or form")
+                raise self.refuse(
+                    name, f"differs from {self.folders[key]!r:.80} only in case or form"
+                )
         if not folder:
             key = "/".join(folded)
             other = self.files.get(key) or self.folders.get(key)
@@ -169,10 +177,14 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
                     _check_size(path.name, entry.name, total, packed, limits)
                     sink.write(chunk)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise InvalidTopology(f"archive {path.name} is damaged ({error}): pack and upload it again") from None
+        raise InvalidTopology(
+            f"archive {path.name} is damaged ({error}): pack and upload it again"
+        ) from None
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
         # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no sense.
-        raise InvalidTopology(f"archive {path.name} cannot be read ({error}): pack it again") from None
+        raise InvalidTopology(
+            f"archive {path.name} cannot be read ({error}): pack it again"
+        ) from None
 
 
 def _create(path: Path, executable: bool) -> IO[bytes]:
@@ -206,7 +218,9 @@ class _Directory:
 
     def read(self, size: int = -1) -> bytes:
         # The longest directory: each entry with a name of the longest path.
-        data = self._stream.read(min(size if size >= 0 else 1 << 62, self._limits.entries * 2048 + 1024**2))
+        data = self._stream.read(
+            min(size if size >= 0 else 1 << 62, self._limits.entries * 2048 + 1024**2)
+        )
         if data.count(b"PK\x01\x02") > self._limits.entries:
             raise self._limits.too_many(self._archive)
         return data
@@ -214,7 +228,10 @@ class _Directory:
 
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
     # The directory is counted before an object is made of each of its entries, which are then read from the file itself.
-    with path.open("rb") as stream, zipfile.ZipFile(_Directory(stream, path.name, limits)) as archive:
+    with (
+        path.open("rb") as stream,
+        zipfile.ZipFile(_Directory(stream, path.name, limits)) as archive,
+    ):
         archive.fp = stream
         for info in archive.infolist():
             mode = info.external_attr >> 16
@@ -224,7 +241,8 @@ def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
             kind = stat.S_IFMT(mode)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise names.refuse(
-                    info.filename, f"is {_KINDS.get(kind, 'a device')}, only files and folders may be packed"
+                    info.filename,
+                    f"is {_KINDS.get(kind, 'a device')}, only files and folders may be packed",
                 )
             if kind == stat.S_IFDIR and not folder:
                 raise names.refuse(info.filename, "is a folder by its mode and a file by its name")
@@ -237,12 +255,16 @@ class _Bounded:
     tarfile reads extended headers in one piece of whatever size they state, before a member is seen.
     """
 
-    def __init__(self, stream: gzip.GzipFile, archive: str, packed: int, limits: UnpackLimits) -> None:
+    def __init__(
+        self, stream: gzip.GzipFile, archive: str, packed: int, limits: UnpackLimits
+    ) -> None:
         self._stream = stream
         self._archive = archive
         # Headers and padding come on top of what the files hold.
         slack = 2048 * limits.entries + 1024**2
-        self._most = min(limits.total_bytes, max(limits.ratio * packed, limits.ratio_from_bytes)) + slack
+        self._most = (
+            min(limits.total_bytes, max(limits.ratio * packed, limits.ratio_from_bytes)) + slack
+        )
         self.header_bytes: int | None = 0
         """Read for the next member's headers, ``None`` while contents are read."""
 

@@ -53,7 +53,9 @@ class ClusterSessionIds:
         try:
             return str(uuid.UUID(raw.decode("ascii"))), at.version
         except (UnicodeDecodeError, ValueError):
-            raise Corrupt(f"{self._path} holds no session id: delete the node, a new one is written") from None
+            raise Corrupt(
+                f"{self._path} holds no session id: delete the node, a new one is written"
+            ) from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
         """Keep another id if the version is still this one (``None``: if there is none); whether it was."""
@@ -125,7 +127,9 @@ class ConnectPlanner:
         sessions.check_reachable(self.remote)
         with self._lock:
             try:
-                return sessions.within(self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch))
+                return sessions.within(
+                    self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch)
+                )
             except Exception:
                 self.close()
                 raise
@@ -167,7 +171,10 @@ class ConnectPlanner:
         if self.open_session is not None:
             session = self.open_session({"spark.remote": url})
             sessions.close_at_exit(session)
-            if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
+            if (
+                f"session_id={session_id}" in url
+                and getattr(session, "session_id", None) != session_id
+            ):
                 # The opener returned a session that the process had already, which other code uses.
                 session = None
         if session is None:
@@ -185,7 +192,9 @@ def _ship_package(session: "SparkSession", remote: str) -> None:
         spark_remote.add_python_archive(session, package_archive(Path(folder)))
 
 
-def plan_classic(get_session: "Callable[[], SparkSession]", batch: PlacementBatch) -> PlacementResult:
+def plan_classic(
+    get_session: "Callable[[], SparkSession]", batch: PlacementBatch
+) -> PlacementResult:
     """Place the batch on a classic session, whose driver is in this process; :class:`Unavailable` when it fails or takes
     too long."""
 
@@ -222,21 +231,27 @@ def plan_on_cluster(
         ids = ClusterSessionIds(cluster.state)
         # Keyed by process: a gRPC channel does not survive a fork.
         planner = _planners.setdefault(
-            (os.getpid(), str(remote), home), ConnectPlanner(str(remote), ids, open_session=open_session, home=home)
+            (os.getpid(), str(remote), home),
+            ConnectPlanner(str(remote), ids, open_session=open_session, home=home),
         )
         planner.ids, planner.token = ids, spark_remote.derived_spark_token(conf)
         return planner(batch)
     if master:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         where = {"spark.master": str(master)}
-        return plan_classic(lambda: open_session(where) if open_session else sessions.open_classic(str(master)), batch)
+        return plan_classic(
+            lambda: open_session(where) if open_session else sessions.open_classic(str(master)),
+            batch,
+        )
     raise Unavailable(
         "the cluster's conf names no Spark: set spark.remote (sc://host:port) or spark.master, "
         "or run storm-dagster dev, which starts one"
     )
 
 
-def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Callable[[PlacementBatch], PlacementResult]:
+def planner_for(
+    conf: ClusterConf | Conf, session_id: str | None = None
+) -> Callable[[PlacementBatch], PlacementResult]:
     """The planner of ``plan``: the cluster's Spark when there is one, else one in this process, on all its cores.
 
     ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it, what-if
@@ -259,7 +274,9 @@ def package_archive(folder: Path) -> Path:
     target = folder / "package.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         folders = (root / "model", root / "core", root / "spark")
-        for path in sorted([root / "__init__.py", *(path for folder in folders for path in folder.rglob("*.py"))]):
+        for path in sorted(
+            [root / "__init__.py", *(path for folder in folders for path in folder.rglob("*.py"))]
+        ):
             name = str(path.relative_to(root.parent))
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes())
     digest = hashlib.sha256(target.read_bytes()).hexdigest()[:16]

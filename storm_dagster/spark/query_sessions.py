@@ -24,12 +24,22 @@ def end_query_session(remote: str, code: str, token: str | None = None) -> None:
     url = with_spark_token(remote, derived=token)
     command = [sys.executable, "-m", __name__, code]
     try:
-        done = subprocess.run(command, input=url, capture_output=True, text=True, timeout=_MOST_SECS, check=False)
-        reason = (done.stderr.strip().splitlines() or ["it names no reason"])[-1] if done.returncode else ""
+        done = subprocess.run(
+            command, input=url, capture_output=True, text=True, timeout=_MOST_SECS, check=False
+        )
+        reason = (
+            (done.stderr.strip().splitlines() or ["it names no reason"])[-1]
+            if done.returncode
+            else ""
+        )
     except subprocess.TimeoutExpired:
         reason = f"it takes more than {_MOST_SECS:g} s"
     if reason:
-        raise Unavailable(mask_text(f"Spark did not end the queries of {code} ({reason}): restart it if they matter"))
+        raise Unavailable(
+            mask_text(
+                f"Spark did not end the queries of {code} ({reason}): restart it if they matter"
+            )
+        )
 
 
 def main() -> None:

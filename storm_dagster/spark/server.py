@@ -16,7 +16,13 @@ from typing import Any, Literal
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.java import class_data_options, java_command
 
-_OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.connect.master", "spark.driver.memory")
+_OURS = (
+    "spark.remote",
+    "spark.master",
+    "spark.connect.port",
+    "spark.connect.master",
+    "spark.driver.memory",
+)
 _GUARDED = (
     "spark.connect.grpc.binding.",
     "spark.connect.authenticate.",
@@ -25,7 +31,10 @@ _GUARDED = (
 )
 _LONGEST_SOCKET_FOLDER = 60  # Spark refuses a setting of more, whatever the system takes.
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-_ENCRYPTION = {"spark.network.crypto.enabled": "true", "spark.network.crypto.cipher": "AES/GCM/NoPadding"}
+_ENCRYPTION = {
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+}
 _FILTER = "org.apache.spark.ui.JWSFilter"
 
 
@@ -35,7 +44,9 @@ def spark_home() -> Path:
     for location in (spec.submodule_search_locations if spec else None) or ():
         if (Path(location) / "bin" / "spark-submit").is_file():
             return Path(location)
-    raise Unavailable("pyspark is not installed with its jars: run pip install 'pyspark[connect]>=4.1,<5'")
+    raise Unavailable(
+        "pyspark is not installed with its jars: run pip install 'pyspark[connect]>=4.1,<5'"
+    )
 
 
 def spark_connect_command(
@@ -87,7 +98,11 @@ def spark_connect_command(
         # An executor works in a folder of its own, which its worker removes.
         settings["spark.executor.defaultJavaOptions"] = "-Djava.io.tmpdir=."
     sockets = str(local_dir)
-    if len(sockets) > _LONGEST_SOCKET_FOLDER and master.startswith("local") and os.path.isdir("/proc/self/fd"):
+    if (
+        len(sockets) > _LONGEST_SOCKET_FOLDER
+        and master.startswith("local")
+        and os.path.isdir("/proc/self/fd")
+    ):
         # A short name of it, as long as this process lives, or what it becomes.
         local_dir.mkdir(parents=True, exist_ok=True)
         folder = os.open(local_dir, os.O_RDONLY)
@@ -104,7 +119,11 @@ def spark_connect_command(
     settings.update(conf or {})
     command = [str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
     command += ["--name", "storm-dagster", "--class", _CLASS]
-    command += ["--load-spark-defaults", "--properties-file", str(_write_properties(local_dir, settings))]
+    command += [
+        "--load-spark-defaults",
+        "--properties-file",
+        str(_write_properties(local_dir, settings)),
+    ]
     return [*command, "spark-internal"]
 
 
@@ -144,13 +163,30 @@ def standalone_command(
     if ui_port is None:
         # Spark cannot omit it: it stays on loopback, and a key that nobody gets refuses every request.
         if not any((home / "jars").glob("jjwt-impl-*.jar")):
-            raise Unavailable("pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port")
+            raise Unavailable(
+                "pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port"
+            )
         settings["spark.ui.filters"] = _FILTER
-        settings[f"spark.{_FILTER}.param.secretKey"] = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
-    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}.{role.title()}", "--host", host]
+        settings[f"spark.{_FILTER}.param.secretKey"] = base64.urlsafe_b64encode(
+            secrets.token_bytes(32)
+        ).decode()
+    command = [
+        str(home / "bin" / "spark-class"),
+        f"org.apache.spark.deploy.{role}.{role.title()}",
+        "--host",
+        host,
+    ]
     command += ["--port", str(port), "--webui-port", str(ui_port or 0)]
     command += ["--properties-file", str(_write_properties(local_dir, settings))]
-    offer = ["--work-dir", str(local_dir), "--cores", str(worker[1]), "--memory", worker[2], worker[0]]
+    offer = [
+        "--work-dir",
+        str(local_dir),
+        "--cores",
+        str(worker[1]),
+        "--memory",
+        worker[2],
+        worker[0],
+    ]
     return [*command, *offer] if role == "worker" else command
 
 
@@ -159,7 +195,9 @@ def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spark.properties"
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
         for key, value in settings.items():
             escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
             file.write(f"{key}={escaped}\n")
@@ -181,7 +219,12 @@ def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for key, value in conf.items():
-        if not key.startswith("spark.") or key in _OURS or key.startswith(_GUARDED) or value is None:
+        if (
+            not key.startswith("spark.")
+            or key in _OURS
+            or key.startswith(_GUARDED)
+            or value is None
+        ):
             continue
         found[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
@@ -208,7 +251,11 @@ def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) ->
     """
     environment = dict(os.environ if base is None else base)
     root = str(Path(__file__).resolve().parents[2])
-    present = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part and part != root]
+    present = [
+        part
+        for part in environment.get("PYTHONPATH", "").split(os.pathsep)
+        if part and part != root
+    ]
     environment.update(
         SPARK_HOME=str(_home_without_sources(local_dir)),
         # Of the JVM that only works out the server's command line.
@@ -218,7 +265,12 @@ def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) ->
         PYTHONPATH=os.pathsep.join([root, *present]),
     )
     # A remote for clients would make the server connect to another server.
-    for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_DRIVER_PYTHON"):
+    for name in (
+        "SPARK_REMOTE",
+        "SPARK_LOCAL_REMOTE",
+        "SPARK_CONNECT_MODE_ENABLED",
+        "PYSPARK_DRIVER_PYTHON",
+    ):
         environment.pop(name, None)
     return environment
 
@@ -226,4 +278,8 @@ def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) ->
 def standalone_environment(local_dir: Path) -> dict[str, str]:
     """The environment for :func:`standalone_command`, which executors inherit from their worker."""
     options = f'-XX:+UseSerialGC "-Djava.io.tmpdir={local_dir}"'
-    return {**spark_environment(local_dir), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": options}
+    return {
+        **spark_environment(local_dir),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": options,
+    }

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_GONE = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "incorrect server side session identifier")
+_GONE = (
+    "SESSION_CLOSED",
+    "SESSION_NOT_FOUND",
+    "SESSION_CHANGED",
+    "incorrect server side session identifier",
+)
 _DEFAULT_PORT = 15002
 _START_SECS = 120.0
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
@@ -38,7 +43,9 @@ def host_and_port(remote: str) -> tuple[str, int]:
     address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
     host, colon, port = address.rpartition(":")
     if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
-        raise Unavailable(f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port")
+        raise Unavailable(
+            f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
+        )
     return (host, int(port)) if colon else (address, _DEFAULT_PORT)
 
 
@@ -62,7 +69,12 @@ def await_start(remote: str, home: Path | None = None) -> None:
     deadline = time.monotonic() + _START_SECS
     while time.monotonic() < deadline:
         cluster = ClusterFile.read(home_dir(home))
-        if cluster is None or cluster.spark is None or not cluster.spark.starting or cluster.spark.remote != remote:
+        if (
+            cluster is None
+            or cluster.spark is None
+            or not cluster.spark.starting
+            or cluster.spark.remote != remote
+        ):
             return
         time.sleep(0.2)
 
@@ -130,7 +142,10 @@ def open_classic(master: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("storm-dagster")  # pyright: ignore[reportAttributeAccessIssue]
-    settings: dict[str, Any] = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings: dict[str, Any] = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
     if master.startswith("local"):
         settings |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
@@ -161,7 +176,9 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
     """
     outcome = in_thread("storm-spark-call", function)
     if not wait([outcome], seconds).done:
-        raise Unavailable(f"{mask_text(what)} did not answer within {seconds:g} s: see the server's log, try again")
+        raise Unavailable(
+            f"{mask_text(what)} did not answer within {seconds:g} s: see the server's log, try again"
+        )
     try:
         return outcome.result()
     except Exception as error:

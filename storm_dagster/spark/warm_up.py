@@ -5,7 +5,12 @@ import time
 import uuid
 from collections.abc import Callable
 
-from storm_dagster.model.placement import PlacedWorker, PlacementBatch, SupervisorSlots, TopologyToPlace
+from storm_dagster.model.placement import (
+    PlacedWorker,
+    PlacementBatch,
+    SupervisorSlots,
+    TopologyToPlace,
+)
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 
 _NEW = TopologyToPlace(
@@ -17,7 +22,10 @@ _NEW = TopologyToPlace(
 _OLD = PlacedWorker(node="warm", host="warm", port=1, tasks=(1, 2, 3, 4, 5))
 WARM_BATCH = PlacementBatch(
     supervisors=(SupervisorSlots(id="warm", host="warm", ports=(1, 2, 3, 4)),),
-    topologies=(_NEW, _NEW.model_copy(update={"name": "b", "event": "rebalance", "workers": 2, "old": (_OLD,)})),
+    topologies=(
+        _NEW,
+        _NEW.model_copy(update={"name": "b", "event": "rebalance", "workers": 2, "old": (_OLD,)}),
+    ),
 )
 """One topology of each kind of computation: new, and with a past."""
 
@@ -30,7 +38,9 @@ _FASTER = 0.85
 _IDLE_ROUNDS = 2
 
 
-def warm_planner(planner: Callable[[PlacementBatch], object], placed: Callable[[], None] = lambda: None) -> None:
+def warm_planner(
+    planner: Callable[[PlacementBatch], object], placed: Callable[[], None] = lambda: None
+) -> None:
     """Run the assignment through every stage; with the cluster's planner its pinned session becomes warm.
 
     ``placed`` is called after the first one, by far the slowest. A submission takes the plain way, and healing the way of what
@@ -56,7 +66,9 @@ def warm_up(remote: str) -> None:
     """Run the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
 
     A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`."""
-    planner = ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS)
+    planner = ConnectPlanner(
+        remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS
+    )
     try:
         warm_planner(planner)
     finally:

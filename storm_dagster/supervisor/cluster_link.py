@@ -106,7 +106,9 @@ class ClusterLink:
             try:
                 self._urls = _read_urls(cluster)
             except StormDagsterError as error:
-                _log.warning("the nimbuses cannot be listed, the last known ones are used: %s", error.message)
+                _log.warning(
+                    "the nimbuses cannot be listed, the last known ones are used: %s", error.message
+                )
         return tuple(dict.fromkeys((*self._urls, *seed_urls(self.conf))))
 
     def code_hash(self, key: str) -> str | None:
@@ -164,7 +166,11 @@ class ClusterLink:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
         self._refuse_second(cluster)
         info = self.info(self._count + 1)
-        reading = self._moved.is_set() or bool(self._changed) or time.monotonic() - self._read_at >= _READ_SECS
+        reading = (
+            self._moved.is_set()
+            or bool(self._changed)
+            or time.monotonic() - self._read_at >= _READ_SECS
+        )
         beating = self._beat_due(cluster, info)
         if reading or beating:
             # Before anything is read, and before this supervisor offers its slots.
@@ -291,7 +297,9 @@ class ClusterLink:
         # Without a completed pass, no heartbeat: a hung loop must not look alive.
         if self.passes() == self._beat_passes:
             return False
-        changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
+        changed = (
+            self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
+        )
         expired = self._beat_session != cluster.session.session_id
         overdue = self._beat_at is None or time.monotonic() - self._beat_at >= self._beat_secs
         return changed or expired or overdue
@@ -302,15 +310,23 @@ class ClusterLink:
         self._beat, self._beat_at, self._beat_passes = info, time.monotonic(), passes
         self._count += 1
 
-    def _write_report(self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int) -> None:
+    def _write_report(
+        self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int
+    ) -> None:
         assignment = self._assignments.get(topology_id)
         if assignment is None:
             return
-        here = (worker.ids for worker in assignment.workers if worker.slot == (self.id, port) and worker.tasks)
+        here = (
+            worker.ids
+            for worker in assignment.workers
+            if worker.slot == (self.id, port) and worker.tasks
+        )
         task = next(here, (0,))[0]
         host = str(self.conf["storm.local.hostname"])
         try:
-            cluster.report_error(topology_id, task, text, component=SYSTEM, host=host, port=port, time=when)
+            cluster.report_error(
+                topology_id, task, text, component=SYSTEM, host=host, port=port, time=when
+            )
         except Unavailable:
             raise
         except StormDagsterError as error:
@@ -319,5 +335,12 @@ class ClusterLink:
 
 def _read_urls(cluster: StormClusterState) -> tuple[str, ...]:
     epoch = cluster.epoch()
-    urls = [epoch[1].http if epoch is not None else "", *(row.get("http") for row in read_followers(cluster).values())]
-    return tuple(dict.fromkeys(url.rstrip("/") for url in urls if str(url).startswith(("http://", "https://"))))
+    urls = [
+        epoch[1].http if epoch is not None else "",
+        *(row.get("http") for row in read_followers(cluster).values()),
+    ]
+    return tuple(
+        dict.fromkeys(
+            url.rstrip("/") for url in urls if str(url).startswith(("http://", "https://"))
+        )
+    )

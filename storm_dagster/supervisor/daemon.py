@@ -28,7 +28,13 @@ from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, rotate
-from storm_dagster.supervisor.launcher import Launcher, find_workers, heartbeat_path, log_path, remove_stale_folders
+from storm_dagster.supervisor.launcher import (
+    Launcher,
+    find_workers,
+    heartbeat_path,
+    log_path,
+    remove_stale_folders,
+)
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.localizer import Localizer
@@ -74,7 +80,9 @@ class Supervisor:
         self._file = LocalStateFile(self._folder / "localstate")
         before = self._file.read()
         self._housekeeper = Housekeeper(self._file)
-        self._upgrades = Upgrades(supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"]))
+        self._upgrades = Upgrades(
+            supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"])
+        )
         self._link = ClusterLink(
             conf,
             supervisor_id,
@@ -88,7 +96,9 @@ class Supervisor:
         self._localizer = Localizer(
             self._folder, self._link.nimbus_urls, conf.values, self._stopping, self._link.code_hash
         )
-        launcher = launcher or Launcher(home, supervisor_id, conf["storm.local.hostname"], conf.values)
+        launcher = launcher or Launcher(
+            home, supervisor_id, conf["storm.local.hostname"], conf.values
+        )
         self._spares = launcher.spares
         self.table: SlotTable = SlotTable(
             self._ports,
@@ -117,13 +127,17 @@ class Supervisor:
         """Adopt the running workers, and restore the slots."""
         self._localizer.prepare()
         now = boot_clock()
-        found = {live.worker.id: live for live in find_workers(self._home, self.id, self._conf.values)}
+        found = {
+            live.worker.id: live for live in find_workers(self._home, self.id, self._conf.values)
+        }
         for known in before.workers if before is not None else ():
             process = WorkerProcess(known.pid, known.start_ticks, known.boot_id)
             if known.worker_id not in found and process.alive():
                 found[known.worker_id] = LiveWorker(
                     known.port,
-                    Worker(known.worker_id, Work(known.topology_id, known.code_dir, known.restarts)),
+                    Worker(
+                        known.worker_id, Work(known.topology_id, known.code_dir, known.restarts)
+                    ),
                     process,
                     heartbeat_path(self._home / "workers" / known.worker_id),
                     log_path(self._home, known.topology_id, known.port),
@@ -133,7 +147,12 @@ class Supervisor:
             work = Work(wanted.topology_id, wanted.code_dir, wanted.restarts)
             self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
         for live in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
-            _log.info("worker %s in slot %d runs already, pid %d", live.worker.id, live.port, live.process.pid)
+            _log.info(
+                "worker %s in slot %d runs already, pid %d",
+                live.worker.id,
+                live.port,
+                live.process.pid,
+            )
             self.table.adopt(live, now)
         remove_stale_folders(self._home, self.id, found)
 
@@ -143,8 +162,12 @@ class Supervisor:
         self._link.start()
         self._health.start()
         watch = self._log_service.announced
-        threading.Thread(target=watch.run, args=(self._stopping, stop), name="address", daemon=True).start()
-        threading.Thread(target=lambda: (stop.wait(), self._wake.set()), name="stop", daemon=True).start()
+        threading.Thread(
+            target=watch.run, args=(self._stopping, stop), name="address", daemon=True
+        ).start()
+        threading.Thread(
+            target=lambda: (stop.wait(), self._wake.set()), name="stop", daemon=True
+        ).start()
         longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
         tidied_at = boot_clock()
         try:
@@ -186,7 +209,9 @@ class Supervisor:
         restarting, offered = self.table.restarting(), self._ports if healthy else ()
         if offered and self._full:
             # Those that run need no disk; no other could be started.
-            offered = tuple(port for port, slot in sorted(self.table.slots.items()) if slot.wanted is not None)
+            offered = tuple(
+                port for port, slot in sorted(self.table.slots.items()) if slot.wanted is not None
+            )
         if (restarting, offered) != (self._restarting, self._offered):
             self._restarting, self._offered = restarting, offered
             self._link.request_heartbeat()
@@ -229,7 +254,9 @@ class Supervisor:
             for live in self.table.workers()
         )
         wanted = tuple(
-            WantedSlot(port=port, **slot.wanted._asdict(), ran=slot.ran is not None, crashes=slot.crashes)
+            WantedSlot(
+                port=port, **slot.wanted._asdict(), ran=slot.ran is not None, crashes=slot.crashes
+            )
             for port, slot in self.table.slots.items()
             if slot.wanted is not None
         )
@@ -240,7 +267,9 @@ class Supervisor:
             # Not in the background: the next worker in the slot writes its own file.
             process, name = live.process, f"{self.id}-{live.port}"
             with suppress(OSError):
-                RunFile(role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks).remove(self._home)
+                RunFile(
+                    role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks
+                ).remove(self._home)
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
@@ -252,7 +281,9 @@ class Supervisor:
             probe.write_bytes(bytes(_PROBE_BYTES))
         except OSError as failure:
             error = failure
-        with suppress(OSError):  # A disk that became read-only refuses this too, even where there is no file.
+        with suppress(
+            OSError
+        ):  # A disk that became read-only refuses this too, even where there is no file.
             probe.unlink(missing_ok=True)
         if (error is not None) != self._full:
             self._full = error is not None
@@ -277,13 +308,21 @@ class Supervisor:
                 _log.info("old worker logs removed: %s", folder)
         for live in self.table.workers():
             try:
-                rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])
+                rotate(
+                    live.log_path,
+                    self._conf["worker.log.max.bytes"],
+                    self._conf["worker.log.backups"],
+                )
             except OSError as error:
                 _log.error("log %s cannot be rotated (%s)", live.log_path, error)
 
 
 def run(
-    conf: ClusterConf, home: Path, supervisor_id: str, stop: threading.Event, ports: Sequence[int] | None = None
+    conf: ClusterConf,
+    home: Path,
+    supervisor_id: str,
+    stop: threading.Event,
+    ports: Sequence[int] | None = None,
 ) -> int:
     """Run the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set, and return the exit code.
 
@@ -292,7 +331,9 @@ def run(
     already. It waits for an unreachable ZooKeeper."""
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
-        raise InvalidRequest("storm.cluster.mode is local: daemons run in mode distributed; remove the key")
+        raise InvalidRequest(
+            "storm.cluster.mode is local: daemons run in mode distributed; remove the key"
+        )
     check_exposure(conf, "the supervisor's workers", "secret")
     home = home.resolve()
     chosen = tuple(ports if ports is not None else conf["supervisor.slots.ports"])

@@ -24,7 +24,11 @@ _MOST_OUTPUT = 64 * 1024
 def check_once(folder: Path, timeout_secs: float) -> str | None:
     """Run every executable file of ``folder`` in order, and return the first problem, or ``None``."""
     for script in sorted(folder.iterdir()):
-        if script.is_file() and os.access(script, os.X_OK) and (problem := _run(script, timeout_secs)):
+        if (
+            script.is_file()
+            and os.access(script, os.X_OK)
+            and (problem := _run(script, timeout_secs))
+        ):
             return f"health script {script.name}: {problem}"
     return None
 

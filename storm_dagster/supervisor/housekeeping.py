@@ -64,11 +64,15 @@ def remove_old_logs(
 
     The folders ``used`` by live workers stay. Links are removed, never followed."""
     workers = home / "logs" / "workers"
-    topologies = [path for path in sorted(workers.glob("*")) if path.is_dir() and not path.is_symlink()]
+    topologies = [
+        path for path in sorted(workers.glob("*")) if path.is_dir() and not path.is_symlink()
+    ]
     slots: list[tuple[float, Path, int]] = []
     for slot in (slot for topology in topologies for slot in sorted(topology.iterdir())):
         found = [path.lstat() for path in (slot, *slot.glob("*"))]
-        slots.append((max(stat.st_mtime for stat in found), slot, sum(stat.st_size for stat in found)))
+        slots.append(
+            (max(stat.st_mtime for stat in found), slot, sum(stat.st_size for stat in found))
+        )
     excess = sum(size for *_, size in slots) - (most_bytes or sys.maxsize)
     removed: list[Path] = []
     for newest, slot, size in sorted(slots):

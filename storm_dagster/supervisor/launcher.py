@@ -18,7 +18,13 @@ from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, read_json_object, worker_processes
+from storm_dagster.model.worker_spec import (
+    SPARE,
+    WORKER_MODULE,
+    WorkerSpec,
+    read_json_object,
+    worker_processes,
+)
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
@@ -59,14 +65,35 @@ def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
 _PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
     *("VIRTUAL_ENV", "LD_LIBRARY_PATH"),
-    *("PYTHON*", "SPARK_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "JAVA_HOME", "SSL_CERT_*", "REQUESTS_CA_BUNDLE"),
-    *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+    *(
+        "PYTHON*",
+        "SPARK_HOME",
+        "SPARK_LOCAL_IP",
+        "PYSPARK_PYTHON",
+        "JAVA_HOME",
+        "SSL_CERT_*",
+        "REQUESTS_CA_BUNDLE",
+    ),
+    *(
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "ALL_PROXY",
+    ),
 )
 """Variables of the supervisor that a worker needs; anything else may be a password of its host."""
 
 
 def worker_environment(
-    base: Mapping[str, str], conf: Mapping[str, Any], archive_root: Path | None, home: Path, allowed: Sequence[str] = ()
+    base: Mapping[str, str],
+    conf: Mapping[str, Any],
+    archive_root: Path | None,
+    home: Path,
+    allowed: Sequence[str] = (),
 ) -> dict[str, str]:
     """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns) by
     ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
@@ -75,13 +102,19 @@ def worker_environment(
     wanted = conf.get("topology.environment") or {}
     for name in wanted:
         if not name or "=" in name or "\0" in name or "\0" in str(wanted[name]):
-            raise InvalidTopology(f"topology.environment: {name!r:.80} cannot name a variable: rename it")
+            raise InvalidTopology(
+                f"topology.environment: {name!r:.80} cannot name a variable: rename it"
+            )
     passed = {
         name: value
         for name, value in base.items()
         if any(fnmatchcase(name, pattern) for pattern in (*_PASSED_ON, *allowed))
     }
-    environment = {**passed, "PYTHONUNBUFFERED": "1", **{name: str(value) for name, value in wanted.items()}}
+    environment = {
+        **passed,
+        "PYTHONUNBUFFERED": "1",
+        **{name: str(value) for name, value in wanted.items()},
+    }
     ours = str(Path(storm_dagster.__file__).parents[1])
     path = [str(archive_root or ""), *environment.get("PYTHONPATH", "").split(os.pathsep), ours]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
@@ -92,7 +125,9 @@ def worker_environment(
 class Launcher:
     """Launcher of one supervisor's workers. Blocks on the disk: not for a loop."""
 
-    def __init__(self, home: Path, supervisor_id: str, host: str, cluster_conf: Mapping[str, Any]) -> None:
+    def __init__(
+        self, home: Path, supervisor_id: str, host: str, cluster_conf: Mapping[str, Any]
+    ) -> None:
         self._home = home
         self._id = supervisor_id
         self._host = host
@@ -105,8 +140,13 @@ class Launcher:
         if self._conf["supervisor.run.worker.as.user"]:
             self.spares.number = 0  # Whose it will be is not known before.
             open_home(home)
-            theirs = {"path": self._conf["supervisor.worker.zookeeper.keystore.path"], "password": None}
-            self._handed |= {f"storm.zookeeper.ssl.keystore.{part}": value for part, value in theirs.items()}
+            theirs = {
+                "path": self._conf["supervisor.worker.zookeeper.keystore.path"],
+                "password": None,
+            }
+            self._handed |= {
+                f"storm.zookeeper.ssl.keystore.{part}": value for part, value in theirs.items()
+            }
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         """Start a worker of ``work`` in slot ``port``.
@@ -115,7 +155,11 @@ class Launcher:
         valid, :class:`Unavailable` if the interpreter cannot be started."""
         conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         user = worker_user(self._conf, conf)
-        alike = user is None and not conf.get("topology.environment") and not conf.get("topology.python")
+        alike = (
+            user is None
+            and not conf.get("topology.environment")
+            and not conf.get("topology.python")
+        )
         worker_id, spare = self.spares.take(alike)
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
@@ -128,7 +172,10 @@ class Launcher:
             host=self._host,
             port=port,
             home=str(self._home),
-            conf={**self._handed, **(self._users.worker_conf(work.topology_id) if self._users else {})},
+            conf={
+                **self._handed,
+                **(self._users.worker_conf(work.topology_id) if self._users else {}),
+            },
             link_key=link_key_of(self._security, work.topology_id),
             code_dir=str(code.path),
             code=code.sha256[:16],
@@ -144,13 +191,19 @@ class Launcher:
             theirs = spec.model_copy(update={**folders, "log_path": "/dev/stdout"})
             base = user.environment(base, Path(theirs.home))
         environment = worker_environment(
-            base, conf, theirs.archive_root, Path(theirs.home), self._conf["supervisor.worker.environment"]
+            base,
+            conf,
+            theirs.archive_root,
+            Path(theirs.home),
+            self._conf["supervisor.worker.environment"],
         )
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         # Also here, since the regular rotation may miss a worker that always dies soon.
         with suppress(OSError):  # Where a copy has no room, the worker starts all the same.
-            rotate(log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"]))
+            rotate(
+                log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"])
+            )
         try:
             spec.write(folder / SPEC)
             if user is not None:
@@ -174,15 +227,22 @@ class Launcher:
         with suppress(OSError):
             # The process runs: nothing may fail any more. It writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        what, topology = (worker_id, work.topology_id, port, child.pid), {"topology": work.topology_id}
+        what, topology = (
+            (worker_id, work.topology_id, port, child.pid),
+            {"topology": work.topology_id},
+        )
         _log.info("started worker %s of %s in slot %d, pid %d", *what, extra=topology)
-        return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started)
+        return LiveWorker(
+            port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
+        )
 
     def _spare(self, worker_id: str) -> subprocess.Popen[bytes]:
         command = [*worker_command({}, self._home / "workers" / worker_id / SPEC), SPARE]
         allowed = self._conf["supervisor.worker.environment"]
         environment = worker_environment(dict(os.environ), {}, None, self._home, allowed)
-        return self._spawn(command, self._home, environment, Path(os.devnull), None, subprocess.PIPE)
+        return self._spawn(
+            command, self._home, environment, Path(os.devnull), None, subprocess.PIPE
+        )
 
     def _spawn(
         self,
@@ -268,7 +328,9 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
         except FileNotFoundError:
             continue  # A spare, which ends with its supervisor.
         except (OSError, Corrupt) as error:
-            _log.warning("process %d runs a worker whose spec cannot be read: %s", process.pid, error)
+            _log.warning(
+                "process %d runs a worker whose spec cannot be read: %s", process.pid, error
+            )
             continue
         if spec.node != supervisor_id:
             continue
@@ -276,7 +338,16 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
         restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
         worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
         known = WorkerProcess(process.pid, process.start_ticks, boot_id())
-        found.append(LiveWorker(spec.port, worker, known, Path(spec.heartbeat_path), Path(spec.log_path), spec.started))
+        found.append(
+            LiveWorker(
+                spec.port,
+                worker,
+                known,
+                Path(spec.heartbeat_path),
+                Path(spec.log_path),
+                spec.started,
+            )
+        )
     return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))
 
 
@@ -284,7 +355,9 @@ def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | No
     """Whether a worker reaches other workers and ZooKeeper by what it was given."""
     known = users.worker_conf(spec.topology_id)[PAYLOAD].split("\n") if users is not None else []
     given = str(spec.conf.get(PAYLOAD, "")).split("\n")
-    return spec.link_key == link_key_of(security, spec.topology_id) and (not known or not {*known}.isdisjoint(given))
+    return spec.link_key == link_key_of(security, spec.topology_id) and (
+        not known or not {*known}.isdisjoint(given)
+    )
 
 
 def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> None:

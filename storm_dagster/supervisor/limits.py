@@ -28,7 +28,9 @@ def resident_bytes(members: Sequence[Process]) -> int:
     total = 0
     for process in members:
         with suppress(OSError, ValueError, IndexError):
-            _, resident, shared, *_ = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()
+            _, resident, shared, *_ = (
+                Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()
+            )
             total += (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
     return total
 
@@ -48,12 +50,17 @@ class MemoryGuard:
         """Worker id -> worker, and its limit in bytes."""
         self._ended: set[str] = set()
 
-    def check(self, workers: Sequence[LiveWorker], now: float, sizes: Mapping[tuple[str, int], int]) -> None:
+    def check(
+        self, workers: Sequence[LiveWorker], now: float, sizes: Mapping[tuple[str, int], int]
+    ) -> None:
         """End each worker that uses more than its limit; report also those that the kernel ended.
 
         ``sizes`` are those of the assignments, by topology id and port. A worker whose size is not known has no limit yet.
         """
-        if not self.conf["supervisor.worker.memory.enforce"] or now - self._checked_at < _CHECK_SECS:
+        if (
+            not self.conf["supervisor.worker.memory.enforce"]
+            or now - self._checked_at < _CHECK_SECS
+        ):
             return
         self._checked_at = now
         alive = {live.worker.id for live in workers}
@@ -68,7 +75,9 @@ class MemoryGuard:
             # A process gives nothing back: a smaller size is that of its next start.
             place = (live.worker.work.topology_id, live.port)
             # Placements of older releases name none.
-            size = int(sizes.get(place, 0) or (place in sizes and self.conf["worker.memory.size"]) or 0)
+            size = int(
+                sizes.get(place, 0) or (place in sizes and self.conf["worker.memory.size"]) or 0
+            )
             if size > limit:
                 limit = size
                 self._limit(live, limit, members)
@@ -81,7 +90,12 @@ class MemoryGuard:
         self._known[live.worker.id] = (live, limit)
         group = self.cgroups / live.worker.id
         try:
-            if "memory" not in (self.cgroups.parent / "cgroup.controllers").read_text(encoding="ascii").split():
+            if (
+                "memory"
+                not in (self.cgroups.parent / "cgroup.controllers")
+                .read_text(encoding="ascii")
+                .split()
+            ):
                 return
             group.mkdir(parents=True, exist_ok=True)
             for parent in (self.cgroups.parent, self.cgroups):
@@ -97,7 +111,10 @@ class MemoryGuard:
         live, limit = self._known.pop(worker_id)
         group = self.cgroups / worker_id
         with suppress(OSError, ValueError):
-            events = dict(line.split() for line in (group / "memory.events").read_text(encoding="ascii").splitlines())
+            events = dict(
+                line.split()
+                for line in (group / "memory.events").read_text(encoding="ascii").splitlines()
+            )
             if int(events.get("oom_kill", 0)) and worker_id not in self._ended:
                 used = limit
                 with suppress(OSError):  # Linux 5.19 or newer.

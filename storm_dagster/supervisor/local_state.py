@@ -111,7 +111,9 @@ class LocalStateFile:
 
     def _quarantine(self) -> Path:
         taken = sorted(
-            int(path.suffix[1:]) for path in self._path.parent.glob("state.json.broken.*") if path.suffix[1:].isdigit()
+            int(path.suffix[1:])
+            for path in self._path.parent.glob("state.json.broken.*")
+            if path.suffix[1:].isdigit()
         )
         quarantined = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
         os.replace(self._path, quarantined)
@@ -121,4 +123,6 @@ class LocalStateFile:
 
 
 def _checksum(body: object) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

@@ -98,7 +98,9 @@ class Localizer:
         """Folder of that code; :class:`InvalidRequest` for a name that is not a valid blob key prefix."""
         check_blob_key(code_dir)
         if code_dir.startswith("."):
-            raise InvalidRequest(f"code {code_dir!r:.80} starts with '.', which no topology id does")
+            raise InvalidRequest(
+                f"code {code_dir!r:.80} starts with '.', which no topology id does"
+            )
         return self._dist / code_dir
 
     def local(self, code_dir: str) -> LocalCode | None:
@@ -136,10 +138,15 @@ class Localizer:
         self._under_way.add(work.name)
         work.mkdir(parents=True)
         try:
-            blobs = {part: self._fetch_part(key_of(code_dir), work / part) for part, key_of in _PARTS.items()}
+            blobs = {
+                part: self._fetch_part(key_of(code_dir), work / part)
+                for part, key_of in _PARTS.items()
+            }
             _check_conf(work / "stormconf.ser", code_dir)
             unpack_archive(work / "stormjar.jar", work / "code", self.limits)
-            (work / "manifest.json").write_text(json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8")
+            (work / "manifest.json").write_text(
+                json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8"
+            )
             with self._moving:
                 if path.exists():
                     # It is incomplete, by ``local``.
@@ -151,7 +158,9 @@ class Localizer:
         _log.info("fetched code %s (archive %s)", code_dir, blobs["stormjar.jar"][:16])
         return LocalCode(path, blobs["stormjar.jar"])
 
-    def remove_unused(self, used: Callable[[], Collection[str]], now_secs: float | None = None) -> list[str]:
+    def remove_unused(
+        self, used: Callable[[], Collection[str]], now_secs: float | None = None
+    ) -> list[str]:
         """Remove unused code folders, and cached archives that were unused for ten minutes.
 
         ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`."""
@@ -191,7 +200,9 @@ class Localizer:
                 try:
                     if archive and (sha256 := self._from_cache(url, key, target)):
                         return sha256
-                    sha256 = self._download(url, key, target, self._max_bytes if archive else _MAX_RECORD_BYTES)
+                    sha256 = self._download(
+                        url, key, target, self._max_bytes if archive else _MAX_RECORD_BYTES
+                    )
                 except StormDagsterError as error:
                     failure = error
                 except httpx.HTTPError as error:
@@ -238,17 +249,23 @@ class Localizer:
             if not announced:
                 raise Corrupt(f"{url} came without X-Content-SHA256: is a nimbus listening there?")
             with target.open("wb") as sink:
-                for chunk in response.iter_raw(self.conf["storm.blobstore.inputstream.buffer.size.bytes"]):
+                for chunk in response.iter_raw(
+                    self.conf["storm.blobstore.inputstream.buffer.size.bytes"]
+                ):
                     size += len(chunk)
                     if size > most:
-                        raise InvalidTopology(f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes")
+                        raise InvalidTopology(
+                            f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes"
+                        )
                     digest.update(chunk)
                     sink.write(chunk)
                     if self.stop.is_set():
                         raise Unavailable(f"{url}: the supervisor stops")
         sha256 = digest.hexdigest()
         if sha256 != announced:
-            raise Corrupt(f"{url} has SHA-256 {sha256}, {announced} was announced: what is stored is damaged")
+            raise Corrupt(
+                f"{url} has SHA-256 {sha256}, {announced} was announced: what is stored is damaged"
+            )
         expected = self.expected(key)
         if expected not in (None, sha256):
             raise Corrupt(
@@ -262,4 +279,6 @@ def _check_conf(path: Path, code_dir: str) -> None:
     try:
         read_json_object(path, "")
     except (Corrupt, RecursionError):
-        raise Corrupt(f"conf of code {code_dir!r} is not a JSON object: submit the topology again") from None
+        raise Corrupt(
+            f"conf of code {code_dir!r} is not a JSON object: submit the topology again"
+        ) from None

@@ -53,9 +53,15 @@ class LogService:
         """URL in the supervisor's record."""
         tls = None
         if self._security.tls:
-            tls = self._security.server_context(client_certificate=self._security.http_needs_certificate)
+            tls = self._security.server_context(
+                client_certificate=self._security.http_needs_certificate
+            )
         self._service = HttpService(
-            self._app(host), listener, name="supervisor-http", tls=tls, own_user_only=owners_only(self._security)
+            self._app(host),
+            listener,
+            name="supervisor-http",
+            tls=tls,
+            own_user_only=owners_only(self._security),
         )
 
     def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
@@ -73,8 +79,16 @@ class LogService:
         api = HttpApi("storm_dagster supervisor", storm_dagster.__version__)
         logs.add_to(api)
         handlers = {
-            "health": lambda: {"status": "ok", "id": self._id, "version": storm_dagster.__version__},
-            "workers": lambda: {"workers": [_row(live) for live in sorted(self._workers(), key=lambda one: one.port)]},
+            "health": lambda: {
+                "status": "ok",
+                "id": self._id,
+                "version": storm_dagster.__version__,
+            },
+            "workers": lambda: {
+                "workers": [
+                    _row(live) for live in sorted(self._workers(), key=lambda one: one.port)
+                ]
+            },
             "restart": self._restart,
         }
         api.add("storm_dagster.supervisor", handlers)
@@ -87,7 +101,9 @@ class LogService:
     def _at(self, port: int) -> list[LiveWorker]:
         found = [live for live in self._workers() if live.port == port]
         if not found:
-            raise KeyNotFound(f"no worker runs on port {port} of supervisor {self._id}: see /v1/workers")
+            raise KeyNotFound(
+                f"no worker runs on port {port} of supervisor {self._id}: see /v1/workers"
+            )
         return found
 
     def _restart(self, text: str) -> dict[str, Any]:
@@ -105,13 +121,21 @@ class LogService:
 
         blocks: list[str] = []
         for live in self._at(port):
-            header = f"topology {live.worker.work.topology_id} worker port {port} pid {live.process.pid}"
+            header = (
+                f"topology {live.worker.work.topology_id} worker port {port} pid {live.process.pid}"
+            )
             try:
                 spec = WorkerSpec.read(self._home / "workers" / live.worker.id / SPEC)
-                answer = ask_worker(spec.host, port, spec.token, "stacks", _ANSWER_SECS, spec.link_key)
+                answer = ask_worker(
+                    spec.host, port, spec.token, "stacks", _ANSWER_SECS, spec.link_key
+                )
                 blocks.append(stacks_text(header, answer["stacks"]))
             except (OSError, StormDagsterError) as error:
-                reason = error.message if isinstance(error, StormDagsterError) else "the worker just ended"
+                reason = (
+                    error.message
+                    if isinstance(error, StormDagsterError)
+                    else "the worker just ended"
+                )
                 blocks.append(stacks_text(header, None, reason))
         return "\n".join(blocks)
 

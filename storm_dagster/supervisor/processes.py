@@ -17,7 +17,13 @@ from pathlib import Path
 
 from storm_dagster.core.slots.model import Worker
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.processes import ExactProcess, Process, processes, signal_exactly, start_ticks
+from storm_dagster.model.processes import (
+    ExactProcess,
+    Process,
+    processes,
+    signal_exactly,
+    start_ticks,
+)
 
 _log = logging.getLogger(__name__)
 _POLL_MS = 100
@@ -146,4 +152,6 @@ class ProcessWatch:
         try:
             end_session(process)
         except OSError as error:
-            _log.warning("processes left by process %d could not be searched: %s", process.pid, error)
+            _log.warning(
+                "processes left by process %d could not be searched: %s", process.pid, error
+            )

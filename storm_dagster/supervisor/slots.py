@@ -67,7 +67,9 @@ class SlotTable:
     def used_code(self) -> set[str]:
         """Code folders that a slot wants or runs, from any thread."""
         slots = list(self.slots.values())
-        works = [slot.wanted for slot in slots] + [slot.worker.work for slot in slots if slot.worker is not None]
+        works = [slot.wanted for slot in slots] + [
+            slot.worker.work for slot in slots if slot.worker is not None
+        ]
         with self._lock:
             works += [live.worker.work for live in self._workers.values()]
             return {work.code_dir for work in works if work is not None} | self._fetching.keys()
@@ -87,7 +89,9 @@ class SlotTable:
         """Restore a slot before the first pass: the work of the last supervisor process, whether a worker of it ran,
         and its crashes in a row."""
         slot = self.slots.get(port, Slot(port))
-        self.slots[port] = replace(slot, ran=work if ran else slot.ran, crashes=crashes, counted=work)
+        self.slots[port] = replace(
+            slot, ran=work if ran else slot.ran, crashes=crashes, counted=work
+        )
 
     def adopt(self, live: LiveWorker, now: float) -> None:
         """Adopt a running worker, which counts as wanted until the cluster is read."""
@@ -106,7 +110,9 @@ class SlotTable:
         self._contested = claims.contested
         for port in sorted({*self.slots, *claims.work}):
             if port not in claims.contested:
-                self._feed(port, model.Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
+                self._feed(
+                    port, model.Assigned(claims.work.get(port), lazy=port in claims.lazy), now
+                )
 
     def poll(self, now: float) -> None:
         """Run one pass: events, heartbeats of the workers, time."""
@@ -174,13 +180,21 @@ class SlotTable:
             with self._lock:
                 live = self._workers.get(instruction.worker_id)
             if live is not None:
-                live.process.signal(signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL)
+                live.process.signal(
+                    signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL
+                )
         elif isinstance(instruction, model.Clean):
             self._forget(instruction.worker_id, last=not self.slots[port].launching)
         else:
             assert isinstance(instruction, model.Report)
             topology_id = instruction.topology_id
-            _log.error("slot %d, %s: %s", port, topology_id, instruction.text, extra={"topology": topology_id})
+            _log.error(
+                "slot %d, %s: %s",
+                port,
+                topology_id,
+                instruction.text,
+                extra={"topology": topology_id},
+            )
             self.report(topology_id, port, instruction.text)
 
     def _forget(self, worker_id: str, last: bool) -> None:
@@ -199,7 +213,9 @@ class SlotTable:
             waiting.add(port)
             if len(waiting) > 1:
                 return
-        threading.Thread(target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True).start()
+        threading.Thread(
+            target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True
+        ).start()
 
     def _fetch_in_thread(self, code_dir: str) -> None:
         event: model.Event
@@ -215,7 +231,9 @@ class SlotTable:
             self.post(port, event)
 
     def _start(self, port: int, work: Work) -> None:
-        thread = threading.Thread(target=self._start_in_thread, args=(port, work), name=f"start-{port}", daemon=True)
+        thread = threading.Thread(
+            target=self._start_in_thread, args=(port, work), name=f"start-{port}", daemon=True
+        )
         self._starts.add(thread)
         thread.start()
 
@@ -223,7 +241,9 @@ class SlotTable:
         try:
             code = self.localizer.local(work.code_dir)
             if code is None:
-                raise Corrupt(f"code {work.code_dir} is not complete on this disk any more: it is fetched again")
+                raise Corrupt(
+                    f"code {work.code_dir} is not complete on this disk any more: it is fetched again"
+                )
             live = self.launch(port, work, code)
         except Exception as error:
             if damaged := isinstance(error, Corrupt):
@@ -250,4 +270,8 @@ class SlotTable:
 
 
 def _text(error: Exception) -> str:
-    return error.message if isinstance(error, StormDagsterError) else f"{type(error).__name__}: {error}"
+    return (
+        error.message
+        if isinstance(error, StormDagsterError)
+        else f"{type(error).__name__}: {error}"
+    )

@@ -43,8 +43,16 @@ class Spares:
     def refill(self) -> None:
         """Start what is missing, if no worker was started a moment ago. Raises what ``spawn`` raises."""
         with self._lock:
-            self._waiting = {worker_id: child for worker_id, child in self._waiting.items() if child.poll() is None}
-            while not self._closed and len(self._waiting) < self.number and boot_clock() - self._taken_at > _CALM_SECS:
+            self._waiting = {
+                worker_id: child
+                for worker_id, child in self._waiting.items()
+                if child.poll() is None
+            }
+            while (
+                not self._closed
+                and len(self._waiting) < self.number
+                and boot_clock() - self._taken_at > _CALM_SECS
+            ):
                 worker_id = uuid.uuid4().hex
                 self._waiting[worker_id] = self.spawn(worker_id)
 

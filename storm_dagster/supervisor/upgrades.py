@@ -58,7 +58,9 @@ class Upgrades:
         """Drop an upgrade that has ended, or whose topology has no assignment any more."""
         self.states.pop(topology_id, None)
 
-    def advance(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
+    def advance(
+        self, cluster: StormClusterState, assignments: Mapping[str, Assignment]
+    ) -> set[str]:
         """Write what is to be written about the workers here; ids of the topologies to be read again."""
         if not self.states:
             self._failures.clear()
@@ -77,7 +79,9 @@ class Upgrades:
             if (work.topology_id, port) in here:
                 address, state = here[work.topology_id, port][0], self.states[work.topology_id]
                 now = self.boot_now()
-                move = early_failure(address, state, work.code_dir, text, boot_id=self._boot_id, boot_now=now)
+                move = early_failure(
+                    address, state, work.code_dir, text, boot_id=self._boot_id, boot_now=now
+                )
                 if move is not None and not self._write(cluster, work.topology_id, state, move):
                     # Kept, for the next read of the upgrade.
                     return {work.topology_id}
@@ -95,8 +99,16 @@ class Upgrades:
             if move is not None:
                 self._write(cluster, topology_id, state, move)
                 stale.add(topology_id)
-        requested = (each for each, state in self.states.items() if state.record is not None and state.record.continue_)
-        stale.update(each for each in requested if each not in stale and self._pick(cluster, each, self.states[each]))
+        requested = (
+            each
+            for each, state in self.states.items()
+            if state.record is not None and state.record.continue_
+        )
+        stale.update(
+            each
+            for each in requested
+            if each not in stale and self._pick(cluster, each, self.states[each])
+        )
         return stale
 
     def _pick(self, cluster: StormClusterState, topology_id: str, state: UpgradeState) -> bool:
@@ -113,19 +125,34 @@ class Upgrades:
             if master is None or master.node != self.id or batch is None:
                 return False
             version = assigned[1].version
-            write_pick(cluster.state, topology_id, state, batch, epoch=epoch[0], assignment_version=version)
+            write_pick(
+                cluster.state, topology_id, state, batch, epoch=epoch[0], assignment_version=version
+            )
         except (Conflict, Corrupt, Fenced) as error:
             _log.info("the upgrade of %s moved on: %s", topology_id, error.message)
         else:
             chosen = ", ".join(batch.workers) or "empty, the requested workers do not exist"
-            _log.info("upgrade of %s: the next batch is %s", topology_id, chosen, extra={"topology": topology_id})
+            _log.info(
+                "upgrade of %s: the next batch is %s",
+                topology_id,
+                chosen,
+                extra={"topology": topology_id},
+            )
         return True
 
-    def _write(self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move) -> bool:
+    def _write(
+        self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move
+    ) -> bool:
         try:
             write_move(cluster.state, topology_id, state, move)
         except Conflict as error:
             _log.info("the upgrade of %s moved on: %s", topology_id, error.message)
             return False
-        _log.info("upgrade of %s: %s is %s", topology_id, move.worker, move.kind, extra={"topology": topology_id})
+        _log.info(
+            "upgrade of %s: %s is %s",
+            topology_id,
+            move.worker,
+            move.kind,
+            extra={"topology": topology_id},
+        )
         return True

@@ -40,7 +40,13 @@ class WorkerUser:
 
     def environment(self, base: Mapping[str, str], home: Path) -> dict[str, str]:
         """``base`` for a process of this user."""
-        return {**base, "HOME": str(home), "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(home)}
+        return {
+            **base,
+            "HOME": str(home),
+            "USER": self.name,
+            "LOGNAME": self.name,
+            "TMPDIR": str(home),
+        }
 
     def give(self, folder: Path) -> None:
         """Give the folder and what is in it, last the folder itself; linked files stay the supervisor's and are readable."""
@@ -59,7 +65,9 @@ class WorkerUser:
 
 def link_code(code: Path, target: Path) -> None:
     """Make ``target`` another folder of the same files, without the archive."""
-    shutil.copytree(code, target, copy_function=os.link, ignore=shutil.ignore_patterns("stormjar.jar"))
+    shutil.copytree(
+        code, target, copy_function=os.link, ignore=shutil.ignore_patterns("stormjar.jar")
+    )
 
 
 def open_home(home: Path) -> None:

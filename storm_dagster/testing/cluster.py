@@ -49,11 +49,25 @@ class LocalCluster:
     def start(self) -> "LocalCluster":
         """Start the cluster and wait until it is ready; raises a typed error if that fails."""
         size = [part for name, number in self._size.items() for part in (f"--{name}", str(number))]
-        pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+        pairs = [
+            part
+            for key, value in self._conf.items()
+            for part in ("-c", f"{key}={json.dumps(value)}")
+        ]
         run_cli(
-            "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home), *size,
-            "--timeout", str(self._timeout), *pairs, timeout=self._timeout + 90,
-        ).check()  # fmt: skip
+            "dev",
+            "--detach",
+            "--json",
+            "--ports",
+            "auto",
+            "--home",
+            str(self.home),
+            *size,
+            "--timeout",
+            str(self._timeout),
+            *pairs,
+            timeout=self._timeout + 90,
+        ).check()
         # Tests and measurements begin with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server and warm runs", interval=0.2)
         return self
@@ -62,7 +76,10 @@ class LocalCluster:
         spark = self.endpoints.spark
         if spark is not None and (spark.starting or self.processes("spark-warm-up")):
             return False
-        return not warm_runs_tested(dagster_version()) or (self.home / "run" / "warm-runs.sock").exists()
+        return (
+            not warm_runs_tested(dagster_version())
+            or (self.home / "run" / "warm-runs.sock").exists()
+        )
 
     def stop(self) -> None:
         """Stop all its processes."""
@@ -97,7 +114,14 @@ class LocalCluster:
         return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
 
     # -- requests -----------------------------------------------------------------------------------------
-    def cli(self, verb: str, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0) -> Any:
+    def cli(
+        self,
+        verb: str,
+        *args: str,
+        cwd: Path | None = None,
+        check: bool = True,
+        timeout: float = 330.0,
+    ) -> Any:
         """Run a verb and return its JSON document, or raise its typed error; without ``check``, a CommandResult."""
         # Right after the verb: what follows a `--` belongs to the target.
         done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
@@ -119,9 +143,17 @@ class LocalCluster:
         def running() -> dict[str, Any] | None:
             document = self.show(name)
             tasks = document["tasks"]
-            return document if tasks and all(task["status"] == "running" for task in tasks) else None
+            return (
+                document if tasks and all(task["status"] == "running" for task in tasks) else None
+            )
 
-        found = eventually(running, timeout, f"all tasks of {name} running", ignore=(StormDagsterError,), interval=0.1)
+        found = eventually(
+            running,
+            timeout,
+            f"all tasks of {name} running",
+            ignore=(StormDagsterError,),
+            interval=0.1,
+        )
         assert found is not None
         return found
 
@@ -129,7 +161,9 @@ class LocalCluster:
     def processes(self, role: str | None = None) -> list[RunFile]:
         """The live processes that its run files name."""
         return [
-            record for record in RunFile.read_all(self.home) if record.alive() and (role is None or record.role == role)
+            record
+            for record in RunFile.read_all(self.home)
+            if record.alive() and (role is None or record.role == role)
         ]
 
     def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:

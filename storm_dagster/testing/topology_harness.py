@@ -109,7 +109,9 @@ class HarnessResult:
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
         """Values emitted by a component on a stream, in order."""
-        return [tup.values for tup in self.tuples if tup.component == component and tup.stream == stream]
+        return [
+            tup.values for tup in self.tuples if tup.component == component and tup.stream == stream
+        ]
 
 
 class TopologyHarness(AbstractContextManager["TopologyHarness"]):
@@ -243,7 +245,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             starting = "starting" in self.engine.statuses().values()
             busy = [runner for runner in runners if runner.busy_elsewhere()]
             # What waits in a sink's task for its next try is idle: time has to pass.
-            held = any(getattr(runner.instance, "_room_at", 0) > self.shared.now_ms() for runner in runners)
+            held = any(
+                getattr(runner.instance, "_room_at", 0) > self.shared.now_ms() for runner in runners
+            )
             bolts = any(runner.kind == "bolt" for runner in busy)
             if worked or starting or bolts or not (held or self.engine.drained()):
                 quiet = 0
@@ -285,25 +289,34 @@ def _writers(runner: Any) -> list[Thread]:
     if runner.status == "running":
         compaction = getattr(getattr(runner.state, "log", None), "_compaction", None)
         return [compaction.thread] if compaction else []
-    found = [getattr(getattr(runner, "_opening", None), "thread", None), getattr(runner, "_thread", None)]
+    found = [
+        getattr(getattr(runner, "_opening", None), "thread", None),
+        getattr(runner, "_thread", None),
+    ]
     return [thread for thread in found if thread is not None]
 
 
-def _with_recorder(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:
+def _with_recorder(
+    spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int
+) -> TopologySpec:
     spouts = dict(spec.spouts)
     for name, tuples in given.items():
         if name not in spouts:
             raise InvalidRequest(f"the topology has no spout {name!r}: it has {', '.join(spouts)}")
         args = {"tuples": [list(values) for values in tuples], "replays": replays}
         code = ComponentObject(python=f"{__name__}:GivenSpout", args=args)
-        spouts[name] = spouts[name].model_copy(update={"object": code, "parallelism": 1, "conf": {}})
+        spouts[name] = spouts[name].model_copy(
+            update={"object": code, "parallelism": 1, "conf": {}}
+        )
     inputs = [
         InputSpec(component=name, stream=stream, grouping=Grouping.GLOBAL)
         for name, _, part in spec.components()
         for stream, declared in part.outputs.items()
         if not declared.direct
     ]
-    recorder = ComponentSpec(object=ComponentObject(python=f"{__name__}:Recorder"), inputs=tuple(inputs))
+    recorder = ComponentSpec(
+        object=ComponentObject(python=f"{__name__}:Recorder"), inputs=tuple(inputs)
+    )
     return spec.model_copy(update={"spouts": spouts, "bolts": {**spec.bolts, _RECORDER: recorder}})
 
 
@@ -321,7 +334,9 @@ def run_topology(
 
     When it is idle, the components in ``ticks`` get a tick each, and it runs again.
     """
-    with TopologyHarness(topology, given, conf=conf, replays=replays, state_dir=state_dir) as harness:
+    with TopologyHarness(
+        topology, given, conf=conf, replays=replays, state_dir=state_dir
+    ) as harness:
         result = harness.run(timeout=timeout)
         for component in ticks:
             harness.tick(component)

@@ -33,5 +33,7 @@ def eventually(
                 return value
             last = value
         if late:
-            raise AssertionError(f"{what} did not come true within {timeout:g} s; last seen: {last!r:.500}")
+            raise AssertionError(
+                f"{what} did not come true within {timeout:g} s; last seen: {last!r:.500}"
+            )
         time.sleep(interval)

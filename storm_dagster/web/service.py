@@ -41,7 +41,9 @@ def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
     with dg.DagsterInstance.get() as instance:
         try:
             instance.optimize_for_webserver(*_STORAGE)
-            context = WorkspaceProcessContext(instance, WorkspaceFileTarget(paths=[str(workspace)]), dg.__version__)
+            context = WorkspaceProcessContext(
+                instance, WorkspaceFileTarget(paths=[str(workspace)]), dg.__version__
+            )
         except (AttributeError, TypeError) as error:
             raise _unfit(error) from None
         with context:
@@ -78,15 +80,23 @@ class JsonOnly:
     def _refusal(self, scope: Scope) -> InvalidRequest | None:
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             if scope["path"].rstrip("/") == "/graphql" and scope.get("query_string"):
-                return InvalidRequest("GraphQL in an address is refused: POST it as application/json")
+                return InvalidRequest(
+                    "GraphQL in an address is refused: POST it as application/json"
+                )
             return None
         headers = dict(reversed(scope["headers"]))
         kind, length = headers.get(b"content-type", b""), headers.get(b"content-length", b"")
         # In small letters: for any other type Dagster executes the address.
         if kind.partition(b";")[0].strip() != b"application/json":
             return InvalidRequest(f"a {scope['method']} needs the content type application/json")
-        if b"transfer-encoding" in headers or not length.isdigit() or int(length) > _MOST_BODY_BYTES:
-            return InvalidRequest(f"a {scope['method']} needs a Content-Length, and at most {_MOST_BODY_BYTES} bytes")
+        if (
+            b"transfer-encoding" in headers
+            or not length.isdigit()
+            or int(length) > _MOST_BODY_BYTES
+        ):
+            return InvalidRequest(
+                f"a {scope['method']} needs a Content-Length, and at most {_MOST_BODY_BYTES} bytes"
+            )
         return None
 
 
@@ -94,7 +104,9 @@ def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
     """``app`` for pages of its own origin and programs; with a secret or TLS for administrators alone."""
     named = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
     security = Security.of(conf)
-    asked = Authentication(JsonOnly(app), security, conf, lambda name: None, challenge=BASIC, administrators_only=True)
+    asked = Authentication(
+        JsonOnly(app), security, conf, lambda name: None, challenge=BASIC, administrators_only=True
+    )
     return Guard(asked, hosts=allowed_hosts([host, named]), headers=_HEADERS)
 
 
@@ -107,7 +119,9 @@ def serve(conf: Any, workspace: Path, host: str | None, port: int, stop: threadi
             guard_application(app, conf, host),
             listen(host, port, "--port"),
             name="dagster-web",
-            tls=security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None,
+            tls=security.server_context(client_certificate=security.http_needs_certificate)
+            if security.tls
+            else None,
             websockets=True,
             own_user_only=not security.configured,
         )

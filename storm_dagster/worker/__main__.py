@@ -10,7 +10,12 @@ from storm_dagster.model.host import needs, quick_imports
 
 try:
     with needs("a worker"), quick_imports():
-        from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, SPARE, WORKER_MODULE, WorkerSpec
+        from storm_dagster.model.worker_spec import (
+            EXIT_SUPERSEDED,
+            SPARE,
+            WORKER_MODULE,
+            WorkerSpec,
+        )
         from storm_dagster.worker.runtime.process import run_worker
 except MissingPart as missing:
     sys.exit(f"MissingPart: {missing.message}")

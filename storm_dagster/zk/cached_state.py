@@ -64,7 +64,9 @@ class CachedReads(ZooKeeperClusterState):
 
     It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe."""
 
-    def __init__(self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(
+        self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES
+    ) -> None:
         super().__init__(state.session)
         self.awaits_all = False
         self._disk = disk
@@ -194,12 +196,18 @@ class CachedReads(ZooKeeperClusterState):
     def _fetch(self, wanted: list[str], sure: dict[str, int]) -> dict[str, _Value]:
         """From disk what is still true there, the rest from ZooKeeper with a watch."""
         kept = self._from_disk(wanted)
-        proven: dict[str, _Value] = {path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid}
+        proven: dict[str, _Value] = {
+            path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid
+        }
         doubtful = [path for path in kept if path not in proven]
         # First without: nothing would take a watch from a node that has gone.
         for watch in (False, True):
-            stats = self._stats([self.session.full(path) for path in doubtful], "a read of versions", watch)
-            alive = [(path, stat) for path, stat in zip(doubtful, stats, strict=True) if stat is not None]
+            stats = self._stats(
+                [self.session.full(path) for path in doubtful], "a read of versions", watch
+            )
+            alive = [
+                (path, stat) for path, stat in zip(doubtful, stats, strict=True) if stat is not None
+            ]
             doubtful = [path for path, _ in alive]
         for path, stat in alive:
             if Versioned(stat.version, stat.mzxid) == kept[path][1]:
@@ -216,7 +224,9 @@ class CachedReads(ZooKeeperClusterState):
     def _keep(self, found: dict[str, _Value], stamps: dict[str, tuple[int, int]]) -> None:
         with self._guard:
             for path, value in found.items():
-                if self._stamp(path) != stamps[path] or (value is None and not self._is_absent(path)):
+                if self._stamp(path) != stamps[path] or (
+                    value is None and not self._is_absent(path)
+                ):
                     continue
                 self._forget(path)
                 self._memory[path] = value
@@ -226,7 +236,9 @@ class CachedReads(ZooKeeperClusterState):
                 # Its watch stays armed, so that the disk level answers for it without asking.
                 self._forget(next(iter(self._memory)))
 
-    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
+    def find_children_many(
+        self, many: Sequence[str], watch: bool = False
+    ) -> list[list[str] | None]:
         """As the state itself; the lists that change rarely are kept, without ``watch``."""
         mine = {path for path in many if _RARELY_CHANGING_LISTS.fullmatch(path)}
         if watch or not mine:
@@ -241,7 +253,9 @@ class CachedReads(ZooKeeperClusterState):
         found.update({**known, **read})
         return [found[path] for path in many]
 
-    def _find_lists(self, wanted: Iterable[str]) -> tuple[dict[str, list[str] | None], dict[str, list[str] | None]]:
+    def _find_lists(
+        self, wanted: Iterable[str]
+    ) -> tuple[dict[str, list[str] | None], dict[str, list[str] | None]]:
         """Lists that were known, and those that were read."""
         with self._guard:
             known = {path: self._lists[path] for path in wanted if path in self._lists}
@@ -250,7 +264,9 @@ class CachedReads(ZooKeeperClusterState):
         self._list_folders(path for path, names in read.items() if names is None)
         with self._guard:
             for path, names in read.items():
-                if self._stamp(path) == stamps[path] and (names is not None or self._is_absent(path)):
+                if self._stamp(path) == stamps[path] and (
+                    names is not None or self._is_absent(path)
+                ):
                     self._lists[path] = names
         return known, read
 
@@ -290,7 +306,11 @@ class CachedReads(ZooKeeperClusterState):
         if self._disk is None or not read:
             return
         try:
-            kept = {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
+            kept = {
+                path: msgspec.msgpack.encode(value)
+                for path, value in read.items()
+                if value is not None
+            }
             self._disk.put_many(kept)
             with self._guard:
                 gone, self._gone = self._gone.union(read).difference(kept), set()

@@ -16,12 +16,23 @@ from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.model.view import Versioned
 from storm_dagster.model.zookeeper_access import worker_may_have_made
 from storm_dagster.zk.session import ZkSession
-from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, CREATED, DATA_CHANGED, DELETED, ClusterState
+from storm_dagster.zk.state_protocol import (
+    CHILDREN_CHANGED,
+    CREATED,
+    DATA_CHANGED,
+    DELETED,
+    ClusterState,
+)
 from storm_dagster.zk.transaction import Transaction, conflict
 
 _log = logging.getLogger(__name__)
 
-_EVENTS = {"CREATED": CREATED, "DELETED": DELETED, "CHANGED": DATA_CHANGED, "CHILD": CHILDREN_CHANGED}
+_EVENTS = {
+    "CREATED": CREATED,
+    "DELETED": DELETED,
+    "CHANGED": DATA_CHANGED,
+    "CHILD": CHILDREN_CHANGED,
+}
 # Races between reading a node and acting on it are run again this often before they are a Conflict.
 _ATTEMPTS = 10
 _CLOSED = (b"", ZnodeStat(*[-1] * len(ZnodeStat._fields)))
@@ -79,7 +90,9 @@ class ZooKeeperClusterState(ClusterState):
         self._newest_event = event
         path = self.session.strip(event.path)
         if not self.session.connected:
-            _log.warning("event %s of %s came while ZooKeeper is disconnected (%s)", kind, path, event.state)
+            _log.warning(
+                "event %s of %s came while ZooKeeper is disconnected (%s)", kind, path, event.state
+            )
         with self._lock:
             callbacks = list(self._callbacks.values())
         for callback in callbacks:
@@ -99,7 +112,9 @@ class ZooKeeperClusterState(ClusterState):
 
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
         full, watcher = self.session.full(path), self._watcher if watch else None
-        return self.session.call(lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True)
+        return self.session.call(
+            lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True
+        )
 
     def get_version(self, path: str, watch: bool = False) -> int | None:
         stat = self._stat(path, watch)
@@ -110,24 +125,39 @@ class ZooKeeperClusterState(ClusterState):
         stat = self._stat(path)
         return stat is not None and mine != 0 and stat.ephemeralOwner == mine
 
-    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
+    def get_many(
+        self, many: Sequence[str], watch: bool = False
+    ) -> list[tuple[bytes, Versioned] | None]:
         answers = self._read_at_once(many, watch, "get_async", _CLOSED)
-        return [answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid)) for answer in answers]
+        return [
+            answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid))
+            for answer in answers
+        ]
 
-    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
+    def find_children_many(
+        self, many: Sequence[str], watch: bool = False
+    ) -> list[list[str] | None]:
         answers = self._read_at_once(many, watch, "get_children_async", [])
         return [None if answer is None else sorted(answer) for answer in answers]
 
-    def _read_at_once(self, many: Sequence[str], watch: bool, method: str, closed: Any) -> list[Any]:
+    def _read_at_once(
+        self, many: Sequence[str], watch: bool, method: str, closed: Any
+    ) -> list[Any]:
         """One request for many nodes, unless ``watch``. One that a worker has closed fails all of it: see the next method."""
         if len(many) > 1 and not watch:
             with contextlib.suppress(InvalidRequest):
                 fulls = [self.session.full(path) for path in many]
-                return self.session.read_nodes(fulls, f"a read of {many[0]}", method == "get_children_async")
+                return self.session.read_nodes(
+                    fulls, f"a read of {many[0]}", method == "get_children_async"
+                )
         watcher = self._watcher if watch else None
-        return self._read_many(many, lambda full, c: getattr(c, method)(full, watch=watcher), watch, closed)
+        return self._read_many(
+            many, lambda full, c: getattr(c, method)(full, watch=watcher), watch, closed
+        )
 
-    def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
+    def _read_many(
+        self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any
+    ) -> list[Any]:
         """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch if it is awaited.
 
         ``closed`` is the answer for a node that a worker has made and closed: it must not hide those of others."""
@@ -143,19 +173,29 @@ class ZooKeeperClusterState(ClusterState):
                 elif isinstance(answer, InvalidRequest) and worker_may_have_made(many[index]):
                     # Closed to this client alone, which must be able to read where it lies.
                     folder = self.session.full("/".join(many[index].split("/")[:3]))
-                    self.session.call(lambda client, folder=folder: client.get_children_async(folder), what, read=True)
+                    self.session.call(
+                        lambda client, folder=folder: client.get_children_async(folder),
+                        what,
+                        read=True,
+                    )
                     answers[index] = closed
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
                     answers[index] = answer
-            missing = [index for index in wanted if answers[index] is None and watch and self._awaits(many[index])]
+            missing = [
+                index
+                for index in wanted
+                if answers[index] is None and watch and self._awaits(many[index])
+            ]
             stats = self._stats([fulls[i] for i in missing], what)
             # A node that came into being between the two reads is read again.
             wanted = [index for index, stat in zip(missing, stats, strict=True) if stat is not None]
             if not wanted:
                 return answers
-        raise conflict(f"{many[wanted[0]]} appears and vanishes all the time: read again", many[wanted[0]])
+        raise conflict(
+            f"{many[wanted[0]]} appears and vanishes all the time: read again", many[wanted[0]]
+        )
 
     def _awaits(self, path: str) -> bool:
         """Whether a watch on a missing node waits until it is there."""
@@ -163,7 +203,9 @@ class ZooKeeperClusterState(ClusterState):
 
     def _stats(self, fulls: Sequence[str], what: str, watch: bool = True) -> list[ZnodeStat | None]:
         watcher = self._watcher if watch else None
-        begins = [lambda client, full=full: client.exists_async(full, watch=watcher) for full in fulls]
+        begins = [
+            lambda client, full=full: client.exists_async(full, watch=watcher) for full in fulls
+        ]
         stats = self.session.pipeline(begins, what)
         for stat in stats:
             if isinstance(stat, Exception):
@@ -200,10 +242,14 @@ class ZooKeeperClusterState(ClusterState):
             "or create the root with storm-dagster nimbus on an empty store, or dev"
         )
 
-    def _create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
+    def _create(
+        self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
+    ) -> str:
         full, acl = self.session.full(path), self.session.acl(path)
         made = self.session.call(
-            lambda client: client.create_async(full, data, acl, ephemeral=ephemeral, sequence=sequence),
+            lambda client: client.create_async(
+                full, data, acl, ephemeral=ephemeral, sequence=sequence
+            ),
             f"the creation of {path}",
         )
         return self.session.strip(made)
@@ -252,9 +298,13 @@ class ZooKeeperClusterState(ClusterState):
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
         full = self.session.full(path)
         try:
-            return self.session.call(lambda client: client.set_async(full, data, version=version), f"a write of {path}")
+            return self.session.call(
+                lambda client: client.set_async(full, data, version=version), f"a write of {path}"
+            )
         except BadVersionError:
-            raise conflict(f"{path} was changed meanwhile (version {version} was expected): read again", path) from None
+            raise conflict(
+                f"{path} was changed meanwhile (version {version} was expected): read again", path
+            ) from None
         except NoNodeError:
             raise conflict(f"{path} does not exist any more: read again", path) from None
 
@@ -277,9 +327,13 @@ class ZooKeeperClusterState(ClusterState):
                     if self._set(path, data, stat.version).ephemeralOwner != mine:
                         continue
                 else:
-                    self.transaction().delete(path, stat.version).create(path, data, ephemeral=True).commit()
+                    self.transaction().delete(path, stat.version).create(
+                        path, data, ephemeral=True
+                    ).commit()
                 return
-        raise conflict(f"{path} cannot be made an ephemeral node: it has children, or others write it", path)
+        raise conflict(
+            f"{path} cannot be made an ephemeral node: it has children, or others write it", path
+        )
 
     def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
         _check_size(path, data)
@@ -295,12 +349,16 @@ class ZooKeeperClusterState(ClusterState):
 
     def delete_node(self, path: str) -> None:
         if path.strip("/") == "":
-            raise InvalidRequest("the root of the cluster state is never deleted: name a node below it")
+            raise InvalidRequest(
+                "the root of the cluster state is never deleted: name a node below it"
+            )
         full = self.session.full(path)
         for _ in range(_ATTEMPTS):
             try:
                 with contextlib.suppress(NoNodeError):
-                    self.session.call(lambda client: client.delete_async(full), f"the deletion of {path}")
+                    self.session.call(
+                        lambda client: client.delete_async(full), f"the deletion of {path}"
+                    )
                 return
             except NotEmptyError:
                 for name in self.find_children(path) or ():

@@ -16,7 +16,14 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import EXCEPTIONS, NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
-from kazoo.protocol.serialization import Connect, GetChildren, GetData, MultiHeader, int_struct, stat_struct
+from kazoo.protocol.serialization import (
+    Connect,
+    GetChildren,
+    GetData,
+    MultiHeader,
+    int_struct,
+    stat_struct,
+)
 from kazoo.retry import KazooRetry
 
 from storm_dagster.model.clock import boot_clock
@@ -104,7 +111,9 @@ class LeaseConnection(ConnectionHandler):
             self._ping_sent_boot = 0.0
             if answer.time_out > 0:
                 self.tls_errors.clear()
-                self.lease: SessionLease = SessionLease(answer.session_id, sent, answer.time_out, sent)
+                self.lease: SessionLease = SessionLease(
+                    answer.session_id, sent, answer.time_out, sent
+                )
         return result
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
@@ -176,7 +185,9 @@ class MultiRead(NamedTuple):
                 offset += int_struct.size + len(found[-1][0] or b"") + stat_struct.size
             elif header.type == GetChildren.type:
                 found.append(GetChildren.deserialize(raw, offset))
-                offset += int_struct.size + sum(int_struct.size + len(name.encode()) for name in found[-1])
+                offset += int_struct.size + sum(
+                    int_struct.size + len(name.encode()) for name in found[-1]
+                )
             elif EXCEPTIONS[header.err] is NoNodeError:
                 found.append(None)
                 offset += int_struct.size

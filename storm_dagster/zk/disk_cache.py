@@ -47,7 +47,9 @@ class SqliteCache:
         db.execute("PRAGMA journal_mode=WAL")
         # Lost writes only cost a read.
         db.execute("PRAGMA synchronous=OFF")
-        db.execute("CREATE TABLE IF NOT EXISTS reads (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
+        db.execute(
+            "CREATE TABLE IF NOT EXISTS reads (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
+        )
         db.execute("SELECT count(*) FROM reads").fetchone()
         return db
 
@@ -59,7 +61,9 @@ class SqliteCache:
                 part = wanted[start : start + 500]
                 marks = ",".join("?" * len(part))
                 # Only question marks are put into the text.
-                found.update(self._db.execute(f"SELECT key, value FROM reads WHERE key IN ({marks})", part))
+                found.update(
+                    self._db.execute(f"SELECT key, value FROM reads WHERE key IN ({marks})", part)
+                )
         return found
 
     def put_many(self, values: Mapping[str, bytes]) -> None:

@@ -38,8 +38,14 @@ def zookeeper_jars() -> list[Path]:
         )
     folder = Path(roots[0]) / "jars"
     jars = sorted(folder.glob("*.jar"))
-    chosen = [jar for jar in jars if jar.name.startswith((*_TABLE["jars"], *_TABLE["optional_jars"]))]
-    lacking = [prefix for prefix in _TABLE["jars"] if not any(jar.name.startswith(prefix) for jar in chosen)]
+    chosen = [
+        jar for jar in jars if jar.name.startswith((*_TABLE["jars"], *_TABLE["optional_jars"]))
+    ]
+    lacking = [
+        prefix
+        for prefix in _TABLE["jars"]
+        if not any(jar.name.startswith(prefix) for jar in chosen)
+    ]
     if lacking:
         raise Unavailable(
             f"{folder} holds no {', '.join(name + '*.jar' for name in lacking)}: "
@@ -83,7 +89,9 @@ def zookeeper_command(
         **(more or {}),
     }
     config = data_dir / "zoo.cfg"
-    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+    config.write_text(
+        "".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8"
+    )
     log_config = data_dir / "log4j2.properties"
     log_config.write_text(_TABLE["log4j2.properties"], encoding="utf-8")
     return [
@@ -140,7 +148,10 @@ def ensemble_command(
             f"ZooKeeper member {id} is not one of the ensemble {sorted(m.id for m in members)}: give each an id of its own"
         )
     me = by_id[id]
-    peers = {f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant" for member in members}
+    peers = {
+        f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant"
+        for member in members
+    }
     users = data_dir.absolute() / "quorum.jaas"
     if password:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -154,13 +165,17 @@ def ensemble_command(
         durable=durable,
         more={**peers, **_TABLE["member"], **(_TABLE["member_auth"] if password else {})},
         # Its FIPS mode, which is the default, refuses DIGEST-MD5.
-        java_options=[f"-Djava.security.auth.login.config={users}", "-Dzookeeper.fips-mode=false"] if password else (),
+        java_options=[f"-Djava.security.auth.login.config={users}", "-Dzookeeper.fips-mode=false"]
+        if password
+        else (),
     )
     (data_dir / "myid").write_text(f"{id}\n", encoding="ascii")
     return command
 
 
-def server_status(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bytes:
+def server_status(
+    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+) -> bytes:
     """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it does not answer."""
     with suppress(OSError), ExitStack() as opened:
         link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
@@ -177,7 +192,9 @@ def server_address(server: str, conf: Any) -> tuple[str, int]:
     return (host, int(port)) if colon else (server, int(conf["storm.zookeeper.port"]))
 
 
-def server_answers(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bool:
+def server_answers(
+    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+) -> bool:
     """Whether a ZooKeeper server at that address serves requests."""
     # `ruok` will not do: it is answered before the server has loaded its state.
     return b"Mode:" in server_status(host, port, timeout, tls)

@@ -77,7 +77,13 @@ def put_record_ops(
 
 
 def write_pick(
-    state: ClusterState, topology_id: str, read: UpgradeState, batch: Pick, *, epoch: int, assignment_version: int
+    state: ClusterState,
+    topology_id: str,
+    read: UpgradeState,
+    batch: Pick,
+    *,
+    epoch: int,
+    assignment_version: int,
 ) -> None:
     """Write the next batch, and the record afterwards.
 
@@ -95,7 +101,9 @@ def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: 
     """A supervisor's write about one of its own workers; ``Conflict`` when the upgrade moved on."""
     head = paths.gray_upgrade(topology_id)
     if move.worker not in {**read.upgrading, **read.upgraded}:
-        raise conflict(f"{move.worker} is in no list of the upgrade of {topology_id}: read again", head)
+        raise conflict(
+            f"{move.worker} is in no list of the upgrade of {topology_id}: read again", head
+        )
     part = UPGRADING if move.worker in read.upgrading else UPGRADED
     here = f"{paths.gray_upgrade(topology_id, part)}/{move.worker}"
     transaction = state.transaction().check(head, read.at)
@@ -104,5 +112,7 @@ def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: 
     else:
         transaction.delete(here)
     if move.kind == "upgraded":
-        transaction.create(f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}", encode_record(move.record))
+        transaction.create(
+            f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}", encode_record(move.record)
+        )
     transaction.commit()

@@ -45,7 +45,9 @@ class LeadershipSession:
             self._interruptions += 1
             confirmed, self._confirmed = self._confirmed, None
             if confirmed is not None:
-                _log.warning("the connection is %s: epoch %d is not acted for", connection, confirmed[0])
+                _log.warning(
+                    "the connection is %s: epoch %d is not acted for", connection, confirmed[0]
+                )
 
     def is_leader(self, epoch: int | None = None) -> bool:
         """Whether this nimbus leads now (in ``epoch``, when given), as far as it can know without asking."""
@@ -84,7 +86,9 @@ class LeadershipSession:
     def _held(self, wake: Wake | None) -> int | None:
         """The epoch that goes with a ``/nimbus_master`` of this session."""
         path = paths.NIMBUS_MASTER
-        if not self._state.exists(path, watch=self._cluster.watch(path, wake)) or not self._state.owned(path):
+        if not self._state.exists(
+            path, watch=self._cluster.watch(path, wake)
+        ) or not self._state.owned(path):
             return None
         # Only who creates /nimbus_master raises /epoch, so that while the node is ours the epoch is too.
         found = self._cluster.epoch()
@@ -115,13 +119,17 @@ class LeadershipSession:
             if (epoch := self._held(None)) is not None:
                 try:
                     # Every /nimbus_master has data version 0: that it is still ours is what the epoch says.
-                    self._state.transaction().check(paths.EPOCH, epoch).delete(paths.NIMBUS_MASTER).commit()
+                    self._state.transaction().check(paths.EPOCH, epoch).delete(
+                        paths.NIMBUS_MASTER
+                    ).commit()
                 except (Conflict, Fenced):
                     _log.info("leadership was gone already")
 
     def current(self, wake: Wake | None = None) -> str | None:
         """Thrift address of the leader; ``None`` at the moment. ``wake`` is called when that changes."""
-        raw = self._state.get_data(paths.NIMBUS_MASTER, self._cluster.watch(paths.NIMBUS_MASTER, wake))
+        raw = self._state.get_data(
+            paths.NIMBUS_MASTER, self._cluster.watch(paths.NIMBUS_MASTER, wake)
+        )
         return raw.decode("utf-8", "replace") if raw else None
 
     # -- followers --------------------------------------------------------------------------------------
@@ -147,18 +155,26 @@ class LeadershipSession:
         self._confirmed = None
 
 
-def read_followers(cluster: StormClusterState, wake: Wake | None = None) -> dict[str, dict[str, Any]]:
+def read_followers(
+    cluster: StormClusterState, wake: Wake | None = None
+) -> dict[str, dict[str, Any]]:
     """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
     folder = paths.NIMBUS_SLAVE_DETAIL
     details: dict[str, dict[str, Any]] = {}
-    for address, (raw, _) in read_children(cluster.state, folder, cluster.watch(folder, wake)).items():
+    for address, (raw, _) in read_children(
+        cluster.state, folder, cluster.watch(folder, wake)
+    ).items():
         try:
             detail = json.loads(raw)
         except (ValueError, RecursionError):
             detail = None
         if not isinstance(detail, dict):
             # It lives, so it is listed; its damaged detail is ignored.
-            _log.error("%s/%s does not hold a valid JSON map: restart that nimbus, which rewrites it", folder, address)
+            _log.error(
+                "%s/%s does not hold a valid JSON map: restart that nimbus, which rewrites it",
+                folder,
+                address,
+            )
             detail = {}
         details[address] = detail
     return details

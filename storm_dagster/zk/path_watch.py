@@ -60,12 +60,16 @@ class PathWatch(AbstractContextManager["PathWatch"]):
         names: list[str] = []
         try:
             if self._children:
-                names = self._session.call(lambda c: c.get_children_async(path, watch=woken), what, read=True)
+                names = self._session.call(
+                    lambda c: c.get_children_async(path, watch=woken), what, read=True
+                )
             data, stat = self._session.call(lambda c: c.get_async(path), what, read=True)
         except NoNodeError:
             return NodeState(path)
         pzxid = stat.pzxid if self._children else -1
-        return NodeState(path, data, tuple(sorted(names)), stat.version, stat.czxid, stat.mzxid, pzxid)
+        return NodeState(
+            path, data, tuple(sorted(names)), stat.version, stat.czxid, stat.mzxid, pzxid
+        )
 
     def wait(self, seconds: float) -> None:
         """Sleep until something may have changed, at most ``seconds``."""

@@ -28,7 +28,10 @@ def create_root_node(session: ZkSession) -> None:
     """Create the bare root path of the session where it is missing, and nothing in it."""
     for node in accumulate(f"/{part}" for part in session.root.split("/") if part):
         with suppress(NodeExistsError):
-            session.call(lambda c, node=node: c.create_async(node, b"", session.acl("/")), f"the creation of {node}")
+            session.call(
+                lambda c, node=node: c.create_async(node, b"", session.acl("/")),
+                f"the creation of {node}",
+            )
 
 
 def refuse_open_root(session: ZkSession) -> None:
@@ -36,8 +39,13 @@ def refuse_open_root(session: ZkSession) -> None:
     cannot enter it.
 
     A root that does not exist is no error: it will be created closed."""
-    below = [session.root or "/", *(session.full(path) for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID))]
-    answers = session.pipeline([lambda c, node=node: c.get_acls_async(node) for node in below], "a read of ACLs")
+    below = [
+        session.root or "/",
+        *(session.full(path) for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID)),
+    ]
+    answers = session.pipeline(
+        [lambda c, node=node: c.get_acls_async(node) for node in below], "a read of ACLs"
+    )
     for node, answer in zip(below, answers, strict=True):
         if isinstance(answer, NoNodeError) or (node == "/" and not session.root):
             continue
@@ -51,7 +59,11 @@ def refuse_open_root(session: ZkSession) -> None:
                 "storm.zookeeper.root"
             )
         allowed = {each.id.id for each in answer[0]}
-        if node == below[-1] and session.users and not allowed.intersection([*session.users.acl(paths.CLUSTER_ID)][1:]):
+        if (
+            node == below[-1]
+            and session.users
+            and not allowed.intersection([*session.users.acl(paths.CLUSTER_ID)][1:])
+        ):
             raise Conflict(
                 f"{session.root or '/'} in ZooKeeper at {session.hosts} is closed to this cluster's workers, which have users "
                 "of their own: run `storm-dagster zookeeper secure` once (an earlier release left it so, or another secret)"
@@ -63,7 +75,10 @@ def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
     client, _ = make_client(hosts, 5000, tls=tls)
     try:
         client.start(5)
-        return any(each.id.scheme == "world" and each.perms & ~1 for each in (client.get_acls(root or "/") or [()])[0])
+        return any(
+            each.id.scheme == "world" and each.perms & ~1
+            for each in (client.get_acls(root or "/") or [()])[0]
+        )
     except (NoAuthError, NoNodeError):
         return False
     except (KazooException, client.handler.timeout_exception) as error:
@@ -83,13 +98,17 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda don
     def visit(node: str) -> None:
         nonlocal changed, seen
         try:
-            children = session.call(lambda client: client.get_children_async(node), f"the children of {node}")
+            children = session.call(
+                lambda client: client.get_children_async(node), f"the children of {node}"
+            )
             # Last the one by which daemons tell that all others were done.
             for child in sorted(children, key=lambda name: name == paths.CLUSTER_ID[1:]):
                 if (node, child) == ("/", "zookeeper"):
                     continue  # The server's own.
                 visit(f"{node.rstrip('/')}/{child}")
-            found, _ = session.call(lambda client: client.get_acls_async(node), f"the ACL of {node}")
+            found, _ = session.call(
+                lambda client: client.get_acls_async(node), f"the ACL of {node}"
+            )
             acl = session.acl(session.strip(node))
             if found != acl:
                 session.call(lambda client: client.set_acls_async(node, acl), f"the ACL of {node}")
@@ -117,10 +136,14 @@ def close_top(session: ZkSession) -> None:
     The server makes nodes of its own, which are open to everyone until then."""
     acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
     for node in ("/zookeeper/quota", "/zookeeper", "/"):
-        found, _ = session.call(lambda client, node=node: client.get_acls_async(node), f"the ACL of {node}")
+        found, _ = session.call(
+            lambda client, node=node: client.get_acls_async(node), f"the ACL of {node}"
+        )
         # One that is closed may belong to a secret that was changed since.
         if any(each.id.scheme == "world" and each.perms & ~1 for each in found):
-            session.call(lambda client, node=node: client.set_acls_async(node, acl), f"the ACL of {node}")
+            session.call(
+                lambda client, node=node: client.set_acls_async(node, acl), f"the ACL of {node}"
+            )
 
 
 def _place(state: ClusterState) -> str:

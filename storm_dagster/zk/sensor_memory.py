@@ -41,7 +41,9 @@ def load_memory(cluster: StormClusterState, sensor: str, name: str | None) -> by
     return found[0] if found is not None and _digest(found[0]) == name.partition("-")[2] else None
 
 
-def store_memory(cluster: StormClusterState, sensor: str, raw: bytes, name: str | None, *, epoch: int) -> str | None:
+def store_memory(
+    cluster: StormClusterState, sensor: str, raw: bytes, name: str | None, *, epoch: int
+) -> str | None:
     """Keep ``raw``; returns the name of its record, for the cursor.
 
     Nothing is written when ``name`` holds it already. Otherwise it lands by compare and set, and only while

@@ -18,7 +18,13 @@ from kazoo.protocol.states import Callback
 from kazoo.security import ACL, Id
 
 from storm_dagster.model.clock import boot_clock
-from storm_dagster.model.errors import Conflict, InvalidRequest, Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    InvalidRequest,
+    Misconfigured,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.zookeeper_access import ZooKeeperUsers
 from storm_dagster.zk.connection import SessionLease, make_client, multi_read_async
 
@@ -37,7 +43,12 @@ _LOST = (
     exceptions.SessionMovedError,
 )
 # What a request may be answered with; the modules of this package deal with these.
-_ANSWERS = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError, exceptions.NotEmptyError)
+_ANSWERS = (
+    exceptions.NoNodeError,
+    exceptions.NodeExistsError,
+    exceptions.BadVersionError,
+    exceptions.NotEmptyError,
+)
 # kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones block
 # the caller, so that long pipelines go out in slices.
 _PIPELINE = 128
@@ -85,7 +96,9 @@ class ZkSession:
         in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``, and
         ``Misconfigured`` when ``tls`` does not trust them."""
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
-            raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
+            raise InvalidRequest(
+                f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'"
+            )
         self.root: str = normalize_root(root)
         if auth is not None and not all(all(one.partition(":")) for one in auth.split("\n")):
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
@@ -108,7 +121,9 @@ class ZkSession:
         deadline = time.monotonic() + connection_timeout_ms / 1000.0
         while not self._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
             failures = list(connection.tls_errors)
-            distrusted = [error for error in failures if isinstance(error, ssl.SSLCertVerificationError)]
+            distrusted = [
+                error for error in failures if isinstance(error, ssl.SSLCertVerificationError)
+            ]
             # As often as there are servers, so that one that is trusted was tried, too.
             untrusted = len(distrusted) == len(failures) > hosts.count(",")
             if not untrusted and time.monotonic() < deadline:
@@ -213,7 +228,10 @@ class ZkSession:
         """The ACL of a node below the root; ``None``, which opens it to everybody, without users."""
         if self.users is None:
             return None
-        return [ACL(permissions, Id("digest", digest)) for digest, permissions in self.users.acl(path).items()]
+        return [
+            ACL(permissions, Id("digest", digest))
+            for digest, permissions in self.users.acl(path).items()
+        ]
 
     def _guard(self) -> None:
         if os.getpid() != self._pid:
@@ -231,14 +249,18 @@ class ZkSession:
                 f"unknown ({type(error).__name__}): read again"
             )
         if isinstance(error, KazooTimeoutError):
-            return Unavailable(f"ZooKeeper at {self.hosts} did not answer {what} in time: read again")
+            return Unavailable(
+                f"ZooKeeper at {self.hosts} did not answer {what} in time: read again"
+            )
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return Misconfigured(
                 f"ZooKeeper refuses {what}: this client may not, check the credentials and the ACL of the node "
                 "(storm-dagster zookeeper secure sets all of them)"
             )
         if isinstance(error, exceptions.KazooException) and not isinstance(error, _ANSWERS):
-            return Conflict(f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents")
+            return Conflict(
+                f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents"
+            )
         return None
 
     @property
@@ -252,7 +274,9 @@ class ZkSession:
 
         Answers such as ``NoNodeError`` pass through for the caller in this package. A lost connection is
         ``Unavailable``; a ``read`` is tried again first, a write never, for it may have landed."""
-        return self._attempt(lambda: begin(self._client).get(timeout=self._reply_seconds), what, read=read)
+        return self._attempt(
+            lambda: begin(self._client).get(timeout=self._reply_seconds), what, read=read
+        )
 
     def _attempt(self, ask: Callable[[], T], what: str, *, read: bool) -> T:
         for retries_left in range(self._retries if read else 0, -1, -1):
@@ -281,7 +305,9 @@ class ZkSession:
         results: list[Any] = []
         for start in range(0, len(begins), _PIPELINE):
             part = begins[start : start + _PIPELINE]
-            results.extend(self._attempt(lambda part=part: self._answers(part, what), what, read=True))
+            results.extend(
+                self._attempt(lambda part=part: self._answers(part, what), what, read=True)
+            )
         return results
 
     def _answers(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
@@ -301,7 +327,9 @@ class ZkSession:
         results: list[Any] = []
         for start in range(0, len(fulls), _AT_ONCE):
             part = fulls[start : start + _AT_ONCE]
-            results += self.call(lambda client, part=part: multi_read_async(client, part, children), what, read=True)
+            results += self.call(
+                lambda client, part=part: multi_read_async(client, part, children), what, read=True
+            )
         return results
 
     # -- ending -----------------------------------------------------------------------------------------
@@ -319,10 +347,16 @@ class ZkSession:
             # The sockets are shared with the parent, whose session must not end.
             return True
         stopped = threading.Event()
-        threading.Thread(target=self._stop, args=(stopped,), name="zookeeper-close", daemon=True).start()
+        threading.Thread(
+            target=self._stop, args=(stopped,), name="zookeeper-close", daemon=True
+        ).start()
         if stopped.wait(deadline):
             return True
-        _log.error("ZooKeeper at %s did not end the session within %g s: dropping the link", self.hosts, deadline)
+        _log.error(
+            "ZooKeeper at %s did not end the session within %g s: dropping the link",
+            self.hosts,
+            deadline,
+        )
         self.drop_link()
         stopped.wait(1.0)
         return False

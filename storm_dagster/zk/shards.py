@@ -36,7 +36,9 @@ class ShardHead(Record):
     """Hash of the whole record, hexadecimal."""
 
 
-def put_ops(state: ClusterState, transaction: Transaction, path: str, raw: bytes, at: Versioned | None) -> None:
+def put_ops(
+    state: ClusterState, transaction: Transaction, path: str, raw: bytes, at: Versioned | None
+) -> None:
     """Append operations to the transaction that write ``raw`` to ``path``.
 
     ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The parts of a
@@ -75,8 +77,12 @@ def _write_parts(state: ClusterState, path: str, raw: bytes) -> bytes:
     generation = uuid.uuid4().hex
     count = -(-len(raw) // SHARD_BYTES)
     for number in range(count):
-        state.create_node(f"{path}/{generation}-{number}", raw[number * SHARD_BYTES : (number + 1) * SHARD_BYTES])
-    head = ShardHead(generation=generation, count=count, size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
+        state.create_node(
+            f"{path}/{generation}-{number}", raw[number * SHARD_BYTES : (number + 1) * SHARD_BYTES]
+        )
+    head = ShardHead(
+        generation=generation, count=count, size=len(raw), sha256=hashlib.sha256(raw).hexdigest()
+    )
     return encode_record(head)
 
 
@@ -100,17 +106,23 @@ def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
         return raw
     head = decode_record(ShardHead, raw, path)
     if not 0 < head.count <= MAX_SHARDS or "/" in head.generation:
-        raise Corrupt(f"{path} names {head.count} parts of {head.generation!r:.40}: it was damaged or forged")
+        raise Corrupt(
+            f"{path} names {head.count} parts of {head.generation!r:.40}: it was damaged or forged"
+        )
     parts = state.get_many([f"{path}/{head.generation}-{number}" for number in range(head.count)])
     if any(part is None for part in parts):
         return None
     whole = b"".join(part[0] for part in parts if part is not None)
     if len(whole) != head.size or hashlib.sha256(whole).hexdigest() != head.sha256:
-        raise Corrupt(f"the parts of {path} do not have the hash that its head names: they were damaged")
+        raise Corrupt(
+            f"the parts of {path} do not have the hash that its head names: they were damaged"
+        )
     return whole
 
 
-def read_sharded(state: ClusterState, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
+def read_sharded(
+    state: ClusterState, path: str, watch: bool = False
+) -> tuple[bytes, Versioned] | None:
     """The record at ``path`` and the version of its node; ``None`` when there is none (or an empty node)."""
     seen: Versioned | None = None
     for _ in range(_ATTEMPTS):
@@ -120,6 +132,8 @@ def read_sharded(state: ClusterState, path: str, watch: bool = False) -> tuple[b
         if (whole := resolve(state, path, found[0])) is not None:
             return whole, found[1]
         if seen == found[1]:
-            raise Corrupt(f"parts of {path} are missing although its head names them: they were deleted")
+            raise Corrupt(
+                f"parts of {path} are missing although its head names them: they were deleted"
+            )
         seen = found[1]
     raise conflict(f"{path} is replaced again and again while it is read: try again", path)

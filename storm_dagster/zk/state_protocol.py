@@ -12,7 +12,9 @@ DATA_CHANGED = "data-changed"
 CHILDREN_CHANGED = "children-changed"
 
 
-def read_children(state: "ClusterState", folder: str, watch: bool = False) -> dict[str, tuple[bytes, Versioned]]:
+def read_children(
+    state: "ClusterState", folder: str, watch: bool = False
+) -> dict[str, tuple[bytes, Versioned]]:
     """Name -> data and version of every child, by name; one that goes meanwhile is left out. ``watch``: that list."""
     names = state.find_children(folder, watch) or []
     found = state.get_many([f"{folder}/{name}" for name in names])
@@ -68,7 +70,9 @@ class ClusterState(Protocol):
         found = self.get_data_with_version(path, watch)
         return None if found is None else found[0]
 
-    def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
+    def get_data_with_version(
+        self, path: str, watch: bool = False
+    ) -> tuple[bytes, Versioned] | None:
         """The data and its version, ``None`` without the node."""
         return self.get_many([path], watch)[0]
 
@@ -87,11 +91,15 @@ class ClusterState(Protocol):
         """Names of the children, sorted, ``None`` without the node (a watch then fires at its creation)."""
         return self.find_children_many([path], watch)[0]
 
-    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
+    def get_many(
+        self, many: Sequence[str], watch: bool = False
+    ) -> list[tuple[bytes, Versioned] | None]:
         """:meth:`get_data_with_version` of many nodes, without waiting for one after the other."""
         ...
 
-    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
+    def find_children_many(
+        self, many: Sequence[str], watch: bool = False
+    ) -> list[list[str] | None]:
         """:meth:`find_children` of many nodes, without waiting for one after the other."""
         ...
 

@@ -157,7 +157,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         """The session below: leases, requests. ``InvalidRequest`` when the state has none."""
         found = getattr(self.state, "session", None)
         if not isinstance(found, ZkSession):
-            raise InvalidRequest(f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself")
+            raise InvalidRequest(
+                f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself"
+            )
         return found
 
     def disconnect(self) -> None:
@@ -197,7 +199,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             self.watches.set_callback(path, callback)
         return callback is not None
 
-    def _record(self, cls: type[RecordT], path: str, watch: bool = False) -> tuple[RecordT, Versioned] | None:
+    def _record(
+        self, cls: type[RecordT], path: str, watch: bool = False
+    ) -> tuple[RecordT, Versioned] | None:
         found = self.state.get_data_with_version(path, watch)
         if found is None or not found[0]:
             return None
@@ -207,7 +211,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         found = self._record(cls, path, watch)
         return None if found is None else found[0]
 
-    def assignment_info(self, topology_id: str, callback: Callable[..., object] | None = None) -> Assignment | None:
+    def assignment_info(
+        self, topology_id: str, callback: Callable[..., object] | None = None
+    ) -> Assignment | None:
         """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
         path = paths.assignment(topology_id)
         found = shards.read_sharded(self.state, path, self._callback(path, callback))
@@ -217,7 +223,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         """``/topology``: ids of the topologies that exist, in whatever status, sorted."""
         return self.state.find_children(paths.TOPOLOGY) or []
 
-    def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> records.StormBase | None:
+    def storm_base(
+        self, topology_id: str, callback: Callable[..., object] | None = None
+    ) -> records.StormBase | None:
         """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
         path = paths.topology(topology_id)
         return self._read(records.StormBase, path, self._callback(path, callback))
@@ -238,12 +246,18 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
         """Version and data of ``/assignments``: every change of an assignment raises it. See ``append_change`` of operations."""
-        found = self.state.get_data_with_version(paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake))
+        found = self.state.get_data_with_version(
+            paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake)
+        )
         if found is None:
-            raise Unavailable(f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read")
+            raise Unavailable(
+                f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read"
+            )
         return found[1].version, found[0]
 
-    def read_assignment(self, topology_id: str, wake: Wake | None = None) -> tuple[Assignment, Versioned] | None:
+    def read_assignment(
+        self, topology_id: str, wake: Wake | None = None
+    ) -> tuple[Assignment, Versioned] | None:
         """The assignment and its version; ``None`` without one. ``wake`` also fires when it is removed."""
         path = paths.assignment(topology_id)
         found = shards.read_sharded(self.state, path, self.watch(path, wake))
@@ -259,13 +273,19 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
     def read_state_home(self, topology_id: str) -> records.StateHome:
         """``/topology/<id>/state``; empty without one."""
-        return self._read(records.StateHome, paths.state_home(topology_id)) or records.StateHome(marker="")
+        return self._read(records.StateHome, paths.state_home(topology_id)) or records.StateHome(
+            marker=""
+        )
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
-        from storm_dagster.zk.gray_upgrades import read_upgrade  # A worker has no use for its rules.
+        from storm_dagster.zk.gray_upgrades import (
+            read_upgrade,
+        )  # A worker has no use for its rules.
 
-        return read_upgrade(self.state, topology_id, self.watch(paths.gray_upgrade(topology_id), wake))
+        return read_upgrade(
+            self.state, topology_id, self.watch(paths.gray_upgrade(topology_id), wake)
+        )
 
     def blacklist(self) -> frozenset[str]:
         """Hosts that get no new work."""
@@ -278,18 +298,26 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
         self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
-    def write_beats(self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int) -> int:
+    def write_beats(
+        self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int
+    ) -> int:
         """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new version.
 
         The record is never created: ``Conflict`` when it is gone, because the topology is, and when the assignment
         moved on."""
         transaction = self._assigned(topology_id, assignment_version)
-        landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[-1]
+        landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[
+            -1
+        ]
         assert isinstance(landed, int)
         return landed
 
     def change_state_home(
-        self, topology_id: str, changed: Callable[[records.StateHome], records.StateHome], *, assignment_version: int
+        self,
+        topology_id: str,
+        changed: Callable[[records.StateHome], records.StateHome],
+        *,
+        assignment_version: int,
     ) -> records.StateHome:
         """Write what ``changed`` makes of :meth:`read_state_home`, and return it; ``Conflict`` as :meth:`write_beats`."""
         path = paths.state_home(topology_id)
@@ -301,7 +329,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
                 return before
             transaction = self._assigned(topology_id, assignment_version)
             try:
-                transaction.put(path, encode_record(after), None if found is None else found[1].version).commit()
+                transaction.put(
+                    path, encode_record(after), None if found is None else found[1].version
+                ).commit()
             except Conflict as error:
                 # Another worker wrote it, unless the topology is gone.
                 if error.path != path or not self.state.exists(paths.topology(topology_id)):
@@ -328,11 +358,17 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         if raw is None:
             return None
         # Empty from its creation until the topology is active.
-        known = decode_record(records.MetricIds, raw[0], path) if raw[0] else records.MetricIds(sample_rate=sample_rate)
+        known = (
+            decode_record(records.MetricIds, raw[0], path)
+            if raw[0]
+            else records.MetricIds(sample_rate=sample_rate)
+        )
         ids = dict(known.ids)
         for name in names:
             ids.setdefault(name, len(ids) + 1)
         record = known.model_copy(update={"sample_rate": sample_rate, "ids": ids})
         if not raw[0] or ids != known.ids:
-            self._assigned(topology_id, assignment_version).set(path, encode_record(record), raw[1].version).commit()
+            self._assigned(topology_id, assignment_version).set(
+                path, encode_record(record), raw[1].version
+            ).commit()
         return record

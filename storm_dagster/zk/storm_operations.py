@@ -47,9 +47,14 @@ class StormOperations(StormClusterState):
 
     def assignments(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/assignments``: ids of the topologies that have an assignment, sorted."""
-        return self.state.find_children(paths.ASSIGNMENTS, self._callback(paths.ASSIGNMENTS, callback)) or []
+        return (
+            self.state.find_children(paths.ASSIGNMENTS, self._callback(paths.ASSIGNMENTS, callback))
+            or []
+        )
 
-    def set_assignment(self, topology_id: str, info: records.Assignment, *, epoch: int | None = None) -> int:
+    def set_assignment(
+        self, topology_id: str, info: records.Assignment, *, epoch: int | None = None
+    ) -> int:
         """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
         (the version of ``/assignments``); returns the assignment's version."""
         path = paths.assignment(topology_id)
@@ -64,7 +69,11 @@ class StormOperations(StormClusterState):
             landed = transaction.commit()[index]
             return landed if isinstance(landed, int) else 0
 
-        return _retry(path, attempt, f"others write assignments all the time, {path} was not written: try again")
+        return _retry(
+            path,
+            attempt,
+            f"others write assignments all the time, {path} was not written: try again",
+        )
 
     def _raise_assignments_version(self, epoch: int | None) -> Transaction:
         version = self.state.get_version(paths.ASSIGNMENTS)
@@ -72,7 +81,9 @@ class StormOperations(StormClusterState):
 
     # -- topologies -------------------------------------------------------------------------------------
 
-    def activate_storm(self, topology_id: str, base: records.StormBase, *, epoch: int | None = None) -> None:
+    def activate_storm(
+        self, topology_id: str, base: records.StormBase, *, epoch: int | None = None
+    ) -> None:
         """``/topology/<id>``: make the topology exist, or replace its record."""
         self._put(paths.topology(topology_id), records.encode_record(base), epoch)
 
@@ -98,7 +109,9 @@ class StormOperations(StormClusterState):
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"])
-                raise InvalidRequest(f"cannot update {topology_id}: {where}: {first['msg']}") from None
+                raise InvalidRequest(
+                    f"cannot update {topology_id}: {where}: {first['msg']}"
+                ) from None
             if updated != base:
                 self._guarded(epoch).set(path, records.encode_record(updated), at.version).commit()
             return updated
@@ -131,8 +144,19 @@ class StormOperations(StormClusterState):
             if shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
                 transaction.commit()
 
-        _retry(topology_id, unassign, f"others write assignments all the time, {topology_id} was not removed")
-        parts = (paths.tasks, paths.taskbeats, paths.task_errors, paths.metrics, paths.gray_upgrade, paths.workers)
+        _retry(
+            topology_id,
+            unassign,
+            f"others write assignments all the time, {topology_id} was not removed",
+        )
+        parts = (
+            paths.tasks,
+            paths.taskbeats,
+            paths.task_errors,
+            paths.metrics,
+            paths.gray_upgrade,
+            paths.workers,
+        )
         for path_of in parts:
             self._check_epoch(epoch)
             self.state.delete_node(path_of(topology_id))
@@ -150,7 +174,9 @@ class StormOperations(StormClusterState):
 
     # -- heartbeats -------------------------------------------------------------------------------------
 
-    def get_worker_heartbeat(self, topology_id: str, node: str, port: int) -> records.WorkerBeat | None:
+    def get_worker_heartbeat(
+        self, topology_id: str, node: str, port: int
+    ) -> records.WorkerBeat | None:
         """``/taskbeats/<id>``: that slot's entry; ``None`` without one."""
         found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
         return None if found is None else found.workers.get(f"{node}:{port}")
@@ -171,7 +197,9 @@ class StormOperations(StormClusterState):
         for (first, last), slot in executor_node_port.items():
             beat = found.workers.get(f"{slot[0]}:{slot[1]}")
             tasks = range(first, last + 1)
-            if beat is not None and all(slots.get(task) == slot and task not in dead for task in tasks):
+            if beat is not None and all(
+                slots.get(task) == slot and task not in dead for task in tasks
+            ):
                 beats[first, last] = beat
         return beats
 
@@ -184,7 +212,9 @@ class StormOperations(StormClusterState):
     def _no_beats(self, topology_id: str) -> records.TaskBeats:
         table = self.read_tasks(topology_id)
         part = None if table is None else table.components.get(names.TOPOLOGY_MASTER)
-        return records.TaskBeats(topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0)
+        return records.TaskBeats(
+            topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0
+        )
 
     def teardown_heartbeats(self, topology_id: str) -> None:
         """``/taskbeats/<id>``: delete the record; no error without one."""
@@ -194,7 +224,9 @@ class StormOperations(StormClusterState):
         """``/taskbeats``: ids of the topologies that have a heartbeat record, sorted."""
         return self.state.find_children(paths.TASKBEATS) or []
 
-    def worker_heartbeat(self, topology_id: str, node: str, port: int, info: records.WorkerBeat) -> None:
+    def worker_heartbeat(
+        self, topology_id: str, node: str, port: int, info: records.WorkerBeat
+    ) -> None:
         """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if need be."""
         self._change_beats(topology_id, f"{node}:{port}", info)
 
@@ -210,7 +242,9 @@ class StormOperations(StormClusterState):
             if found is None and beat is None:
                 return
             beats = found[0] if found is not None else self._no_beats(topology_id)
-            workers = {name: one for name, one in {**beats.workers, slot: beat}.items() if one is not None}
+            workers = {
+                name: one for name, one in {**beats.workers, slot: beat}.items() if one is not None
+            }
             changed = beats.model_copy(update={"workers": workers})
             if found is None:
                 self.state.create_node(path, records.encode_record(changed))
@@ -223,7 +257,10 @@ class StormOperations(StormClusterState):
 
     def supervisors(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/supervisors``: ids of the live supervisors, sorted."""
-        return self.state.find_children(paths.SUPERVISORS, self._callback(paths.SUPERVISORS, callback)) or []
+        return (
+            self.state.find_children(paths.SUPERVISORS, self._callback(paths.SUPERVISORS, callback))
+            or []
+        )
 
     def supervisor_info(self, supervisor_id: str) -> records.SupervisorInfo | None:
         """``/supervisors/<id>``: the record of a live supervisor; ``None`` when it is gone."""

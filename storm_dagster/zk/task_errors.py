@@ -54,31 +54,50 @@ class TaskErrors:
         if not component:
             path = paths.tasks(topology_id)
             raw = self.state.get_data(path)
-            component = decode_record(TaskTable, raw, path).component_of().get(task) if raw else None
+            component = (
+                decode_record(TaskTable, raw, path).component_of().get(task) if raw else None
+            )
         if component is None:
-            raise InvalidRequest(f"topology {topology_id} has no task {task}: name the component of the error")
+            raise InvalidRequest(
+                f"topology {topology_id} has no task {task}: name the component of the error"
+            )
         folder = paths.task_errors(topology_id, component)
         record = TaskError(
-            task=task, host=host, port=port, time=time, error=_shortened(error), count=count, group=group
+            task=task,
+            host=host,
+            port=port,
+            time=time,
+            error=_shortened(error),
+            count=count,
+            group=group,
         )
         for _ in range(_TRIES):
             names = sorted(self.state.find_children(folder) or (), key=_sequence)
             kept: list[tuple[int, str]] = []
             same = None
-            for name, node in zip(names, self.state.get_many([f"{folder}/{name}" for name in names]), strict=True):
+            for name, node in zip(
+                names, self.state.get_many([f"{folder}/{name}" for name in names]), strict=True
+            ):
                 try:
                     known = decode_record(TaskError, node[0], name) if node is not None else None
                 except Corrupt:
                     known = None
                 kept.append((known.time if known is not None else 0, name))
-                if node is not None and known is not None and record.group and known.group == record.group:
+                if (
+                    node is not None
+                    and known is not None
+                    and record.group
+                    and known.group == record.group
+                ):
                     same = (name, known, node[1].version)
             if same is None:
                 break
             name, known, version = same
             both = {"error": record.error or known.error, "count": known.count + record.count}
             with suppress(Conflict):
-                self.state.set_data(f"{folder}/{name}", encode_record(record.model_copy(update=both)), version)
+                self.state.set_data(
+                    f"{folder}/{name}", encode_record(record.model_copy(update=both)), version
+                )
                 return
         else:
             return
@@ -112,4 +131,7 @@ class TaskErrors:
             component = folder.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")
             errors.setdefault(component, []).append(record)
         # A record to which another error was added is older than its time; equal times stay in order.
-        return {component: sorted(found, key=lambda one: -one.time) for component, found in errors.items()}
+        return {
+            component: sorted(found, key=lambda one: -one.time)
+            for component, found in errors.items()
+        }

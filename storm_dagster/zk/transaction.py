@@ -10,7 +10,13 @@ from kazoo import exceptions
 from kazoo.client import TransactionRequest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, Misconfigured
+from storm_dagster.model.errors import (
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    InvalidTopology,
+    Misconfigured,
+)
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.zk.session import ZkSession
 
@@ -72,7 +78,9 @@ class Transaction:
 
     def _add(self, operation: _Operation) -> Transaction:
         if not isinstance(operation.version, int) or operation.version < -1:
-            raise InvalidRequest(f"version {operation.version!r} of {operation.path} is not a data version")
+            raise InvalidRequest(
+                f"version {operation.version!r} of {operation.path} is not a data version"
+            )
         if len(operation.data) > MAX_NODE_BYTES:
             raise InvalidTopology(
                 f"{operation.path} would take {len(operation.data)} bytes, a ZooKeeper node may hold "
@@ -84,21 +92,34 @@ class Transaction:
 
     def check(self, path: str, version: int) -> Transaction:
         """Commit only if the node has that data version. A failing check of ``/epoch`` is ``Fenced``."""
-        return self._add(_Operation("check", path, lambda to, full: to.check(full, version), version=version))
+        return self._add(
+            _Operation("check", path, lambda to, full: to.check(full, version), version=version)
+        )
 
-    def create(self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False) -> Transaction:
+    def create(
+        self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False
+    ) -> Transaction:
         """Create the node, whose parent must exist and which must not.
 
         With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
         nodes are in the order of their transactions."""
         acl = self._session.acl(path)
         return self._add(
-            _Operation("create", path, lambda to, full: to.create(full, data, acl, ephemeral, sequence), data)
+            _Operation(
+                "create",
+                path,
+                lambda to, full: to.create(full, data, acl, ephemeral, sequence),
+                data,
+            )
         )
 
     def set(self, path: str, data: bytes, version: int) -> Transaction:
         """Replace the data of the node if it has that version."""
-        return self._add(_Operation("set", path, lambda to, full: to.set_data(full, data, version), data, version))
+        return self._add(
+            _Operation(
+                "set", path, lambda to, full: to.set_data(full, data, version), data, version
+            )
+        )
 
     def put(self, path: str, data: bytes, version: int | None) -> Transaction:
         """Replace the data of the node if it has that version; with ``None``, create it."""
@@ -106,7 +127,9 @@ class Transaction:
 
     def delete(self, path: str, version: int = -1) -> Transaction:
         """Delete the node, which must exist and have no children."""
-        return self._add(_Operation("delete", path, lambda to, full: to.delete(full, version), version=version))
+        return self._add(
+            _Operation("delete", path, lambda to, full: to.delete(full, version), version=version)
+        )
 
     def commit(self) -> list[int | str | None]:
         """Send the operations: all of them land, or none.
@@ -126,7 +149,8 @@ class Transaction:
         if not self._operations:
             return []
         answers = self._session.call(
-            lambda client: self._request(client).commit_async(), f"a transaction on {self._operations[-1].path}"
+            lambda client: self._request(client).commit_async(),
+            f"a transaction on {self._operations[-1].path}",
         )
         for operation, answer in zip(self._operations, answers, strict=False):
             if isinstance(answer, exceptions.RolledBackError | exceptions.RuntimeInconsistency):
@@ -136,7 +160,10 @@ class Transaction:
         results: list[int | str | None] = []
         for operation, answer in zip(self._operations, answers, strict=True):
             if isinstance(answer, Exception):
-                raise conflict(f"{operation.path} could not be written: {type(answer).__name__}", operation.path)
+                raise conflict(
+                    f"{operation.path} could not be written: {type(answer).__name__}",
+                    operation.path,
+                )
             if operation.kind == "set":
                 results.append(answer.version)
             elif operation.kind == "create":
@@ -166,5 +193,6 @@ class Transaction:
                 "stop acting, and ask the new leader"
             )
         raise conflict(
-            f"cannot {operation.kind} {operation.path}: {_reason(operation, error)}: read again", operation.path
+            f"cannot {operation.kind} {operation.path}: {_reason(operation, error)}: read again",
+            operation.path,
         )

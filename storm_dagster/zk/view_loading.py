@@ -56,7 +56,9 @@ class _Loading:
             self.note(path, error)
             return None
 
-    def workers(self, topology_id: str, named: dict[str, _Found]) -> dict[tuple[str, int], records.WorkerNode]:
+    def workers(
+        self, topology_id: str, named: dict[str, _Found]
+    ) -> dict[tuple[str, int], records.WorkerNode]:
         parent, live = paths.workers(topology_id), {}
         for name, found in named.items():
             if found is None:
@@ -120,7 +122,13 @@ def load_view(
     made of the same bytes before: records are immutable."""
     watch = before_watch is not None
     announce = before_watch or (lambda path: None)
-    for path in (paths.EPOCH, paths.ASSIGNMENTS, paths.SUPERVISORS, paths.TOPOLOGY, paths.BLACKLIST):
+    for path in (
+        paths.EPOCH,
+        paths.ASSIGNMENTS,
+        paths.SUPERVISORS,
+        paths.TOPOLOGY,
+        paths.BLACKLIST,
+    ):
         announce(path)
     identity = state.get_data(paths.CLUSTER_ID)
     if identity is None:
@@ -133,7 +141,9 @@ def load_view(
             f"the root holds cluster {identity!r:.80} now, this process belongs to {cluster_id}: "
             "check storm.zookeeper.root and .servers"
         )
-    epoch, parent, blacklist = state.get_many([paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch)
+    epoch, parent, blacklist = state.get_many(
+        [paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch
+    )
     lists = state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
     supervisor_ids, topology_ids = (found or [] for found in lists)
     loading = _Loading(state, decode)
@@ -151,7 +161,9 @@ def load_view(
         assignments_version=parent[1].version if parent is not None else -1,
         assignment_changes=parent[0] if parent is not None else b"",
         supervisors={each: info for each, info in supervisors.items() if info is not None},
-        topologies={each: topology for each, topology in topologies.items() if topology is not None},
+        topologies={
+            each: topology for each, topology in topologies.items() if topology is not None
+        },
         blacklist=frozenset(listed.hosts) if listed is not None else frozenset(),
         corrupt=loading.corrupt,
         held_slots=frozenset(loading.held),
@@ -170,13 +182,24 @@ def _read_topologies(
     assignments = state.get_many([paths.assignment(each) for each in ids])
     beats = state.get_many([paths.taskbeats(each) for each in ids], watch)
     # After the assignments: a worker of the assignment read is then not missed because it just started.
-    names = [found or [] for found in state.find_children_many([paths.workers(each) for each in ids], watch)]
+    names = [
+        found or []
+        for found in state.find_children_many([paths.workers(each) for each in ids], watch)
+    ]
     flat = [(each, name) for each, listed in zip(ids, names, strict=True) for name in listed]
     found_workers = state.get_many([f"{paths.workers(each)}/{name}" for each, name in flat])
     workers: dict[str, dict[str, _Found]] = {each: {} for each in ids}
     for (each, name), record in zip(flat, found_workers, strict=True):
         workers[each][name] = record
     return {
-        each: {"base": base, "tasks": table, "assignment": assignment, "beats": beat, "workers": workers[each]}
-        for each, base, table, assignment, beat in zip(ids, bases, tables, assignments, beats, strict=True)
+        each: {
+            "base": base,
+            "tasks": table,
+            "assignment": assignment,
+            "beats": beat,
+            "workers": workers[each],
+        }
+        for each, base, table, assignment, beat in zip(
+            ids, bases, tables, assignments, beats, strict=True
+        )
     }

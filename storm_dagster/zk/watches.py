@@ -15,7 +15,9 @@ _log = logging.getLogger(__name__)
 Wake = Callable[[], object]
 """Called without arguments from ZooKeeper's thread; it may only set an event."""
 
-_SUBTREES = frozenset(path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER))
+_SUBTREES = frozenset(
+    path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER)
+)
 # A reader that passes a new function each time must not grow a slot without bound.
 _MOST_WAKES = 64
 
@@ -82,7 +84,9 @@ class WatchSlots:
         if rest and f"/{first}" == paths.SUPERVISORS:
             wanted.append(paths.SUPERVISORS)
         with self._lock:
-            taken = [(path, slot) for path in wanted if (slot := self._slots.pop(path, None)) is not None]
+            taken = [
+                (path, slot) for path in wanted if (slot := self._slots.pop(path, None)) is not None
+            ]
         self._issue(taken)
 
     def wake_all(self) -> None:
@@ -100,7 +104,9 @@ class WatchSlots:
     @staticmethod
     def _issue(slots: list[tuple[str, _Slot]]) -> None:
         for path, slot in slots:
-            calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = [(wake, ()) for wake in slot.wakes]
+            calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
+                (wake, ()) for wake in slot.wakes
+            ]
             if slot.callback is not None:
                 arguments = (path.rpartition("/")[2],) if _takes_argument(slot.callback) else ()
                 calls.append((slot.callback, arguments))

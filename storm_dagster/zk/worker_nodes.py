@@ -69,7 +69,9 @@ class WorkerNodes:
             # Versions begin at 0 again in a node that was replaced meanwhile: check its owner.
             if state.owned(path):
                 return
-        raise conflict(f"{path} is written by others all the time: two processes hold this slot", path)
+        raise conflict(
+            f"{path} is written by others all the time: two processes hold this slot", path
+        )
 
     def remove_worker_node(self, topology_id: str, node: str, port: int) -> bool:
         """Remove the slot's node if this session owns it; whether it did."""
@@ -83,7 +85,9 @@ class WorkerNodes:
                 return True
         return False
 
-    def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[tuple[str, int], WorkerNode]:
+    def live_workers(
+        self, topology_id: str, wake: Wake | None = None
+    ) -> dict[tuple[str, int], WorkerNode]:
         """(supervisor id, port) -> record of every live worker of the topology.
 
         A worker that ends between the list and the read is left out. ``Corrupt`` for a record that cannot be

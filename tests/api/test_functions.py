@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import Bolt, Emit, Grouping, Spout, Stream, Topology, TopologyContext, Tuple, bolt, spout
+from storm_dagster.api import (
+    Bolt,
+    Emit,
+    Grouping,
+    Spout,
+    Stream,
+    Topology,
+    TopologyContext,
+    Tuple,
+    bolt,
+    spout,
+)
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing import run_topology
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -89,10 +100,16 @@ def test_what_is_yielded_is_emitted() -> None:
     assert not found.errors
 
 
-@pytest.mark.parametrize(("made", "expected"), [(later, [["a", 2], ["b", 1], ["c", 1]]), (length, [[5], [1]])])
+@pytest.mark.parametrize(
+    ("made", "expected"), [(later, [["a", 2], ["b", 1], ["c", 1]]), (length, [[5], [1]])]
+)
 def test_async_functions_are_bolts(made: type[Bolt], expected: list[Any]) -> None:
-    topology = type("T", (Topology,), {"lines": (source := lines.spec()), "out": made.spec(inputs=[source])})
-    assert sorted(run_topology(topology, {"lines": [["a b a"], ["c"]]}).values("out")) == sorted(expected)
+    topology = type(
+        "T", (Topology,), {"lines": (source := lines.spec()), "out": made.spec(inputs=[source])}
+    )
+    assert sorted(run_topology(topology, {"lines": [["a b a"], ["c"]]}).values("out")) == sorted(
+        expected
+    )
 
 
 def test_a_tuple_fails_when_its_function_raises_and_the_spout_emits_it_again() -> None:
@@ -107,7 +124,9 @@ def test_a_tuple_fails_when_its_function_raises_and_the_spout_emits_it_again() -
     assert [(component, str(error)) for component, error in found.errors] == [("check", "no c")]
     with TopologyHarness(Checked) as harness:
         emitted = Counter(str(values[0]) for values in harness.run().values("lines"))
-    assert emitted == Counter({"a b a": 1, "b a": 1, "c": 4}), "three times more, then it is a dead letter"
+    assert emitted == Counter({"a b a": 1, "b a": 1, "c": 4}), (
+        "three times more, then it is a dead letter"
+    )
 
 
 def test_a_generator_that_has_raised_begins_again() -> None:
@@ -116,20 +135,31 @@ def test_a_generator_that_has_raised_begins_again() -> None:
 
     TRIES.clear()
     with TopologyHarness(Polled) as harness:
-        found = eventually(lambda: result if len((result := harness.run()).values("numbers")) >= 5 else None, 20)
+        found = eventually(
+            lambda: result if len((result := harness.run()).values("numbers")) >= 5 else None, 20
+        )
     assert found.values("numbers")[:5] == [[0], [1], [0], [1], [2]]
     assert [str(error) for _, error in harness.errors] == ["the first time"]
 
 
 def test_a_function_is_a_component_class_with_its_own_name() -> None:
     assert issubclass(words, Bolt) and issubclass(lines, Spout)
-    assert (words.__name__, words.__module__) == ("words", __name__) and lines.__doc__ == "Every line, ``times`` times."
+    assert (words.__name__, words.__module__) == (
+        "words",
+        __name__,
+    ) and lines.__doc__ == "Every line, ``times`` times."
     assert list(words.function("b b")) == [("b", 2)], "it can be tested as the function that it is"
     spec = Words.to_spec()
-    assert spec.bolts["words"].object.python == f"{__name__}:words" and spec.bolts["words"].parallelism == 2
+    assert (
+        spec.bolts["words"].object.python == f"{__name__}:words"
+        and spec.bolts["words"].parallelism == 2
+    )
     assert spec.bolts["words"].outputs["default"].types == ("str", "int"), "from its annotation"
     assert spec.spouts["lines"].outputs["default"].types == ("str",)
-    assert run_topology(Words, {"lines": [["x y"]]}, conf={}).values("words") == [["x", 1], ["y", 1]]
+    assert run_topology(Words, {"lines": [["x y"]]}, conf={}).values("words") == [
+        ["x", 1],
+        ["y", 1],
+    ]
 
 
 def test_arguments_are_those_with_a_default() -> None:
@@ -138,7 +168,9 @@ def test_arguments_are_those_with_a_default() -> None:
         words = words.spec(inputs=[lines], args={"least": 2})
 
     assert run_topology(Often, {"lines": [["a b a"]]}).values("words") == [["a", 2]]
-    with pytest.raises(InvalidTopology, match=r"words has no argument 'most' with a default.*: least"):
+    with pytest.raises(
+        InvalidTopology, match=r"words has no argument 'most' with a default.*: least"
+    ):
         words.spec(args={"most": 3})
 
 
@@ -158,10 +190,15 @@ def other_type(line: int) -> None: ...
             missing,
             r"bolt 'it': missing\(\) has the parameter 'text', but stream 'default' of 'lines' has the fields: line",
         ),
-        (other_type, r"bolt 'it': parameter 'line' of other_type\(\) is int, but in stream .* it is str"),
+        (
+            other_type,
+            r"bolt 'it': parameter 'line' of other_type\(\) is int, but in stream .* it is str",
+        ),
     ],
 )
-def test_a_field_that_is_not_there_or_has_another_type_is_named(made: type[Bolt], error: str) -> None:
+def test_a_field_that_is_not_there_or_has_another_type_is_named(
+    made: type[Bolt], error: str
+) -> None:
     class Wrong(Topology):
         lines = lines.spec()
         it = made.spec(inputs={lines: Grouping.SHUFFLE})

@@ -58,7 +58,9 @@ PAIRS = st.lists(st.tuples(SMALL, SMALL), max_size=6)
 
 
 @given(PAIRS, PAIRS, PAIRS)
-def test_a_window_is_joined_as_sql_would(orders: list[Any], customers: list[Any], ratings: list[Any]) -> None:
+def test_a_window_is_joined_as_sql_would(
+    orders: list[Any], customers: list[Any], ratings: list[Any]
+) -> None:
     tables = {"orders": orders, "customers": customers, "ratings": ratings}
     with sqlite3.connect(":memory:") as db:
         for name, rows in tables.items():
@@ -75,13 +77,20 @@ def test_a_window_is_joined_as_sql_would(orders: list[Any], customers: list[Any]
 
 
 def test_the_selected_fields_are_declared_and_nested_ones_found() -> None:
-    assert Joined.to_spec().bolts["joined"].outputs["default"].fields == ("customer", "item", "name", "rating")
+    assert Joined.to_spec().bolts["joined"].outputs["default"].fields == (
+        "customer",
+        "item",
+        "name",
+        "rating",
+    )
 
     class Nested(Topology):
         orders = Orders.spec()
         customers = Customers.spec()
         joined = JoinBolt.spec(
-            Join("orders", "item.owner").inner("customers", "id", "orders").select("item.name", "name as who"),
+            Join("orders", "item.owner")
+            .inner("customers", "id", "orders")
+            .select("item.name", "name as who"),
             Window.tumbling(count=2),
             inputs=[orders, customers],
         )
@@ -119,7 +128,10 @@ def test_joins_that_cannot_work_are_refused() -> None:
     ("selected", "said"),
     [
         ("orders.item", r"selects 'orders\.item', which no stream .* is written orders:item"),
-        ("customers:item", r"selects 'item', which no stream of its join has \(customers: id, name\)"),
+        (
+            "customers:item",
+            r"selects 'item', which no stream of its join has \(customers: id, name\)",
+        ),
     ],
 )
 def test_a_selected_field_that_no_stream_has_is_refused(selected: str, said: str) -> None:

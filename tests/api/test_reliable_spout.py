@@ -20,8 +20,12 @@ class Numbers(ReliableSpout):
         return True
 
 
-def test_workers_that_end_one_after_the_other_kill_no_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Spout, "emit", lambda self, *_, **__: setattr(self, "emits", self.emits + 1))
+def test_workers_that_end_one_after_the_other_kill_no_tuple(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Spout, "emit", lambda self, *_, **__: setattr(self, "emits", self.emits + 1)
+    )
     spout = Numbers()
     spout.emit([1], tup_id=1)
     for _ in range(10):

@@ -82,11 +82,15 @@ def test_state_survives_and_is_divided_over_other_numbers_of_tasks(tmp_path: Pat
         total.update(WORDS)
         together: Counter[str] = Counter()
         for index, state in enumerate(states):
-            assert all(stable_hash(word) % par == index for word in state), "each key is where its tuples go"
+            assert all(stable_hash(word) % par == index for word in state), (
+                "each key is where its tuples go"
+            )
             together.update(state)
         assert together == total
     folder = tmp_path / "counting" / "count.state"
-    assert [path.name for path in folder.glob("*.json")] == ["000004.json"], "earlier divisions are removed"
+    assert [path.name for path in folder.glob("*.json")] == ["000004.json"], (
+        "earlier divisions are removed"
+    )
     assert len(list(folder.glob("000004/*.log"))) == 4
 
 
@@ -96,14 +100,20 @@ def test_what_a_tuple_that_fails_did_to_the_state_is_taken_back(tmp_path: Path) 
     assert result.failed["words"] == [1] and sorted(result.acked["words"]) == [0, 2]
 
 
-def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuple_is_acked_only_after_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # No checkpoint of its own accord, however slow this machine is.
     monkeypatch.setattr(stateful, "_PAUSE_SECS", 3600.0)
     with TopologyHarness(counting(1), {"words": [["a"], ["b"]]}, state_dir=tmp_path) as harness:
-        driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
+        driver = next(
+            one for one in harness.engine.runners.values() if one.component == "count"
+        ).state
         while driver is None or not driver.pending_acks:
             harness.engine.run(harness.shared.clock())
-            driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
+            driver = next(
+                one for one in harness.engine.runners.values() if one.component == "count"
+            ).state
         assert harness.tasks("words")[0].acked == []
         # The process dies here: what is on disk is what the next one finds.
         kept = tmp_path / "kept"
@@ -179,7 +189,9 @@ class AcksItself(Count):
 
 def test_a_message_that_was_applied_is_acked_when_it_comes_again(tmp_path: Path) -> None:
     """Also by a bolt that acks by itself: ``process`` does not see it."""
-    with TopologyHarness(counting(1, AcksItself), {"words": [["a"]]}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        counting(1, AcksItself), {"words": [["a"]]}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(5)
         harness.give("words", ["a"])
         harness.advance(5)
@@ -214,10 +226,14 @@ class GathersInOne(BatchingBolt, StatefulBolt):
 
 
 @pytest.mark.parametrize("bolt", [Gathers, GathersInOne])
-def test_copies_in_one_batch_are_applied_once_and_acked_together(tmp_path: Path, bolt: type[Bolt]) -> None:
+def test_copies_in_one_batch_are_applied_once_and_acked_together(
+    tmp_path: Path, bolt: type[Bolt]
+) -> None:
     """A copy may come while the first one is still gathered."""
     words = [[word] for word in ("a", "b", "a", "c", "a")]
-    with TopologyHarness(counting(1, bolt), {"words": words}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        counting(1, bolt), {"words": words}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(12)
         harness.give("words", ["a"])
         harness.advance(12)
@@ -240,7 +256,9 @@ class FailsOne(GathersInOne):
 
 def test_what_a_batch_fails_is_not_applied_nor_are_its_copies(tmp_path: Path) -> None:
     words = [[word] for word in ("a", "b", "b")]
-    with TopologyHarness(counting(1, FailsOne), {"words": words}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        counting(1, FailsOne), {"words": words}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(12)
         harness.give("words", ["b"])
         harness.advance(12)
@@ -274,7 +292,9 @@ def test_states_of_tasks_of_their_own_are_merged(tmp_path: Path) -> None:
     assert states == [{"a": 2}] * 4
     assert run(tmp_path, 2, [], Merged, grouping=Grouping.SHUFFLE)[1] == [{"a": 4}] * 2
     assert run(tmp_path, 3, [], Merged, grouping=Grouping.SHUFFLE)[1] == [{"a": 4}, {"a": 4}, {}]
-    with TopologyHarness(counting(1, Count, Grouping.SHUFFLE), {"words": []}, state_dir=tmp_path) as harness:
+    with TopologyHarness(
+        counting(1, Count, Grouping.SHUFFLE), {"words": []}, state_dir=tmp_path
+    ) as harness:
         assert "define merge_states" in str(first_error(harness)[1])
 
 
@@ -288,7 +308,9 @@ class Unsaveable(StatefulBolt):
         self.state[tup.values[0]] = object()
 
 
-def test_a_key_of_another_task_and_a_value_that_cannot_be_saved_fail_their_tuples(tmp_path: Path) -> None:
+def test_a_key_of_another_task_and_a_value_that_cannot_be_saved_fail_their_tuples(
+    tmp_path: Path,
+) -> None:
     result, _ = run(tmp_path / "one", 2, WORDS, WrongKey)
     assert result.failed["words"] and any(
         "use the value that the input is grouped by" in str(error) for _, error in result.errors
@@ -340,10 +362,14 @@ def test_a_stateful_bolt_that_blocks(tmp_path: Path) -> None:
     assert sorted(result.acked["words"]) == list(range(len(WORDS)))
 
 
-def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_starts_again(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_starts_again(
+    tmp_path: Path,
+) -> None:
     with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path, replays=5) as harness:
         harness.run()
-        driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
+        driver = next(
+            one for one in harness.engine.runners.values() if one.component == "count"
+        ).state
         assert driver is not None
         # As if a worker with a newer assignment had redistributed the tasks.
         folder = tmp_path / "counting" / "count.state"
@@ -365,8 +391,12 @@ def test_async_state_and_ids_without_fields_grouping_are_refused(tmp_path: Path)
         (AsyncState, None, "async process"),
         (Once, Grouping.SHUFFLE, "not grouped by fields"),
     ):
-        with TopologyHarness(counting(2, bolt, grouping), {"words": []}, state_dir=tmp_path) as harness:
-            assert isinstance(first_error(harness)[1], InvalidTopology) and words in str(harness.errors[0][1])
+        with TopologyHarness(
+            counting(2, bolt, grouping), {"words": []}, state_dir=tmp_path
+        ) as harness:
+            assert isinstance(first_error(harness)[1], InvalidTopology) and words in str(
+                harness.errors[0][1]
+            )
 
 
 class Remembers(Bolt):
@@ -387,8 +417,12 @@ class Pairs(WindowedBolt):
 
 
 @pytest.mark.parametrize("bolt", [Count, Blocking, Remembers, Pairs])
-def test_state_that_would_stay_behind_on_its_host_is_refused(bolt: type[Bolt], tmp_path: Path) -> None:
-    with TopologyHarness(counting(1, bolt), {"words": [["a"]]}, state_dir=tmp_path, simulated=True) as harness:
+def test_state_that_would_stay_behind_on_its_host_is_refused(
+    bolt: type[Bolt], tmp_path: Path
+) -> None:
+    with TopologyHarness(
+        counting(1, bolt), {"words": [["a"]]}, state_dir=tmp_path, simulated=True
+    ) as harness:
         # The file of the other host is not here.
         storage = harness.shared.storage
         storage.hosts, storage.home = frozenset({"alpha", "beta"}), StateHome(marker="m1")
@@ -411,7 +445,9 @@ def test_state_on_each_host_alone_is_possible_where_it_is_wanted(tmp_path: Path)
     local = {"topology.state.local": True}
     for bolt in (Count, Remembers):
         topology = counting(1, bolt)
-        with TopologyHarness(topology, {"words": [["a"]]}, state_dir=tmp_path / bolt.__name__, conf=local) as harness:
+        with TopologyHarness(
+            topology, {"words": [["a"]]}, state_dir=tmp_path / bolt.__name__, conf=local
+        ) as harness:
             harness.shared.storage.hosts = frozenset({"alpha", "beta"})
             assert harness.run().acked["words"] == [0] and not harness.errors
 
@@ -424,12 +460,16 @@ def test_older_state_than_the_last_acknowledged_is_refused_or_taken_with_a_warni
     topology, given = counting(1, bolt), {"words": [["a"]]}
     with TopologyHarness(topology, given, state_dir=tmp_path) as harness:
         harness.run()
-        task = str(next(one.task_id for one in harness.engine.runners.values() if one.component == "count"))
+        task = str(
+            next(one.task_id for one in harness.engine.runners.values() if one.component == "count")
+        )
     known = StateHome(marker="", openings={"count/0": (1, 7), task: (0, 7)})
     with TopologyHarness(topology, given, state_dir=tmp_path, simulated=True) as harness:
         harness.shared.storage.home = known
         text = str(first_error(harness)[1])
-        assert f"task {task} (count)" in text and "opening 1" in text and "opening 7 is known" in text
+        assert (
+            f"task {task} (count)" in text and "opening 1" in text and "opening 7 is known" in text
+        )
         assert "topology.state.dir" in text and "topology.state.local: true" in text
     conf = {"topology.state.local": True}
     for before in (7, 8):
@@ -441,7 +481,9 @@ def test_older_state_than_the_last_acknowledged_is_refused_or_taken_with_a_warni
             assert bool(harness.errors) == (before == 7)
             assert not harness.errors or "older state" in str(harness.errors[0][1])
     with TopologyHarness(topology, given, state_dir=tmp_path) as harness:
-        harness.shared.storage.home = StateHome(marker="", openings={"count/0": (3, 1), task: (0, 99)})
+        harness.shared.storage.home = StateHome(
+            marker="", openings={"count/0": (3, 1), task: (0, 99)}
+        )
         assert "is known" in str(first_error(harness)[1]), "nor one of an older division"
 
 
@@ -455,14 +497,22 @@ def test_a_tuple_of_another_task_is_passed_on(bolt: type[Bolt], tmp_path: Path) 
             values = [word]
             # Untracked, into the queue that a sender with one task would have taken.
             counts[0].queue.append(Tuple(1, "words", "default", 1, values, None))
-        route = next(one for one in harness.engine.runners.values() if one.component == "words").routes["default"]
-        at = next(at for at, choose in enumerate(route.fans) if choose(["a"]).task in {one.task_id for one in counts})
+        route = next(
+            one for one in harness.engine.runners.values() if one.component == "words"
+        ).routes["default"]
+        at = next(
+            at
+            for at, choose in enumerate(route.fans)
+            if choose(["a"]).task in {one.task_id for one in counts}
+        )
         links = {link.task: link for link in map(route.fans[at], ([word] for word in WORDS))}
         assert len(links) == 3
         route.fans[at] = lambda values: links[counts[1].task_id]
         harness.give("words", *([word] for word in WORDS))
         result = harness.run()
-        assert sorted(result.acked["words"]) == list(range(len(WORDS))) and not result.failed["words"]
+        assert (
+            sorted(result.acked["words"]) == list(range(len(WORDS))) and not result.failed["words"]
+        )
         assert not result.errors
         together: Counter[str] = Counter()
         for task in harness.tasks("count"):
@@ -482,7 +532,9 @@ def test_a_tuple_of_another_task_enters_the_windows_of_that_task(tmp_path: Path)
             contents = runner.state.log.contents
             words = [entry.item[3][0] for entry in contents.entries()]
             assert words and all(stable_hash(word) % 3 == index for word in words)
-            assert all(owner % 3 == index for owner, _ in contents.held.values()), "as another division needs it"
+            assert all(owner % 3 == index for owner, _ in contents.held.values()), (
+                "as another division needs it"
+            )
             held.update(words)
         assert held == Counter(WORDS)
 
@@ -505,7 +557,9 @@ def test_windows_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(threads) == 2 and all(name.startswith("state-") for name in threads)
 
 
-def test_tuples_wait_for_state_that_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuples_wait_for_state_that_is_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(tmp_path, 1, ["a"])
     read, may_read = threading.Event(), threading.Event()
     load = StateLog._load
@@ -580,7 +634,9 @@ def test_a_log_that_cannot_be_opened_again_writes_into_no_other_file(
     from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
 
     folder = tmp_path / "state"
-    log = StateLog(folder, Partitioning(1, True), 0, (1, 1), lambda key, values: values[0], lambda: True)
+    log = StateLog(
+        folder, Partitioning(1, True), 0, (1, 1), lambda key, values: values[0], lambda: True
+    )
     record = Checkpoint(values=[("k", encode_value("x" * 100_000, "k"))])
     for _ in range(15):
         log.append(record)
@@ -601,7 +657,9 @@ def test_a_log_that_cannot_be_opened_again_writes_into_no_other_file(
         with pytest.raises(OSError):
             log.append(record)
         assert os.fstat(another.fileno()).st_size == 0
-    again = StateLog(folder, Partitioning(1, True), 0, (1, 2), lambda key, values: values[0], lambda: True)
+    again = StateLog(
+        folder, Partitioning(1, True), 0, (1, 2), lambda key, values: values[0], lambda: True
+    )
     assert list(again.contents.values) == ["k"]
 
 
@@ -609,7 +667,9 @@ def test_long_logs_are_rewritten(tmp_path: Path) -> None:
     from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
 
     def opened() -> StateLog:
-        return StateLog(tmp_path, Partitioning(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True)
+        return StateLog(
+            tmp_path, Partitioning(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True
+        )
 
     log = opened()
     for number in range(60):

@@ -39,7 +39,11 @@ def public(kind: type) -> set[str]:
         if base.__module__.startswith(("pystorm", "streamparse")):
             for name in vars(base):
                 code = getattr(vars(base)[name], "__code__", None)
-                found |= {word for word in getattr(code, "co_names", ()) if f"self.{word} =" in inspect.getsource(code)}
+                found |= {
+                    word
+                    for word in getattr(code, "co_names", ())
+                    if f"self.{word} =" in inspect.getsource(code)
+                }
     return {name for name in found if not name.startswith("_")}
 
 
@@ -68,7 +72,16 @@ def test_every_public_name_of_a_class_exists_or_is_one_of_the_protocol(name: str
 @pytest.mark.parametrize("name", CLASSES)
 def test_methods_take_the_arguments_of_streamparse(name: str) -> None:
     theirs, ours = getattr(streamparse, name), getattr(api, name)
-    for method in ("emit", "ack", "fail", "process", "process_batch", "group_key", "log", "report_metric"):
+    for method in (
+        "emit",
+        "ack",
+        "fail",
+        "process",
+        "process_batch",
+        "group_key",
+        "log",
+        "report_metric",
+    ):
         if not hasattr(theirs, method):
             continue
         wanted = [
@@ -76,17 +89,24 @@ def test_methods_take_the_arguments_of_streamparse(name: str) -> None:
             for each in inspect.signature(getattr(theirs, method)).parameters.values()
             if each.kind is each.POSITIONAL_OR_KEYWORD
         ]
-        assert list(inspect.signature(getattr(ours, method)).parameters)[: len(wanted)] == wanted, method
+        assert list(inspect.signature(getattr(ours, method)).parameters)[: len(wanted)] == wanted, (
+            method
+        )
 
 
 def test_names_of_the_package() -> None:
     # docs/migration.md names what stands for each of these.
     missing = {"cli", "dsl", "storm", "JavaBolt", "JavaSpout", "StormHandler"}
     assert {
-        name for name in streamparse.__all__ if not hasattr(api, name) and name not in ("bolt", "spout", "component")
+        name
+        for name in streamparse.__all__
+        if not hasattr(api, name) and name not in ("bolt", "spout", "component")
     } == missing
     groupings = {each for each in dir(streamparse.Grouping) if not each.startswith("_")}
-    assert {each for each in groupings if not hasattr(Grouping, each)} == {"custom_object", "custom_serialized"}
+    assert {each for each in groupings if not hasattr(Grouping, each)} == {
+        "custom_object",
+        "custom_serialized",
+    }
     assert set(pystorm.Tuple._fields) == {"id", "component", "stream", "task", "values"}
     assert all(hasattr(api.Tuple, field) for field in pystorm.Tuple._fields)
 
@@ -95,7 +115,11 @@ def test_attributes_that_the_worker_gives_have_their_values_and_may_be_assigned(
     with TopologyHarness(Plain, {"numbers": []}, conf={"topology.debug": True}) as harness:
         harness.run()
         (sums,) = harness.tasks("sums")
-        assert (sums.component_name, sums.task_id, sums.debug) == ("sums", sums.context.task_id, True)
+        assert (sums.component_name, sums.task_id, sums.debug) == (
+            "sums",
+            sums.context.task_id,
+            True,
+        )
         assert sums.storm_conf is sums.conf and sums.storm_conf["topology.debug"] is True
         assert sums.topology_name == sums.context.topology_name
         sums.pid, sums.storm_conf, sums.task_id = 1, {}, 2
@@ -111,6 +135,12 @@ def test_the_context_is_the_map_of_the_protocol() -> None:
             "task->component", "taskid", "componentid", "stream->target->grouping", "streams", "stream->outputfields",
             "source->stream->grouping", "source->stream->fields",
         }  # fmt: skip
-        assert context["source->stream->grouping"] == {"numbers": {"default": {"type": "SHUFFLE", "fields": []}}}
+        assert context["source->stream->grouping"] == {
+            "numbers": {"default": {"type": "SHUFFLE", "fields": []}}
+        }
         assert context["source->stream->fields"] == {"numbers": {"default": ["number"]}}
-        assert "taskid" in sums.context and "else" not in sums.context and sums.context.get("else", 1) == 1
+        assert (
+            "taskid" in sums.context
+            and "else" not in sums.context
+            and sums.context.get("else", 1) == 1
+        )

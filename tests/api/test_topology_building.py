@@ -39,7 +39,9 @@ class Two(Bolt):
 class WordCount(Topology):
     config = {"topology.workers": 2}
     words = Words.spec(par=2)
-    count = Count.spec(inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5})
+    count = Count.spec(
+        inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5}
+    )
 
 
 def test_a_topology_class_becomes_its_document() -> None:
@@ -58,7 +60,12 @@ def test_the_builder_makes_the_same_document() -> None:
     builder = TopologyBuilder(config={"topology.workers": 2})
     words = builder.set_spout("words", Words, par=2)
     builder.set_bolt(
-        "count", Count, inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5}
+        "count",
+        Count,
+        inputs={words: Grouping.fields("word")},
+        par=3,
+        config={"my.key": 1},
+        args={"start": 5},
     )
     assert builder.build() == WordCount.to_spec()
 
@@ -85,7 +92,10 @@ def test_a_class_says_how_many_executors_it_has_unless_its_spec_does() -> None:
     builder.set_bolt("by_spec", Four, inputs="lines", par=2, config={"topology.tasks": 2})
     for spec in (Pars.to_spec(), builder.build()):
         assert spec.spouts["lines"].parallelism == 3
-        bolts = {name: (part.parallelism, part.conf["topology.tasks"]) for name, part in spec.bolts.items()}
+        bolts = {
+            name: (part.parallelism, part.conf["topology.tasks"])
+            for name, part in spec.bolts.items()
+        }
         assert bolts == {"by_class": (4, 8), "by_spec": (2, 2)}
 
 
@@ -108,7 +118,9 @@ def test_inheritance_names_and_streams() -> None:
 def test_shell_and_batching_components() -> None:
     class Mixed(Topology):
         words = ShellSpout.spec(command="python", script="words.py", outputs=["word"])
-        split = ShellBolt.spec(command=["ruby", "-W0"], script="split.rb", inputs=[words], outputs=["w"])
+        split = ShellBolt.spec(
+            command=["ruby", "-W0"], script="split.rb", inputs=[words], outputs=["w"]
+        )
         batch = TicklessBatchingBolt.spec(inputs=[split])
 
     spec = Mixed.to_spec()

@@ -7,7 +7,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, Spout, Stream, Topology, Tuple, TupleWindow, Window, WindowedBolt
+from storm_dagster.api import (
+    Bolt,
+    Grouping,
+    Spout,
+    Stream,
+    Topology,
+    Tuple,
+    TupleWindow,
+    Window,
+    WindowedBolt,
+)
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_rigs.first_error import first_error
@@ -26,7 +36,11 @@ class Sum(WindowedBolt):
 
     def process_window(self, window: TupleWindow) -> None:
         self.emit(
-            [sum(tup.values[0] for tup in window), len(window.new), sorted(tup.values[0] for tup in window.expired)]
+            [
+                sum(tup.values[0] for tup in window),
+                len(window.new),
+                sorted(tup.values[0] for tup in window.expired),
+            ]
         )
 
 
@@ -85,13 +99,19 @@ def test_sessions_by_key_in_event_time_with_late_tuples() -> None:
     clicks = [["ann", 1_000], ["bob", 2_000], ["ann", 6_000], ["bob", 30_000], ["ann", 29_000]]
     with TopologyHarness(Sessions, {"clicks": clicks}, simulated=True) as harness:
         assert harness.run().values("visits") == []
-        assert harness.advance(1).values("visits") == [["bob", 1, 2_000, 12_000], ["ann", 2, 1_000, 16_000]]
+        assert harness.advance(1).values("visits") == [
+            ["bob", 1, 2_000, 12_000],
+            ["ann", 2, 1_000, 16_000],
+        ]
         harness.give("clicks", ["eve", 20_000], ["ann", 28_500])
         result = harness.advance(1)
         assert result.values("visits", "late") == [[["eve", 20_000], "clicks", "default"]]
         assert 5 in result.acked["clicks"]
         harness.give("clicks", ["zoe", 60_000])
-        assert harness.advance(1).values("visits")[2:] == [["ann", 2, 28_500, 39_000], ["bob", 1, 30_000, 40_000]]
+        assert harness.advance(1).values("visits")[2:] == [
+            ["ann", 2, 28_500, 39_000],
+            ["bob", 1, 30_000, 40_000],
+        ]
 
 
 class Fragile(Sum):
@@ -120,9 +140,13 @@ def test_a_window_that_raises_is_tried_again_until_it_succeeds() -> None:
 
 def test_a_window_that_raises_is_evaluated_by_the_version_that_comes_after(tmp_path: Path) -> None:
     Fragile.tries = -(10**9)
-    with TopologyHarness(Failing, {"numbers": [[1], [2]]}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        Failing, {"numbers": [[1], [2]]}, state_dir=tmp_path, simulated=True
+    ) as harness:
         assert harness.advance(5).values("sums") == []
-    with TopologyHarness(Failing, {"numbers": [[5]]}, state_dir=tmp_path, simulated=True, start_ms=9_001) as harness:
+    with TopologyHarness(
+        Failing, {"numbers": [[5]]}, state_dir=tmp_path, simulated=True, start_ms=9_001
+    ) as harness:
         Fragile.tries = 3
         assert harness.advance(5).values("sums") == [[3, 2, []], [5, 1, [1, 2]]]
 
@@ -189,17 +213,23 @@ class Downstream(Topology):
 
 def test_what_a_window_emits_is_sent_until_its_tree_is_complete(tmp_path: Path) -> None:
     Breaks.broken, Breaks.seen = 3, []
-    with TopologyHarness(Downstream, {"numbers": [[1], [2], [3]]}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        Downstream, {"numbers": [[1], [2], [3]]}, state_dir=tmp_path, simulated=True
+    ) as harness:
         result = harness.run()
         assert sorted(result.acked["numbers"]) == [0, 1, 2] and not result.failed["numbers"]
         harness.advance(0.2)
         assert Breaks.seen == []
     # The rest of the tries after a restart.
-    with TopologyHarness(Downstream, {"numbers": [[5]]}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        Downstream, {"numbers": [[5]]}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(1)
         assert sorted(Breaks.seen) == [[3, 2, []], [8, 2, [1, 2]]]
         harness.advance(60)
-    with TopologyHarness(Downstream, {"numbers": []}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        Downstream, {"numbers": []}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(60)
         assert len(Breaks.seen) == 2, "each tree was completed once"
 
@@ -343,7 +373,9 @@ class EventTime(Topology):
 
 
 def test_one_event_in_a_long_silence_is_held_once() -> None:
-    with TopologyHarness(EventTime, {"clicks": [["ann", 1_000]], "others": []}, replays=99, simulated=True) as harness:
+    with TopologyHarness(
+        EventTime, {"clicks": [["ann", 1_000]], "others": []}, replays=99, simulated=True
+    ) as harness:
         result = harness.advance(100)
         assert result.acked["clicks"] == [0] and result.failed["clicks"] == []
         harness.give("clicks", ["bob", 11_000])
@@ -402,9 +434,14 @@ def test_a_tuple_in_an_open_session_is_not_late_when_it_comes_again(tmp_path: Pa
         harness.advance(1)
         harness.give("clicks", ["zoe", 500_000])
         harness.advance(28)
-        assert harness.run().values("visits") == [], "what was in flight has the message timeout to come again"
+        assert harness.run().values("visits") == [], (
+            "what was in flight has the message timeout to come again"
+        )
         result = harness.advance(6)
-        assert result.values("visits") == [["ann", 19, 5_000, 105_000]] and result.values("visits", "late") == []
+        assert (
+            result.values("visits") == [["ann", 19, 5_000, 105_000]]
+            and result.values("visits", "late") == []
+        )
 
 
 class Wide(Topology):
@@ -444,7 +481,9 @@ class Odd(Sum):
         self.emit([object(), 2, 3])
 
 
-@pytest.mark.parametrize(("bolt", "says"), [(TaskIds, "emit without need_task_ids"), (Odd, "cannot travel")])
+@pytest.mark.parametrize(
+    ("bolt", "says"), [(TaskIds, "emit without need_task_ids"), (Odd, "cannot travel")]
+)
 def test_what_a_window_cannot_emit_is_refused_in_process_window(bolt: Any, says: str) -> None:
     class Topo(Topology):
         numbers = Numbers.spec()
@@ -474,7 +513,9 @@ class Picked(Topology):
 
 def test_a_tuple_that_fails_after_it_was_added_is_held_once() -> None:
     Picky.failing = 2
-    with TopologyHarness(Picked, {"numbers": [[1], [2], [3], [4]]}, replays=1, simulated=True) as harness:
+    with TopologyHarness(
+        Picked, {"numbers": [[1], [2], [3], [4]]}, replays=1, simulated=True
+    ) as harness:
         result = harness.run()
         assert sorted(result.failed["numbers"]) == [1, 2]
         assert result.values("sums") == [[10, 4, []]]
@@ -492,9 +533,15 @@ class Names(Topology):
     sums = ByName.spec(inputs=[numbers], window=Window.tumbling(count=3))
 
 
-def test_tuples_of_a_window_have_their_fields_as_attributes_also_after_a_restart(tmp_path: Path) -> None:
-    with TopologyHarness(Names, {"numbers": [[1], [2]]}, state_dir=tmp_path, simulated=True) as harness:
+def test_tuples_of_a_window_have_their_fields_as_attributes_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    with TopologyHarness(
+        Names, {"numbers": [[1], [2]]}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(2)
-    with TopologyHarness(Names, {"numbers": [[3]]}, state_dir=tmp_path, simulated=True, start_ms=3_001) as harness:
+    with TopologyHarness(
+        Names, {"numbers": [[3]]}, state_dir=tmp_path, simulated=True, start_ms=3_001
+    ) as harness:
         found = harness.advance(2)
     assert found.values("sums") == [[6]] and not found.errors

@@ -90,7 +90,9 @@ def test_existing_content_is_reused(store: Store) -> None:
     assert store.read("upload.h.archive") == b"archive"
 
 
-def test_known_bytes_are_named_and_unknown_ones_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_bytes_are_named_and_unknown_ones_stored(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = put_by_hash(store, "staging.t.topology", b"code")
     monkeypatch.setattr(store, "put", lambda *_: pytest.fail("the bytes were stored again"))
     second = put_by_hash(store, "t-1-100-stormcode.ser", b"code")
@@ -102,7 +104,9 @@ def test_known_bytes_are_named_and_unknown_ones_stored(store: Store, monkeypatch
 def test_keys_are_listed_by_prefix_in_order(store: Store) -> None:
     keys = ["staging.t1.conf", "staging.t1.code", "staging.t2.conf", "a b:c\td", ".dot", "A" * 255]
     for key in keys:
-        store.put(key, key.encode()) if len(key) < 255 or isinstance(store, LocalBlobStore) else None
+        store.put(key, key.encode()) if len(key) < 255 or isinstance(
+            store, LocalBlobStore
+        ) else None
     stored = [key for key in keys if store.exists(key)]
     assert store.keys() == sorted(stored)
     assert store.keys("staging.t1.") == ["staging.t1.code", "staging.t1.conf"]
@@ -138,13 +142,15 @@ def test_a_key_that_could_name_a_path_is_refused(store: Store, key: str, tmp_pat
 
 
 # "." and ".." are not legal: what is nothing but dots begins with a letter instead.
-LEGAL_KEYS = st.text(string.ascii_letters + string.digits + "_ \t.:-", min_size=1, max_size=255).map(
-    lambda key: key if key.strip(".") else f"k{key[1:]}"
-)
+LEGAL_KEYS = st.text(
+    string.ascii_letters + string.digits + "_ \t.:-", min_size=1, max_size=255
+).map(lambda key: key if key.strip(".") else f"k{key[1:]}")
 
 
 @given(LEGAL_KEYS)
-def test_every_legal_key_round_trips_inside_the_folder(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
+def test_every_legal_key_round_trips_inside_the_folder(
+    tmp_path_factory: pytest.TempPathFactory, key: str
+) -> None:
     base = tmp_path_factory.mktemp("s")
     store = LocalBlobStore(base / "blobs")
     store.put(key, b"x")
@@ -193,7 +199,9 @@ def test_damaged_content_is_quarantined_and_never_returned(tmp_path: Path) -> No
     assert store.read("k") == b"content"
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = LocalBlobStore(tmp_path)
     meta = store.put("a", b"1")
     full: list[bool] = []
@@ -335,8 +343,15 @@ def test_deleting_reads_no_other_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not store.has_content(sha(b"20"))
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 3), st.integers(0, 2)), max_size=30))
-def test_a_content_stays_exactly_as_long_as_a_key_names_it(steps: list[tuple[bool, int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 3), st.integers(0, 2)),
+        max_size=30,
+    )
+)
+def test_a_content_stays_exactly_as_long_as_a_key_names_it(
+    steps: list[tuple[bool, int, int, int]],
+) -> None:
     """Two processes on one folder put and delete in any order."""
     with TemporaryDirectory() as folder:
         stores = [LocalBlobStore(Path(folder)), LocalBlobStore(Path(folder))]

@@ -69,7 +69,10 @@ CASES = [(look, 0), *((reader, arrived) for reader in (read, fetch, follow) for 
     ("reader", "arrived"), CASES, ids=[f"{reader.__name__}-{arrived}" for reader, arrived in CASES]
 )
 def test_a_reader_asks_again_when_the_reply_or_the_rest_of_it_is_lost(
-    reader: Callable[[BlobServer, Path], bytes], arrived: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: Callable[[BlobServer, Path], bytes],
+    arrived: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (client, localizer, sync):
         monkeypatch.setattr(module, "SILENT_SECS", 1.0)

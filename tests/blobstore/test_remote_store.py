@@ -58,12 +58,16 @@ def open_store(
     return lambda: FsspecBlobStore(f"s3://{bucket}/storm")
 
 
-def test_what_one_nimbus_stores_every_other_reads(open_store: Callable[[], FsspecBlobStore]) -> None:
+def test_what_one_nimbus_stores_every_other_reads(
+    open_store: Callable[[], FsspecBlobStore],
+) -> None:
     first, second = open_store(), open_store()
     content = bytes(range(256)) * 20_000
     meta = first.put("wc-1-1-stormjar.jar", [content[:1000], content[1000:]])
     assert (meta.size, meta.sha256) == (len(content), sha256(content))
-    assert second.meta("wc-1-1-stormjar.jar") == meta and second.read("wc-1-1-stormjar.jar") == content
+    assert (
+        second.meta("wc-1-1-stormjar.jar") == meta and second.read("wc-1-1-stormjar.jar") == content
+    )
     with second.open("wc-1-1-stormjar.jar") as stream:
         stream.seek(5000)
         assert stream.read(100) == content[5000:5100]
@@ -78,7 +82,9 @@ def test_what_one_nimbus_stores_every_other_reads(open_store: Callable[[], Fsspe
         first.delete("wc-1-1-stormjar.jar")
 
 
-def test_a_damaged_transfer_leaves_the_former_content(open_store: Callable[[], FsspecBlobStore]) -> None:
+def test_a_damaged_transfer_leaves_the_former_content(
+    open_store: Callable[[], FsspecBlobStore],
+) -> None:
     store = open_store()
     store.put("k", b"good")
     with pytest.raises(InvalidRequest, match="damaged"):
@@ -94,7 +100,9 @@ def test_a_damaged_transfer_leaves_the_former_content(open_store: Callable[[], F
     assert store.read("k") == b"good" and store.keys() == ["k"]
 
 
-def test_contents_are_shared_and_go_once_no_key_has_them(open_store: Callable[[], FsspecBlobStore]) -> None:
+def test_contents_are_shared_and_go_once_no_key_has_them(
+    open_store: Callable[[], FsspecBlobStore],
+) -> None:
     store = open_store()
     meta, kept = store.put("a", b"same"), store.put("kept", b"other")
     assert store.put_existing("b", meta.sha256) is not None
@@ -174,11 +182,14 @@ def test_keys_outside_the_grammar_are_refused(open_store: Callable[[], FsspecBlo
     assert store.keys() == []
 
 
-def test_two_writers_of_one_key_leave_one_whole_content(open_store: Callable[[], FsspecBlobStore]) -> None:
+def test_two_writers_of_one_key_leave_one_whole_content(
+    open_store: Callable[[], FsspecBlobStore],
+) -> None:
     contents = [bytes([number]) * 100_000 for number in range(6)]
     stores = [open_store() for _ in contents]
     threads = [
-        threading.Thread(target=store.put, args=("k", content)) for store, content in zip(stores, contents, strict=True)
+        threading.Thread(target=store.put, args=("k", content))
+        for store, content in zip(stores, contents, strict=True)
     ]
     for thread in threads:
         thread.start()

@@ -54,7 +54,9 @@ def test_a_frozen_follower_stalls_no_put(monkeypatch: pytest.MonkeyPatch) -> Non
     # It never answers within this test: every put that waits for it would wait as long as the test may.
     monkeypatch.setattr(replication, "_OFFER_SECS", 600.0)
     with follower() as good, frozen() as bad:
-        replicator = Replicator(lambda: [bad, good], no_content, wait_secs=600.0, read_timeout_secs=600.0)
+        replicator = Replicator(
+            lambda: [bad, good], no_content, wait_secs=600.0, read_timeout_secs=600.0
+        )
         before = threading.active_count()
         for _ in range(100):
             assert replicator.push(META, epoch=1, minimum=2, allow_degraded=False) >= 2

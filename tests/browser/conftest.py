@@ -43,7 +43,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh page, large enough for all columns of Dagster's pages."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, timezone_id="UTC", locale="en-GB")
+    context = browser.new_context(
+        viewport={"width": 1440, "height": 900}, timezone_id="UTC", locale="en-GB"
+    )
     made = context.new_page()
     # A loaded machine takes its time over the first page of the webserver.
     made.set_default_timeout(60_000)

@@ -77,7 +77,9 @@ def _timeline(ui: DagsterPages, cluster: LocalCluster) -> Locator:
     return ui.page.get_by_role("region", name="What happened")
 
 
-def test_a_topology_is_submitted_from_the_launchpad(ui: DagsterPages, cluster: LocalCluster) -> None:
+def test_a_topology_is_submitted_from_the_launchpad(
+    ui: DagsterPages, cluster: LocalCluster
+) -> None:
     ui.open_asset_launchpad("submit_topology")
     ui.add_partition(NAME)
     ui.write_config("storm__topology_conf", SUBMISSION)
@@ -101,7 +103,9 @@ def test_the_graph_of_the_submission_is_green(ui: DagsterPages) -> None:
     ui.picture("submission-graph")
 
 
-def test_the_placement_is_a_picture_in_the_metadata(ui: DagsterPages, cluster: LocalCluster) -> None:
+def test_the_placement_is_a_picture_in_the_metadata(
+    ui: DagsterPages, cluster: LocalCluster
+) -> None:
     ui.open(f"/assets/storm/assignment?view=partitions&partition={NAME}")
     row = ui.page.get_by_text("tasks_on_slots", exact=True).first
     row.scroll_into_view_if_needed()
@@ -130,7 +134,9 @@ def test_a_rebalance_is_launched_from_its_form(ui: DagsterPages, cluster: LocalC
     )
 
 
-def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster: LocalCluster) -> None:
+def test_a_lost_host_is_a_healing_run_on_the_runs_page(
+    ui: DagsterPages, cluster: LocalCluster
+) -> None:
     lost = cluster.show(NAME)["workers"][0]["node"]
     workers = [worker["pid"] for worker in cluster.show(NAME)["workers"] if worker["node"] == lost]
     # A host that is gone takes along whoever would start its daemons again.
@@ -154,7 +160,9 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster
     expect(healed).to_contain_text(f"is lost with supervisor {lost}")
     expect(healed).to_contain_text("tasks moved")
     expect(healed).to_contain_text(re.compile(r"silent for \d+ s before"))
-    expect(healed.get_by_role("link")).to_have_attribute("href", re.compile(f"/runs/{run.rsplit('/', 1)[1]}"))
+    expect(healed.get_by_role("link")).to_have_attribute(
+        "href", re.compile(f"/runs/{run.rsplit('/', 1)[1]}")
+    )
 
 
 def test_a_kill_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:

@@ -117,7 +117,13 @@ async function attack() {
 @pytest.fixture
 def hostile(cluster: LocalCluster) -> Iterator[str]:
     """Address of another origin on this machine, whose page attacks the cluster."""
-    targets = [dagster_url(cluster), leader_url(cluster), supervisor_url(cluster), cluster.show(NAME)["id"], MUTATION]
+    targets = [
+        dagster_url(cluster),
+        leader_url(cluster),
+        supervisor_url(cluster),
+        cluster.show(NAME)["id"],
+        MUTATION,
+    ]
     page = f"<!DOCTYPE html><html><body><script>{SCRIPT % json.dumps(targets)}</script></body></html>".encode()
 
     class Handler(BaseHTTPRequestHandler):
@@ -148,7 +154,9 @@ def dagster_url(cluster: LocalCluster) -> str:
 
 def leader_url(cluster: LocalCluster) -> str:
     urls = [nimbus.http.rstrip("/") for nimbus in cluster.endpoints.nimbuses]
-    return next(url for url in urls if httpx.get(f"{url}/healthz", trust_env=False).json()["leader"])
+    return next(
+        url for url in urls if httpx.get(f"{url}/healthz", trust_env=False).json()["leader"]
+    )
 
 
 def supervisor_url(cluster: LocalCluster) -> str:
@@ -178,7 +186,11 @@ def state(cluster: LocalCluster) -> Any:
         blobs = nimbus.get("/v1/blobs")
         blacklist = nimbus.get("/v1/blacklist")
     return {
-        "topology": [shown["id"], shown["status"], sorted((w["node"], w["port"], w["pid"]) for w in shown["workers"])],
+        "topology": [
+            shown["id"],
+            shown["status"],
+            sorted((w["node"], w["port"], w["pid"]) for w in shown["workers"]),
+        ],
         "topologies": sorted(row["name"] for row in cluster.topologies()),
         "blobs": blobs,
         "blacklist": blacklist,
@@ -214,7 +226,10 @@ def test_what_it_tried_works_for_a_program(cluster: LocalCluster) -> None:
     )
     nimbus, topology_id = leader_url(cluster), cluster.show(NAME)["id"]
     answer = httpx.post(
-        f"{nimbus}/api/v1/topology/{topology_id}/kill/0", trust_env=False, timeout=60, follow_redirects=True
+        f"{nimbus}/api/v1/topology/{topology_id}/kill/0",
+        trust_env=False,
+        timeout=60,
+        follow_redirects=True,
     )
     assert answer.status_code == 200, answer.text
     eventually(lambda: not cluster.topologies(), 60, "the topology gone")

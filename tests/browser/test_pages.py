@@ -42,7 +42,9 @@ def make_shop(
             return running[-1]
 
         try:
-            with open_shop(tmp_path_factory.mktemp("shop"), zookeeper_server, nimbuses, **of) as made:
+            with open_shop(
+                tmp_path_factory.mktemp("shop"), zookeeper_server, nimbuses, **of
+            ) as made:
                 yield made
         finally:
             for nimbus in running[0].running:
@@ -52,7 +54,9 @@ def make_shop(
 
 
 @pytest.fixture(scope="module")
-def shop(browser: Browser, make_shop: Callable[..., AbstractContextManager[Shop]]) -> Iterator[Shop]:
+def shop(
+    browser: Browser, make_shop: Callable[..., AbstractContextManager[Shop]]
+) -> Iterator[Shop]:
     with make_shop() as made:
         yield made
 
@@ -116,7 +120,9 @@ def test_everybody_can_use_every_page(visit: Open, shop: Shop, scheme: str) -> N
         for summary in page.locator("summary").all():
             summary.click()
         violations = Axe().run(page, options=RULES).response["violations"]
-        found[path] = [f"{one['id']}: {node['html'][:200]}" for one in violations for node in one["nodes"]]
+        found[path] = [
+            f"{one['id']}: {node['html'][:200]}" for one in violations for node in one["nodes"]
+        ]
         # A narrow screen scrolls tables and graphs, never the page.
         page.set_viewport_size({"width": 380, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
@@ -130,7 +136,9 @@ def test_a_page_changes_without_taking_away_what_is_looked_at(visit: Open, shop:
     expect(page.locator("#state")).to_have_text(" · live")
     streams = page.locator("#streams")
     streams.locator("summary").click()
-    link = page.get_by_role("region", name="Components").get_by_role("link", name="enrich", exact=True)
+    link = page.get_by_role("region", name="Components").get_by_role(
+        "link", name="enrich", exact=True
+    )
     link.focus()
     page.evaluate("scrollTo(0, 300)")
     place = link.evaluate("link => link.getBoundingClientRect().top")
@@ -182,7 +190,9 @@ def test_a_page_that_is_opened_after_five_minutes_shows_them(visit: Open, shop: 
     assert shown >= 280, rows
     rates = [float(row.split()[1]) for row in rows[:-1]]
     assert all(rate > 0 for rate in rates), rows
-    assert page.locator("svg.chart .gap").count() == 3, "one in each: before the topology master began"
+    assert page.locator("svg.chart .gap").count() == 3, (
+        "one in each: before the topology master began"
+    )
 
 
 @pytest.mark.browser

@@ -29,13 +29,19 @@ from storm_rigs.chaos.workload import WordCount  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--minutes", type=float, default=None)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
-    parser.add_argument("--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}")
+    parser.add_argument(
+        "--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}"
+    )
     parser.add_argument("--supervisors", type=int, default=3)
-    parser.add_argument("--nimbuses", type=int, default=2, help="besides the one that can be cut off")
+    parser.add_argument(
+        "--nimbuses", type=int, default=2, help="besides the one that can be cut off"
+    )
     parser.add_argument("--zookeepers", type=int, default=3, choices=(1, 3, 5))
     parser.add_argument("--limit", type=int, default=4000, help="lines of each word count")
     parser.add_argument("--home", type=Path, default=None, help="keep the cluster's files there")
@@ -67,7 +73,9 @@ def main() -> int:
         ):
             chaos_run = ChaosRun(cluster, workload, seed=options.seed, log=log, faults=faults)
             rounds = options.rounds if options.rounds or options.minutes else 1
-            report = chaos_run.run(rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes)
+            report = chaos_run.run(
+                rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes
+            )
         sound = not report.violations
         seconds = time.monotonic() - began
         if options.json:

@@ -83,7 +83,10 @@ class Sampler(threading.Thread):
             if record.role == "zookeeper":
                 try:
                     found = server_metrics(f"127.0.0.1:{record.ports['client']}")
-                    watches, nodes = watches + found["zk_watch_count"], max(nodes, found["zk_znode_count"])
+                    watches, nodes = (
+                        watches + found["zk_watch_count"],
+                        max(nodes, found["zk_znode_count"]),
+                    )
                 except (OSError, KeyError):
                     watches = -1 << 30  # One of them does not answer now: the sum says nothing.
         if watches > 0:
@@ -95,11 +98,21 @@ class Sampler(threading.Thread):
 
     def _stored(self, path: Path) -> int:
         with suppress(OSError, sqlite3.Error):
-            changed = max(each.stat().st_mtime for each in (path, *path.parent.glob(f"{path.name}-wal")))
+            changed = max(
+                each.stat().st_mtime for each in (path, *path.parent.glob(f"{path.name}-wal"))
+            )
             if self._rows.get(path, (0.0, 0))[0] != changed:
                 with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)) as db:
-                    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-                    count = sum(db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables)
+                    tables = [
+                        name
+                        for (name,) in db.execute(
+                            "SELECT name FROM sqlite_master WHERE type = 'table'"
+                        )
+                    ]
+                    count = sum(
+                        db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]
+                        for name in tables
+                    )
                 self._rows[path] = changed, count
         return self._rows.get(path, (0.0, 0))[1]
 
@@ -120,13 +133,17 @@ def slopes(samples: list[tuple[float, Sample]]) -> Iterator[Row]:
             names.setdefault((role, metric), []).append(name)
     for (role, metric), summed in sorted(names.items()):
         points = [
-            (at / 3600, sum(sample[name] for name in summed)) for at, sample in samples if sample.keys() >= set(summed)
+            (at / 3600, sum(sample[name] for name in summed))
+            for at, sample in samples
+            if sample.keys() >= set(summed)
         ]
         hours, values = [at for at, _ in points], [value for _, value in points]
         if len(points) < 10:
             continue
         slope, intercept = statistics.linear_regression(hours, values)
-        rest = sum((value - intercept - slope * at) ** 2 for at, value in points) / (len(points) - 2)
+        rest = sum((value - intercept - slope * at) ** 2 for at, value in points) / (
+            len(points) - 2
+        )
         spread = sum((at - statistics.fmean(hours)) ** 2 for at in hours)
         part = max(1, len(values) // 10)
         ends = statistics.median(values[:part]), statistics.median(values[-part:])
@@ -135,30 +152,52 @@ def slopes(samples: list[tuple[float, Sample]]) -> Iterator[Row]:
 
 def show(rows: list[Row]) -> None:
     """The table, in Markdown."""
-    print("| process | metric | first | last | slope per hour | standard error |\n|---|---|--:|--:|--:|--:|")
+    print(
+        "| process | metric | first | last | slope per hour | standard error |\n|---|---|--:|--:|--:|--:|"
+    )
     for who, number, metric, first, last, slope, error in rows:
         title = who if number == 1 else f"{who} ({number})"
         digits = _OF_PROCESSES.get(metric, 0)
-        print(f"| {title} | {metric} | {first:.{digits}f} | {last:.{digits}f} | {slope:+.2f} | {error:.2f} |")
+        print(
+            f"| {title} | {metric} | {first:.{digits}f} | {last:.{digits}f} | {slope:+.2f} | {error:.2f} |"
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--minutes", type=float, default=None, help="in the place of --hours")
-    parser.add_argument("--warm-up", type=float, default=None, help="minutes that do not count; a tenth, at most 10")
+    parser.add_argument(
+        "--warm-up", type=float, default=None, help="minutes that do not count; a tenth, at most 10"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
-    parser.add_argument("--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}")
-    parser.add_argument("--samples", type=Path, default=None, help="write all samples there, as JSON")
+    parser.add_argument(
+        "--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}"
+    )
+    parser.add_argument(
+        "--samples", type=Path, default=None, help="write all samples there, as JSON"
+    )
     options = parser.parse_args()
     seconds = 3600 * options.hours if options.minutes is None else 60 * options.minutes
     warm_up = min(600.0, seconds / 10) if options.warm_up is None else 60 * options.warm_up
     named = options.faults.split(",") if options.faults else None
-    lasting = ("worker killed", "worker frozen", "supervisor frozen", "leader frozen", "follower frozen")
+    lasting = (
+        "worker killed",
+        "worker frozen",
+        "supervisor frozen",
+        "leader frozen",
+        "follower frozen",
+    )
     faults = {
         name: fault
         for name, fault in all_faults().items()
-        if (name in named if named else name in lasting or name.endswith(("cut off", "follower frozen", "quorum lost")))
+        if (
+            name in named
+            if named
+            else name in lasting or name.endswith(("cut off", "follower frozen", "quorum lost"))
+        )
     }
     began = time.monotonic()
 
@@ -168,12 +207,16 @@ def main() -> int:
     home = Path(tempfile.mkdtemp(prefix="storm-dagster-soak-"))
     log(f"seed {options.seed}; {seconds / 60:.0f} minutes in {home}; faults: {', '.join(faults)}")
     workload = WordCount(ROOT / "examples" / "wordcount.py", limit=4000)
-    with LocalCluster(home / "home", supervisors=3, slots=4, nimbuses=2, zookeepers=3, timeout=600) as cluster:
+    with LocalCluster(
+        home / "home", supervisors=3, slots=4, nimbuses=2, zookeepers=3, timeout=600
+    ) as cluster:
         with ProxiedNimbus(cluster):
             sampler = Sampler(cluster)
             sampler.start()
             try:
-                report = ChaosRun(cluster, workload, seed=options.seed, log=log, faults=faults).run(seconds=seconds)
+                report = ChaosRun(cluster, workload, seed=options.seed, log=log, faults=faults).run(
+                    seconds=seconds
+                )
             finally:
                 sampler.close()
     if options.samples is not None:

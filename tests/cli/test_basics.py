@@ -65,7 +65,9 @@ def test_every_verb_has_help_and_the_common_options() -> None:
     for name in changing:
         command = cli.get_command(context, name)
         assert command is not None
-        assert {"--dry-run", "--wait"} <= {option for parameter in command.params for option in parameter.opts}
+        assert {"--dry-run", "--wait"} <= {
+            option for parameter in command.params for option in parameter.opts
+        }
 
 
 def test_no_text_of_others_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +75,11 @@ def test_no_text_of_others_drives_the_terminal(capsys: pytest.CaptureFixture[str
     for write in (lambda: print_json(told), lambda: say(False, {}, plain(told["error"]))):
         write()
         printed = capsys.readouterr().out
-        assert not [each for each in printed if (ord(each) < 0x20 and each not in "\t\n") or 0x7F <= ord(each) < 0xA0]
+        assert not [
+            each
+            for each in printed
+            if (ord(each) < 0x20 and each not in "\t\n") or 0x7F <= ord(each) < 0xA0
+        ]
         assert "é" in printed and "\u4e2d" in printed
     print_json(told)
     assert json.loads(capsys.readouterr().out) == told
@@ -86,7 +92,9 @@ def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -
     said: list[str] = []
     with steps:
         eventually(
-            lambda: said.append(capsys.readouterr().err) or len("".join(said).splitlines()) >= 2, 60, "two lines"
+            lambda: said.append(capsys.readouterr().err) or len("".join(said).splitlines()) >= 2,
+            60,
+            "two lines",
         )
     first, second, *_ = "".join(said).splitlines()
     assert first == "rebalance words" and re.fullmatch(r"  \.\.\. assignment \d+ s", second)
@@ -99,7 +107,12 @@ def test_every_command_that_a_module_has_is_a_verb() -> None:
     for name in {module for module, _ in VERBS.values()}:
         module = importlib.import_module(f"storm_dagster.cli.{name}")
         found = [each for each in vars(module).values() if isinstance(each, click.Command)]
-        inner = [each for group in found if isinstance(group, click.Group) for each in group.commands.values()]
+        inner = [
+            each
+            for group in found
+            if isinstance(group, click.Group)
+            for each in group.commands.values()
+        ]
         commands |= {(each.name, name) for each in found if each not in inner}
     assert commands == {(name, module) for name, (module, _) in VERBS.items()}
 
@@ -135,7 +148,9 @@ def test_an_unknown_conf_key_names_the_nearest(tmp_path: Path) -> None:
 
 def test_a_bad_topology_exits_2(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1\n", encoding="utf-8")
-    done = run_cli("submit", "empty.py", "--dry-run", "--json", home=tmp_path / "home", cwd=tmp_path)
+    done = run_cli(
+        "submit", "empty.py", "--dry-run", "--json", home=tmp_path / "home", cwd=tmp_path
+    )
     assert "holds no topology" in failed(done, 2, "InvalidTopology")
 
 
@@ -145,7 +160,13 @@ def test_without_a_cluster_a_verb_says_where_it_looked(args: list[str], tmp_path
     done = run_cli(*args, "--json", *NOWHERE, home=tmp_path / "home", cwd=tmp_path)
     said = failed(done, 4, "Unavailable")
     assert f"{tmp_path / 'home'} (HOME)" in said and "http://127.0.0.1:1 (nimbus.seeds, -c)" in said
-    for remedy in ("storm-dagster dev", "--home", "STORM_DAGSTER_HOME", "--conf-dir", "-c nimbus.seeds="):
+    for remedy in (
+        "storm-dagster dev",
+        "--home",
+        "STORM_DAGSTER_HOME",
+        "--conf-dir",
+        "-c nimbus.seeds=",
+    ):
         assert remedy in said
     # It did not wait: nothing says that there is something to wait for.
     assert "waiting" not in done.err
@@ -155,11 +176,16 @@ def test_without_a_cluster_the_conf_that_named_it_is_said(tmp_path: Path) -> Non
     (tmp_path / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:1']\n", encoding="utf-8")
     done = run_cli("list", "--json", "--conf-dir", str(tmp_path), home=tmp_path / "home")
     said = failed(done, 4, "Unavailable")
-    assert f"the storm.yaml of {tmp_path}" in said and f"(nimbus.seeds, {tmp_path / 'storm.yaml'})" in said
+    assert (
+        f"the storm.yaml of {tmp_path}" in said
+        and f"(nimbus.seeds, {tmp_path / 'storm.yaml'})" in said
+    )
     assert "waiting" not in done.err
 
 
-def test_a_cluster_that_is_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_there_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any process of HOME, a nimbus that answers, or the cluster's ZooKeeper: its leader comes."""
     home = tmp_path / "home"
     nowhere = {"nimbus.seeds": ["127.0.0.1:1"], "storm.zookeeper.servers": ["127.0.0.1:1"]}
@@ -191,7 +217,10 @@ def test_status_says_what_is_wrong_with_dagster(tmp_path: Path, monkeypatch, cap
     found = ("warning", "its daemon does not report (sensor)", "start dagster-daemon")
     monkeypatch.setattr(cluster_verbs, "check_dagster", lambda conf, timeout: iter([found]))
     cluster_verbs.status.main(["--home", str(tmp_path)], standalone_mode=False)
-    assert "Dagster: its daemon does not report (sensor): start dagster-daemon" in capsys.readouterr().out
+    assert (
+        "Dagster: its daemon does not report (sensor): start dagster-daemon"
+        in capsys.readouterr().out
+    )
 
 
 def finding(done: CommandResult, check: str) -> dict[str, str]:
@@ -212,9 +241,16 @@ def test_doctor_without_a_cluster(tmp_path: Path) -> None:
 def test_doctor_has_one_finding_for_one_bad_file(tmp_path: Path) -> None:
     (tmp_path / "storm.yaml").write_text("nimbus.seeds: [\n", encoding="utf-8")
     done = run_cli("doctor", "--json", "--conf-dir", str(tmp_path), home=tmp_path)
-    rows = [row for row in done.document["findings"] if str(tmp_path / "storm.yaml") in row["found"]]
+    rows = [
+        row for row in done.document["findings"] if str(tmp_path / "storm.yaml") in row["found"]
+    ]
     assert [(row["check"], row["state"]) for row in rows] == [("conf", "broken")]
-    assert {row["check"] for row in done.document["findings"]} >= {"Java", "packages", "clock", "disk"}
+    assert {row["check"] for row in done.document["findings"]} >= {
+        "Java",
+        "packages",
+        "clock",
+        "disk",
+    }
 
 
 def test_doctor_knows_ports_that_the_cluster_itself_holds(tmp_path: Path) -> None:
@@ -222,7 +258,15 @@ def test_doctor_knows_ports_that_the_cluster_itself_holds(tmp_path: Path) -> Non
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        args = ("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE, "-c", f"nimbus.thrift.port={port}")
+        args = (
+            "doctor",
+            "--json",
+            "--conf-dir",
+            str(tmp_path),
+            *NOWHERE,
+            "-c",
+            f"nimbus.thrift.port={port}",
+        )
         assert str(port) in finding(run_cli(*args, home=tmp_path), "ports")["found"]
         record = RunFile.write(tmp_path, "nimbus", "n1", {"thrift": port})
         assert str(port) not in finding(run_cli(*args, home=tmp_path), "ports")["found"]
@@ -237,7 +281,12 @@ def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
     # The cluster of that conf has its Spark elsewhere, and a host without Java is fit for its clients.
     (tmp_path / "storm.yaml").write_text("spark.remote: sc://127.0.0.1:1\n", encoding="utf-8")
     services = ("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE)
-    assert finding(run_cli(*services, home=tmp_path, env={"JAVA_HOME": str(tmp_path)}), "Java")["state"] == "warning"
+    assert (
+        finding(run_cli(*services, home=tmp_path, env={"JAVA_HOME": str(tmp_path)}), "Java")[
+            "state"
+        ]
+        == "warning"
+    )
 
 
 def test_dev_asks_for_java_before_anything_else(tmp_path: Path) -> None:
@@ -251,7 +300,9 @@ def test_dev_names_a_taken_port(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        done = run_cli("dev", "--json", "--home", str(tmp_path), "-c", f"storm.zookeeper.port={port}")
+        done = run_cli(
+            "dev", "--json", "--home", str(tmp_path), "-c", f"storm.zookeeper.port={port}"
+        )
     message = failed(done, 4, "Unavailable")
     assert str(port) in message and "--ports auto" in message
 
@@ -262,7 +313,11 @@ def test_conf_shows_origins(tmp_path: Path) -> None:
     conf = done.document["conf"]
     assert conf["topology.workers"]["value"] == 3
     assert conf["topology.workers"]["origin"].endswith("storm.yaml")
-    assert conf["topology.acker.executors"] == {**conf["topology.acker.executors"], "value": 2, "origin": "-c"}
+    assert conf["topology.acker.executors"] == {
+        **conf["topology.acker.executors"],
+        "value": 2,
+        "origin": "-c",
+    }
     assert conf["nimbus.task.timeout.secs"]["origin"] == "default"
     assert conf["my.own"]["value"] == "x"
 
@@ -271,7 +326,9 @@ def test_the_cluster_file_decides_where_clients_look(tmp_path: Path) -> None:
     nimbus = NimbusEndpoint(thrift="127.0.0.1:1", http="http://127.0.0.1:2", pid=1)
     ClusterFile(zookeeper="127.0.0.1:3", zookeeper_root="/x", nimbuses=(nimbus,)).write(tmp_path)
     conf = cluster_conf(tmp_path)
-    assert conf["storm.zookeeper.servers"] == ["127.0.0.1:3"] and conf["nimbus.seeds"] == ["127.0.0.1:2"]
+    assert conf["storm.zookeeper.servers"] == ["127.0.0.1:3"] and conf["nimbus.seeds"] == [
+        "127.0.0.1:2"
+    ]
     assert conf.origins["nimbus.seeds"].endswith("cluster.json")
     (tmp_path / "cluster.json").write_text("{", encoding="utf-8")
     failed(run_cli("list", "--json", home=tmp_path), 6, "Corrupt")
@@ -291,7 +348,16 @@ def test_status_of_a_conf_folder_says_whom_it_asked(tmp_path: Path) -> None:
 def test_submit_dry_run_touches_nothing(tmp_path: Path) -> None:
     text = "from storm_dagster.api import *\nclass S(Spout):\n    outputs=['x']\nclass T(Topology):\n    s = S.spec(par=3)\n"
     (tmp_path / "flow.py").write_text(text, encoding="utf-8")
-    done = run_cli("submit", "flow.py", "--name", "own", "--dry-run", "--json", home=tmp_path / "h", cwd=tmp_path)
+    done = run_cli(
+        "submit",
+        "flow.py",
+        "--name",
+        "own",
+        "--dry-run",
+        "--json",
+        home=tmp_path / "h",
+        cwd=tmp_path,
+    )
     document = done.check().document
     assert document["name"] == "own" and document["dry_run"] is True
     assert document["components"] == [{"id": "s", "type": "spout", "parallelism": 3}]
@@ -312,7 +378,9 @@ def test_jar_runs_a_program_with_its_archive(tmp_path: Path) -> None:
     done = run_cli("jar", str(tmp_path / "app.jar"), "tool.main", "a", "--b", home=tmp_path).check()
     assert json.loads(done.out) == ["__main__", ["a", "--b"], str(tmp_path / "app.jar"), 5]
     assert "no module" in failed(
-        run_cli("jar", "--json", str(tmp_path / "app.jar"), "tool.gone", home=tmp_path), 2, "InvalidRequest"
+        run_cli("jar", "--json", str(tmp_path / "app.jar"), "tool.gone", home=tmp_path),
+        2,
+        "InvalidRequest",
     )
 
 
@@ -337,7 +405,11 @@ def test_run_files_match_pid_and_start(tmp_path: Path) -> None:
 
 
 def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
-    for topology_id, port, text in (("wc-1-100", 6900, "old"), ("wc-2-200", 6901, "new"), ("wcx-1-1", 6902, "x")):
+    for topology_id, port, text in (
+        ("wc-1-100", 6900, "old"),
+        ("wc-2-200", 6901, "new"),
+        ("wcx-1-1", 6902, "x"),
+    ):
         folder = tmp_path / "logs" / "workers" / topology_id / str(port)
         folder.mkdir(parents=True)
         (folder / "worker.log").write_text(f"first\n{text}\n\x1b[31mred\n", encoding="utf-8")
@@ -347,10 +419,16 @@ def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
     done = run_cli("logs", "wc", "--worker", "127.0.0.1:6901", *NOWHERE, home=tmp_path).check()
     # Nothing that a program logs drives the terminal.
     assert done.out.splitlines() == ["first", "new", "?[31mred"]
-    failed(run_cli("logs", "wc", "--worker", "h:1", "--json", *NOWHERE, home=tmp_path), 2, "InvalidRequest")
+    failed(
+        run_cli("logs", "wc", "--worker", "h:1", "--json", *NOWHERE, home=tmp_path),
+        2,
+        "InvalidRequest",
+    )
 
 
-@pytest.mark.parametrize("args", [["blob", "--json", "cat", "../x"], ["blob", "cat", "../x", "--json"]])
+@pytest.mark.parametrize(
+    "args", [["blob", "--json", "cat", "../x"], ["blob", "cat", "../x", "--json"]]
+)
 def test_common_options_stand_before_or_after_a_verb_of_a_thing(args: list[str]) -> None:
     assert "'../x'" in failed(run_cli(*args), 2, "InvalidRequest")
 
@@ -368,16 +446,23 @@ def test_a_verb_of_a_thing_that_is_wrong_says_so(args: list[str]) -> None:
     failed(run_cli(*args), 2, "InvalidRequest")
 
 
-def test_status_says_which_process_is_frozen_and_that_nobody_restarts_anything(tmp_path: Path) -> None:
+def test_status_says_which_process_is_frozen_and_that_nobody_restarts_anything(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "home"
-    with subprocess.Popen(["sleep", "600"]) as keeper, subprocess.Popen(["sleep", "600"]) as supervisor:
+    with (
+        subprocess.Popen(["sleep", "600"]) as keeper,
+        subprocess.Popen(["sleep", "600"]) as supervisor,
+    ):
         try:
             RunFile.write(home, "dev", "a", pid=keeper.pid)
             RunFile.write(home, "supervisor", "s1", pid=supervisor.pid)
 
             def status() -> tuple[dict[str, str], str]:
                 document = run_cli("status", "--json", *NOWHERE, home=home).check().document
-                return {row["role"]: row["state"] for row in document["processes"]}, "\n".join(document["advice"])
+                return {row["role"]: row["state"] for row in document["processes"]}, "\n".join(
+                    document["advice"]
+                )
 
             assert status() == ({"dev": "runs", "supervisor": "runs"}, "")
             os.kill(supervisor.pid, signal.SIGSTOP)

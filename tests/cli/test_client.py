@@ -59,7 +59,9 @@ class Peer:
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 
-    def reply(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any]:
+    def reply(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, Any]:
         if path == "/healthz":
             status = "ok" if self.leads else self.status
             return 200, {"status": status, "leader": self.leads, "leader_http": self.leader_http}
@@ -141,7 +143,9 @@ def test_what_is_waited_for_is_said_and_the_remedy_fits_what_was_seen(
     with pytest.raises(Unavailable, match="ZooKeeper does not answer; topologies pause"):
         NimbusClient(urls, patience=0.1).get("/v1/topologies")
     with pytest.raises(Unavailable, match="start it with `storm-dagster dev`"):
-        NimbusClient(["http://127.0.0.1:1"], patience=0.1, waiting=received.append).get("/v1/topologies")
+        NimbusClient(["http://127.0.0.1:1"], patience=0.1, waiting=received.append).get(
+            "/v1/topologies"
+        )
     assert len(received) == 1, "who does not wait long says nothing"
 
 
@@ -190,7 +194,9 @@ def test_a_removed_archive_is_sent_again(peers: list[Peer], archive: Archive) ->
 
 def test_a_failed_upload_is_cancelled(peers: list[Peer], archive: Archive) -> None:
     peer = peers[0]
-    peer.scripted["/v1/uploads/h1/conf"] = [(400, {"error": {"type": "InvalidRequest", "message": "no"}})]
+    peer.scripted["/v1/uploads/h1/conf"] = [
+        (400, {"error": {"type": "InvalidRequest", "message": "no"}})
+    ]
     with NimbusClient([peer.url]) as nimbus, pytest.raises(InvalidRequest):
         upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc"))
     assert ("DELETE", "/v1/uploads/h1") in peer.asked
@@ -207,14 +213,29 @@ def test_a_host_that_cannot_be_drained_is_named_with_every_reason(peers: list[Pe
     names = ("ends", "full", "moves", "other")
     peer.scripted = {
         "/v1/topologies": [(200, {"topologies": [{"name": name} for name in names]})],
-        "/v1/topologies/ends": [topology("ends", "h1"), (404, {"error": {"type": "NotAlive", "message": "gone"}})],
-        "/v1/topologies/ends/rebalance": [(404, {"error": {"type": "NotAlive", "message": "gone"}})],
+        "/v1/topologies/ends": [
+            topology("ends", "h1"),
+            (404, {"error": {"type": "NotAlive", "message": "gone"}}),
+        ],
+        "/v1/topologies/ends/rebalance": [
+            (404, {"error": {"type": "NotAlive", "message": "gone"}})
+        ],
         "/v1/topologies/full": [topology("full", "h1", "h2")],
-        "/v1/topologies/full/rebalance": [(503, {"error": {"type": "Unavailable", "message": "needs 2 slots"}})],
-        "/v1/topologies/moves": [topology("moves", "h2", "h1"), topology("moves", "h1"), topology("moves", "h2")],
-        "/v1/topologies/moves/rebalance": [(200, {"run_id": "r1", "id": "moves-1-1", "name": "moves"})],
+        "/v1/topologies/full/rebalance": [
+            (503, {"error": {"type": "Unavailable", "message": "needs 2 slots"}})
+        ],
+        "/v1/topologies/moves": [
+            topology("moves", "h2", "h1"),
+            topology("moves", "h1"),
+            topology("moves", "h2"),
+        ],
+        "/v1/topologies/moves/rebalance": [
+            (200, {"run_id": "r1", "id": "moves-1-1", "name": "moves"})
+        ],
         "/v1/topologies/other": [topology("other", "h2")],
-        "/v1/runs/r1": [(200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": []})],
+        "/v1/runs/r1": [
+            (200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": []})
+        ],
     }
     with NimbusClient([peer.url]) as nimbus:
         with pytest.raises(
@@ -225,7 +246,9 @@ def test_a_host_that_cannot_be_drained_is_named_with_every_reason(peers: list[Pe
         assert ("POST", "/v1/topologies/other/rebalance") not in peer.asked
         assert "moves:" not in str(refused.value)
         peer.scripted["/v1/topologies/moves"] = [topology("moves", "h1")]
-        with pytest.raises(Unavailable, match="moves: workers are there whose supervisor cannot stop them"):
+        with pytest.raises(
+            Unavailable, match="moves: workers are there whose supervisor cannot stop them"
+        ):
             drain_hosts(nimbus, ["h1"])
         peer.scripted["/v1/topologies"] = [(200, {"topologies": [{"name": "other"}]})]
         assert drain_hosts(nimbus, ["h1"]) == []
@@ -236,7 +259,15 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
     step = {"name": "assignment", "status": "STARTED", "seconds": None}
     peer.scripted["/v1/runs/r1"] = [
         (200, {"run_id": "r1", "status": "STARTED", "finished": False, "steps": [step]}),
-        (200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": [{**step, "status": "SUCCESS"}]}),
+        (
+            200,
+            {
+                "run_id": "r1",
+                "status": "SUCCESS",
+                "finished": True,
+                "steps": [{**step, "status": "SUCCESS"}],
+            },
+        ),
     ]
     error = {"type": "AlreadyAlive", "message": "topology 'wc' runs already"}
     peer.scripted["/v1/runs/r2"] = [
@@ -260,7 +291,9 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
             wait_for_tasks(nimbus, "wc", deadline=time.monotonic())
 
 
-def test_a_dagster_that_is_silent_for_a_while_does_not_end_the_wait_for_a_run(peers: list[Peer]) -> None:
+def test_a_dagster_that_is_silent_for_a_while_does_not_end_the_wait_for_a_run(
+    peers: list[Peer],
+) -> None:
     peer = peers[0]
     silent = (503, {"error": {"type": "Unavailable", "message": "Dagster did not answer: wait"}})
     ended = (200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": []})
@@ -269,7 +302,9 @@ def test_a_dagster_that_is_silent_for_a_while_does_not_end_the_wait_for_a_run(pe
     steps: list[tuple[str, str]] = []
     with NimbusClient([peer.url], launch_secs=30.0) as nimbus:
         deadline = time.monotonic() + 60
-        document = wait_for_run(nimbus, "r1", deadline=deadline, progress=lambda *step: steps.append(step))
+        document = wait_for_run(
+            nimbus, "r1", deadline=deadline, progress=lambda *step: steps.append(step)
+        )
     assert document["status"] == "SUCCESS"
     assert steps == [("Dagster", "does not respond"), ("Dagster", "SUCCESS")]
     with NimbusClient([peer.url], launch_secs=0.5) as nimbus:
@@ -278,19 +313,27 @@ def test_a_dagster_that_is_silent_for_a_while_does_not_end_the_wait_for_a_run(pe
 
 
 def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:
-    conf = load_cluster_conf(None, {"nimbus.seeds": ["a", "b:1", "http://c:2/"], "nimbus.http.port": 9})
+    conf = load_cluster_conf(
+        None, {"nimbus.seeds": ["a", "b:1", "http://c:2/"], "nimbus.http.port": 9}
+    )
     assert seed_urls(conf) == ["http://a:9", "http://b:1", "http://c:2"]
     # With TLS nothing goes to http unless somebody wrote it, and then the client refuses to.
     secured = conf.with_values({"storm.tls.ca": "ca.pem"}, "test")
     assert seed_urls(secured) == ["https://a:9", "https://b:1", "http://c:2"]
 
 
-def test_a_kill_has_ended_when_its_topology_is_gone_whoever_has_the_name_by_then(peers: list[Peer]) -> None:
+def test_a_kill_has_ended_when_its_topology_is_gone_whoever_has_the_name_by_then(
+    peers: list[Peer],
+) -> None:
     peer = peers[0]
     answer = {"id": "wc-1-100", "name": "wc", "status": "KILLED", "run_id": None}
     peer.scripted["/v1/topologies/wc/kill"] = [(202, answer)]
-    peer.scripted["/v1/topologies/wc-1-100"] = [(404, {"error": {"type": "NotAlive", "message": "no such topology"}})]
-    peer.scripted["/v1/topologies/wc"] = [(200, {"id": "wc-2-200", "name": "wc", "status": "ACTIVE"})]
+    peer.scripted["/v1/topologies/wc-1-100"] = [
+        (404, {"error": {"type": "NotAlive", "message": "no such topology"}})
+    ]
+    peer.scripted["/v1/topologies/wc"] = [
+        (200, {"id": "wc-2-200", "name": "wc", "status": "ACTIVE"})
+    ]
     with NimbusClient([peer.url]) as nimbus:
         killed = change_topology(nimbus, "wc", verb="kill", timeout=5.0)
     assert (killed.id, killed.status) == ("wc-1-100", "KILLED")

@@ -47,7 +47,9 @@ class Nimbus:
         self.asked.append((method, path, params))
         first = "after" not in params
         letters = [letter(1, replayed_ms=1_795_384_091_540), letter(2)] if first else [letter(3)]
-        return httpx.Response(200, json={"id": "wc-1-1", "letters": letters, "next": "7:2" if first else None})
+        return httpx.Response(
+            200, json={"id": "wc-1-1", "letters": letters, "next": "7:2" if first else None}
+        )
 
 
 @pytest.fixture
@@ -63,8 +65,14 @@ def run(*argv: str) -> Any:
 
 def test_a_page_is_listed(nimbus: Nimbus) -> None:
     done = run("wc", "--component", "lines")
-    assert nimbus.asked == [("GET", "/v1/topologies/wc/dead-letters", {"component": "lines", "limit": "100"})]
-    assert "ValueError: bad" in done.output and "split[2]" in done.output and "more: --after 7:2" in done.output
+    assert nimbus.asked == [
+        ("GET", "/v1/topologies/wc/dead-letters", {"component": "lines", "limit": "100"})
+    ]
+    assert (
+        "ValueError: bad" in done.output
+        and "split[2]" in done.output
+        and "more: --after 7:2" in done.output
+    )
     assert len(json.loads(run("wc", "--json").output)["letters"]) == 2
 
 
@@ -78,5 +86,9 @@ def test_all_are_exported_as_lines(nimbus: Nimbus, tmp_path: Path) -> None:
 
 def test_all_are_emitted_again(nimbus: Nimbus) -> None:
     assert run("wc", "--replay").output == "3 dead letters of wc-1-1 are emitted again\n"
-    assert nimbus.asked[1] == ("POST", "/v1/topologies/wc/dead-letters/replay", {"limit": "1000", "after": "7:2"})
+    assert nimbus.asked[1] == (
+        "POST",
+        "/v1/topologies/wc/dead-letters/replay",
+        {"limit": "1000", "after": "7:2"},
+    )
     assert CliRunner().invoke(dead_letters, ["wc", "--replay", "--export", "-"]).exit_code != 0

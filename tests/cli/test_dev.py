@@ -28,12 +28,15 @@ def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
     pid_file = tmp_path / "pid"
     out = tmp_path / "out"
     options = f"--json --ports auto --home {home} -c spark.remote={NO_SPARK} --supervisors 1"
-    script = (
-        f"{sys.executable} -m storm_dagster dev {options} > {out} 2> {tmp_path / 'err'} & echo $! > {pid_file}; wait"
-    )
+    script = f"{sys.executable} -m storm_dagster dev {options} > {out} 2> {tmp_path / 'err'} & echo $! > {pid_file}; wait"
     shell = subprocess.Popen(["bash", "-c", script], start_new_session=True)
     try:
-        eventually(lambda: out.exists() and out.read_text().rstrip().endswith("}"), 200, "the cluster", interval=0.2)
+        eventually(
+            lambda: out.exists() and out.read_text().rstrip().endswith("}"),
+            200,
+            "the cluster",
+            interval=0.2,
+        )
         assert json.loads(out.read_text())["supervisors"][0]["id"] == "s1"
         assert len(processes_of(home)) >= 5
         os.kill(int(pid_file.read_text()), number)

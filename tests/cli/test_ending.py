@@ -25,7 +25,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts Python code as a process of the cluster in ``tmp_path``."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def go(code: str, role: str | None = None, name: str = "0", mark: str = "") -> subprocess.Popen[bytes]:
+    def go(
+        code: str, role: str | None = None, name: str = "0", mark: str = ""
+    ) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
             [sys.executable, "-c", "import signal, os, sys, time, subprocess\n" + code],
             env={**os.environ, "STORM_DAGSTER_HOME": str(tmp_path), CLUSTER_MARK: mark},
@@ -57,7 +59,11 @@ def gone(child: subprocess.Popen[bytes]) -> bool:
 
 
 def test_all_are_ended_and_files_removed(tmp_path: Path, start: Start) -> None:
-    children = [start(SLEEP, "nimbus", "n1"), start(SLEEP, "worker", "s1-6900"), start(STUBBORN, "spark")]
+    children = [
+        start(SLEEP, "nimbus", "n1"),
+        start(SLEEP, "worker", "s1-6900"),
+        start(STUBBORN, "spark"),
+    ]
     assert end_cluster(tmp_path, grace=1.0) == []
     assert all(gone(child) for child in children)
     assert list((tmp_path / "run").iterdir()) == []
@@ -125,7 +131,9 @@ def test_a_dead_daemon_is_started_again_and_its_leftovers_end(tmp_path: Path) ->
 
     def starts(count: int) -> list[list[int]]:
         lines = log.read_text().splitlines() if log.exists() else []
-        return [[int(part) for part in line.split()] for line in lines] if len(lines) >= count else []
+        return (
+            [[int(part) for part in line.split()] for line in lines] if len(lines) >= count else []
+        )
 
     try:
         (first, child), *_ = eventually(lambda: starts(1), what="the first start")

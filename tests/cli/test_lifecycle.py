@@ -20,7 +20,13 @@ from storm_dagster.api import TaskState
 from storm_dagster.cli.dev.ending import family
 from storm_dagster.model import paths
 from storm_dagster.model.endpoints import ClusterFile
-from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, InvalidTopology, NotAlive, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    InvalidRequest,
+    InvalidTopology,
+    NotAlive,
+    Unavailable,
+)
 from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.testing.cluster import LocalCluster, run_cli
@@ -37,7 +43,10 @@ ALONE = ["--conf", "topology.master.single.worker=true"]
 SMALL = ["--conf", "wordcount.files=3", "--conf", "wordcount.limit=300"]
 SECRET, PASSWORD = "planted-secret-of-the-cluster-4711", "planted-zookeeper-password"
 GIVEN = "nimbus.monitor.backstop.secs"
-TASK_STATS = {*("emitted", "transferred", "executed", "acked", "failed"), *("execute_ms", "process_ms", "complete_ms")}
+TASK_STATS = {
+    *("emitted", "transferred", "executed", "acked", "failed"),
+    *("execute_ms", "process_ms", "complete_ms"),
+}
 
 
 class ReadyCluster(LocalCluster):
@@ -72,16 +81,28 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
         return sorted(str(server_mode(host, int(port))) for host, _, port in servers)
 
     # Each is asked for a second; Spark starts meanwhile.
-    eventually(lambda: modes() == ["follower", "follower", "leader"], 60, "the modes of all servers")
+    eventually(
+        lambda: modes() == ["follower", "follower", "leader"], 60, "the modes of all servers"
+    )
     assert endpoints.dagster is not None
     token = cluster.cli("token", "create", "--scope", "admin", "--expires", "1h")["token"]
-    query = {"query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"}
+    query = {
+        "query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
+    }
     url, headers = f"{endpoints.dagster.url}/graphql", {"Authorization": f"Bearer {token}"}
     answer = httpx.post(url, json=query, headers=headers, timeout=60, trust_env=False).json()
     assert answer["data"]["repositoriesOrError"]["nodes"] == [{"location": {"name": "storm"}}]
     document = json.loads((cluster.home / "cluster.json").read_text())
     assert set(document) == {
-        *("zookeeper", "zookeeper_root", "nimbuses", "supervisors", "dagster", "spark", "zookeeper_pid")
+        *(
+            "zookeeper",
+            "zookeeper_root",
+            "nimbuses",
+            "supervisors",
+            "dagster",
+            "spark",
+            "zookeeper_pid",
+        )
     }
 
 
@@ -89,7 +110,14 @@ def test_status_tells_what_runs(cluster: LocalCluster) -> None:
     document = cluster.cli("status")
     assert document["running"] and document["leader"] == cluster.endpoints.nimbuses[0].http
     roles = {row["role"] for row in document["processes"] if row["alive"]}
-    assert {"dev", "zookeeper", "nimbus", "supervisor", "dagster-webserver", "dagster-daemon"} <= roles
+    assert {
+        "dev",
+        "zookeeper",
+        "nimbus",
+        "supervisor",
+        "dagster-webserver",
+        "dagster-daemon",
+    } <= roles
 
 
 def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) -> None:
@@ -103,11 +131,19 @@ def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) 
     ("key", "value", "said"),
     [
         ("dagster.location", "elsewhere", ["dagster.location is 'elsewhere'", "'storm'"]),
-        ("dagster.graphql.url", "http://127.0.0.1:9/graphql", ["http://127.0.0.1:9/graphql", "set dagster.gr"]),
+        (
+            "dagster.graphql.url",
+            "http://127.0.0.1:9/graphql",
+            ["http://127.0.0.1:9/graphql", "set dagster.gr"],
+        ),
         *(
             pytest.param(*more, marks=pytest.mark.long)
             for more in (
-                ("dagster.repository", "other", ["dagster.repository is 'other'", "__repository__"]),
+                (
+                    "dagster.repository",
+                    "other",
+                    ["dagster.repository is 'other'", "__repository__"],
+                ),
                 (
                     "dagster.graphql.url",
                     "{url}/nothing",
@@ -117,7 +153,9 @@ def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) 
         ),
     ],
 )
-def test_doctor_names_what_is_wrong_with_dagster(cluster: LocalCluster, key: str, value: str, said: list[str]) -> None:
+def test_doctor_names_what_is_wrong_with_dagster(
+    cluster: LocalCluster, key: str, value: str, said: list[str]
+) -> None:
     assert cluster.endpoints.dagster is not None
     given = f"{key}={value.format(url=cluster.endpoints.dagster.url)}"
 
@@ -135,7 +173,14 @@ def test_doctor_asks_whether_the_invariants_hold(cluster: LocalCluster) -> None:
     sound = cluster.cli("doctor", "--invariants", "--settle", "1")
     assert sound["ok"] and sound["violations"] == [] and sound["looks"] >= 2
     assert set(sound["rules"].values()) == {f"I{number}" for number in range(1, 9)}
-    base = StormBase(name="ghost", launch_time_secs=0, status="ACTIVE", workers=1, executors={"a": 1}, token="nobody")
+    base = StormBase(
+        name="ghost",
+        launch_time_secs=0,
+        status="ACTIVE",
+        workers=1,
+        executors={"a": 1},
+        token="nobody",
+    )
     path = paths.topology("ghost-1-1700000000")
     with StormClusterState.open(cluster.conf.values) as state:
         state.state.create_node(path, encode_record(base))
@@ -148,7 +193,10 @@ def test_doctor_asks_whether_the_invariants_hold(cluster: LocalCluster) -> None:
     assert {("I3", "base_implies_published"), ("I4", "blobs_present")} <= found.keys()
     ghost = found["I3", "base_implies_published"]
     assert ghost["thing"] == "topology ghost-1-1700000000"
-    assert "no task table and no assignment" in ghost["reason"] and "submit it again" in ghost["remedy"]
+    assert (
+        "no task table and no assignment" in ghost["reason"]
+        and "submit it again" in ghost["remedy"]
+    )
 
 
 def test_a_second_dev_is_refused(cluster: LocalCluster) -> None:
@@ -163,14 +211,39 @@ def test_conf_given_to_dev_reaches_clients(cluster: LocalCluster) -> None:
 
 def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
     # Dagster's first run of a busy machine may be launched too late: then the same token is sent again.
-    command = (str(WORDCOUNT), "--name", "wc", "--token", "first", "--conf", "topology.workers=2", *SMALL, *ALONE)
-    done = eventually(lambda: cluster.cli("submit", *command), 300, "the first submission", ignore=(Unavailable,))
+    command = (
+        str(WORDCOUNT),
+        "--name",
+        "wc",
+        "--token",
+        "first",
+        "--conf",
+        "topology.workers=2",
+        *SMALL,
+        *ALONE,
+    )
+    done = eventually(
+        lambda: cluster.cli("submit", *command), 300, "the first submission", ignore=(Unavailable,)
+    )
     assert set(done) == {"id", "name", "status", "run_id", "seconds"}
     assert done["name"] == "wc" and done["status"] == "ACTIVE" and done["id"].startswith("wc-")
     shown = cluster.cli("show", "wc")
-    assert shown["id"] == done["id"] and len(shown["workers"]) == 3, "its own two, and the topology master's"
-    assert {"id", "name", "status", "uptime_secs", "workers", "tasks", "components", "errors"} <= set(shown)
-    assert all(task["status"] == "running" and set(task["stats"]) >= TASK_STATS for task in shown["tasks"])
+    assert shown["id"] == done["id"] and len(shown["workers"]) == 3, (
+        "its own two, and the topology master's"
+    )
+    assert {
+        "id",
+        "name",
+        "status",
+        "uptime_secs",
+        "workers",
+        "tasks",
+        "components",
+        "errors",
+    } <= set(shown)
+    assert all(
+        task["status"] == "running" and set(task["stats"]) >= TASK_STATS for task in shown["tasks"]
+    )
     assert cluster.cli("explain", "wc")["planner"] == "pyspark"
     row = cluster.cli("list")["topologies"][0]
     assert set(row) >= {"id", "name", "status", "uptime_secs", "workers", "executors", "tasks"}
@@ -179,13 +252,18 @@ def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
 
 def test_pages_and_pictures_show_the_topology(cluster: LocalCluster) -> None:
     svg = cluster.cli("visualize", "wc")["svg"]
-    assert svg.startswith("<svg ") and all(f">{name}<" in svg for name in ("lines", "split", "count"))
+    assert svg.startswith("<svg ") and all(
+        f">{name}<" in svg for name in ("lines", "split", "count")
+    )
     with cluster.nimbus() as nimbus:
         assert 'href="/topologies/wc"' in nimbus.request("GET", "/").text
         for path in ("/topologies/wc", "/topologies/wc/placement", "/hosts"):
             assert "split" in nimbus.request("GET", path).text, path
         jobs = nimbus.request("GET", "/topologies/wc").text
-    assert f"{cluster.endpoints.dagster.url.rstrip('/')}/locations/storm/jobs/rebalance_topology/playground" in jobs
+    assert (
+        f"{cluster.endpoints.dagster.url.rstrip('/')}/locations/storm/jobs/rebalance_topology/playground"
+        in jobs
+    )
 
 
 def test_every_line_is_acked_and_no_task_fails(cluster: LocalCluster) -> None:
@@ -229,13 +307,25 @@ def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
             links = process.net_connections(kind="inet")
         except psutil.Error:
             continue
-        sockets |= {link.laddr.port: link.laddr.ip for link in links if link.status == psutil.CONN_LISTEN}
+        sockets |= {
+            link.laddr.port: link.laddr.ip for link in links if link.status == psutil.CONN_LISTEN
+        }
     ours = cluster.endpoints
-    expected = {int(ours.zookeeper.rpartition(":")[2]), int(ours.nimbuses[0].thrift.rpartition(":")[2])}
-    expected |= {int(url.rpartition(":")[2]) for url in (ours.nimbuses[0].http, ours.dagster.url, ours.spark.remote)}
+    expected = {
+        int(ours.zookeeper.rpartition(":")[2]),
+        int(ours.nimbuses[0].thrift.rpartition(":")[2]),
+    }
+    expected |= {
+        int(url.rpartition(":")[2])
+        for url in (ours.nimbuses[0].http, ours.dagster.url, ours.spark.remote)
+    }
     expected |= {worker["port"] for worker in cluster.show("wc")["workers"]}
     assert expected <= set(sockets)
-    assert {port: ip for port, ip in sockets.items() if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")} == {}
+    assert {
+        port: ip
+        for port, ip in sockets.items()
+        if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")
+    } == {}
 
 
 def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
@@ -257,7 +347,9 @@ def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
         else:
             assert not any(secret.encode() in raw for secret in (SECRET, PASSWORD, token)), path
     specs = list(files_below(cluster.home, "workers/*/SPEC.json"))
-    assert specs and not any(SECRET in spec.read_text() for spec in specs), "user code never gets the secret"
+    assert specs and not any(SECRET in spec.read_text() for spec in specs), (
+        "user code never gets the secret"
+    )
     for verb in (["conf"], ["conf", "storm.secret"], ["status"], ["show", "wc"]):
         shown = str(cluster.cli(*verb))
         assert SECRET not in shown and PASSWORD not in shown
@@ -293,7 +385,9 @@ def test_the_same_token_is_the_same_topology_and_another_is_refused(cluster: Loc
 
 
 def test_a_wrong_conf_is_refused_before_anything_runs(cluster: LocalCluster) -> None:
-    done = cluster.cli("submit", str(WORDCOUNT), "--name", "x", "--conf", "topology.wrokers=2", check=False)
+    done = cluster.cli(
+        "submit", str(WORDCOUNT), "--name", "x", "--conf", "topology.wrokers=2", check=False
+    )
     assert done.code == 2 and "topology.workers" in done.document["error"]["message"]
     with pytest.raises(InvalidTopology):
         cluster.cli("submit", str(WORDCOUNT), "--name", "12345", *SMALL)
@@ -314,16 +408,26 @@ def test_a_rebalance_changes_workers_and_executors(cluster: LocalCluster) -> Non
     assert sum(task["component"] == "split" for task in shown["tasks"]) == 3
 
 
-def test_an_upgrade_replaces_one_worker_and_then_the_others(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_an_upgrade_replaces_one_worker_and_then_the_others(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     def workers(status: str) -> list[dict[str, Any]] | None:
         """Those of the topology's own tasks, once it has that status and each shows the version of its code."""
         shown = cluster.show("wc")
-        master = next(task["id"] for task in shown["tasks"] if task["component"] == "__topology_master")
+        master = next(
+            task["id"] for task in shown["tasks"] if task["component"] == "__topology_master"
+        )
         found = [worker for worker in shown["workers"] if master not in worker["tasks"]]
-        return found if shown["status"] == status and all(worker["version"] for worker in found) else None
+        return (
+            found
+            if shown["status"] == status and all(worker["version"] for worker in found)
+            else None
+        )
 
     def versions(status: str) -> list[str]:
-        found = eventually(lambda: workers(status), 120, f"wc {status}", ignore=(Unavailable,), interval=0.2)
+        found = eventually(
+            lambda: workers(status), 120, f"wc {status}", ignore=(Unavailable,), interval=0.2
+        )
         return [worker["version"] for worker in found or ()]
 
     (old,) = set(versions("ACTIVE"))
@@ -337,7 +441,10 @@ def test_an_upgrade_replaces_one_worker_and_then_the_others(cluster: LocalCluste
 
     def again() -> bool:
         same = [worker for worker in workers("UPGRADING") or () if worker["port"] == victim["port"]]
-        return [worker["version"] for worker in same] == [old] and same[0]["pid"] not in (None, victim["pid"])
+        return [worker["version"] for worker in same] == [old] and same[0]["pid"] not in (
+            None,
+            victim["pid"],
+        )
 
     eventually(again, 60, "the killed worker with the former code", ignore=(Unavailable,))
     cluster.cli("gray-upgrade", "wc", "-n", "9")
@@ -345,7 +452,14 @@ def test_an_upgrade_replaces_one_worker_and_then_the_others(cluster: LocalCluste
 
 
 def test_output_for_people_has_no_traceback(cluster: LocalCluster) -> None:
-    for args in (["list"], ["show", "wc"], ["supervisors"], ["nimbuses"], ["status"], ["explain", "wc"]):
+    for args in (
+        ["list"],
+        ["show", "wc"],
+        ["supervisors"],
+        ["nimbuses"],
+        ["status"],
+        ["explain", "wc"],
+    ):
         done = run_cli(*args, home=cluster.home).check()
         assert done.out.strip() and "Traceback" not in done.err
 
@@ -400,7 +514,11 @@ def test_a_daemon_that_dies_is_started_again_on_its_ports(cluster: LocalCluster)
     eventually(leads, 60, "a leader again")
     after = cluster.endpoints
     assert after.zookeeper == before.zookeeper and after.nimbuses[0].http == before.nimbuses[0].http
-    eventually(lambda: cluster.endpoints.nimbuses[0].pid != before.nimbuses[0].pid, 10, "the new pid in the file")
+    eventually(
+        lambda: cluster.endpoints.nimbuses[0].pid != before.nimbuses[0].pid,
+        10,
+        "the new pid in the file",
+    )
 
 
 def test_stop_ends_what_a_killed_dev_left(cluster: LocalCluster) -> None:

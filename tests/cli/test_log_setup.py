@@ -26,7 +26,10 @@ except ValueError:
 
 def test_a_traceback_names_lines_but_no_values_of_local_variables(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), "text"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, str(tmp_path), "text"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (file,) = (tmp_path / "logs").iterdir()
     for text in (file.read_text(encoding="utf-8"), ended.stderr):
@@ -38,13 +41,19 @@ def test_a_traceback_names_lines_but_no_values_of_local_variables(tmp_path: Path
 
 def test_json_logs_have_a_document_in_each_line(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), "json"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, str(tmp_path), "json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (file,) = (tmp_path / "logs").iterdir()
     for text in (file.read_text(encoding="utf-8"), ended.stderr):
         (line,) = text.splitlines()
         document = json.loads(line)
-        assert document["message"] == "a request failed" and "ValueError: refused" in document["exception"]
+        assert (
+            document["message"] == "a request failed"
+            and "ValueError: refused" in document["exception"]
+        )
         assert {key: document[key] for key in ("role", "id", "level", "topology")} == {
             "role": "nimbus",
             "id": "n1",

@@ -26,7 +26,9 @@ def test_a_line_for_each_kind_of_latency(capsys: pytest.CaptureFixture[str]) -> 
     }
     _print_loads(document)
     printed = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line]
+    rows = [
+        [cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line
+    ]
     rows, lags = rows[:-2], rows[-2:]
     assert lags == [["idle", "orders[0]", "12", "3.50"], ["idle", "orders[1]", "0", "-"]]
     assert rows[-3:] == [
@@ -38,9 +40,16 @@ def test_a_line_for_each_kind_of_latency(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_finding_is_a_line_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    finding = {"severity": "warning", "text": "count is the bottleneck.", "remedy": "make it faster\x1b[31m"}
+    finding = {
+        "severity": "warning",
+        "text": "count is the bottleneck.",
+        "remedy": "make it faster\x1b[31m",
+    }
     _print_findings({"findings": [finding]})
-    assert capsys.readouterr().out == "warning: count is the bottleneck. What to do: make it faster?[31m.\n"
+    assert (
+        capsys.readouterr().out
+        == "warning: count is the bottleneck. What to do: make it faster?[31m.\n"
+    )
     _print_findings({})
     assert capsys.readouterr().out == ""
 

@@ -77,8 +77,12 @@ def test_placements_run_on_the_workers_also_after_a_part_was_killed(tmp_path: Pa
         replaced(cluster, "spark-worker", "2")
         eventually(lambda: executors(cluster) == both, 180, "executors from the new master")
         secrets = [path.read_text() for path in home.glob("spark/**/spark.properties")]
-        (secret,) = {line for text in secrets for line in text.splitlines() if "authenticate.secret" in line}
-        assert len(secrets) == 4 and not any(secret.partition("=")[2] in line for line in processes_of(home))
+        (secret,) = {
+            line for text in secrets for line in text.splitlines() if "authenticate.secret" in line
+        }
+        assert len(secrets) == 4 and not any(
+            secret.partition("=")[2] in line for line in processes_of(home)
+        )
         log = (home / "logs" / "dev-0.out").read_text(encoding="utf-8", errors="replace")
     assert processes_of(home) == [], log
     assert list((home / "run").iterdir()) == []
@@ -102,20 +106,41 @@ def test_who_lacks_the_secret_does_not_join(tmp_path: Path) -> None:
         start(tmp_path / "own", "master", "--port", str(port), "--ui-port", str(page))
 
         def members() -> list[dict[str, Any]]:
-            return httpx.get(f"http://127.0.0.1:{page}/json/", trust_env=False, timeout=10).json()["workers"]
+            return httpx.get(f"http://127.0.0.1:{page}/json/", trust_env=False, timeout=10).json()[
+                "workers"
+            ]
 
-        eventually(lambda: members() == [], 90, "the master", ignore=(httpx.HTTPError,), interval=0.5)
-        worker, _ = start(tmp_path / "own", "worker", "-c", master, "--cores", "1", "--memory", "256m")
-        _, refused = start(tmp_path / "other", "worker", "-c", master, "--cores", "1", "--memory", "512m")
-        eventually(lambda: "Failed to connect to master" in refused.read_text(), 90, "a refusal", interval=0.5)
+        eventually(
+            lambda: members() == [], 90, "the master", ignore=(httpx.HTTPError,), interval=0.5
+        )
+        worker, _ = start(
+            tmp_path / "own", "worker", "-c", master, "--cores", "1", "--memory", "256m"
+        )
+        _, refused = start(
+            tmp_path / "other", "worker", "-c", master, "--cores", "1", "--memory", "512m"
+        )
+        eventually(
+            lambda: "Failed to connect to master" in refused.read_text(),
+            90,
+            "a refusal",
+            interval=0.5,
+        )
         eventually(members, 90, "the worker with the secret", interval=0.5)
         assert [(each["cores"], each["memory"]) for each in members()] == [(1, 256)]
-        listening = [each.laddr for each in psutil.Process(worker.pid).net_connections() if each.status == "LISTEN"]
+        listening = [
+            each.laddr
+            for each in psutil.Process(worker.pid).net_connections()
+            if each.status == "LISTEN"
+        ]
         assert {each.ip for each in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
         answers: list[int] = []
         for each in listening:
             try:
-                answers.append(httpx.get(f"http://127.0.0.1:{each.port}/", trust_env=False, timeout=10).status_code)
+                answers.append(
+                    httpx.get(
+                        f"http://127.0.0.1:{each.port}/", trust_env=False, timeout=10
+                    ).status_code
+                )
             except httpx.HTTPError:
                 continue  # the port of its messages
         assert answers == [403]

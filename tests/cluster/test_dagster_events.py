@@ -52,7 +52,11 @@ class Dagster:
         return f"http://127.0.0.1:{self.port}/graphql"
 
     def start(self) -> None:
-        command = [str(Path(sys.executable).with_name("dagster-webserver")), "-f", str(self.home / "lake_defs.py")]
+        command = [
+            str(Path(sys.executable).with_name("dagster-webserver")),
+            "-f",
+            str(self.home / "lake_defs.py"),
+        ]
         with (self.home / "webserver.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "-h", "127.0.0.1", "-p", str(self.port)],
@@ -91,11 +95,16 @@ def running(home: Path) -> Iterator[Dagster]:
         dagster.stop()
 
 
-def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_server: str, zk_root: str) -> None:
+def test_every_acked_hour_is_in_dagster_whoever_dies(
+    tmp_path: Path, zookeeper_server: str, zk_root: str
+) -> None:
     """Each kill comes while events are under way; at every look, what is acked is stored."""
     lake = tmp_path / "lake"
     lake.mkdir()
-    with running(tmp_path / "dagster") as dagster, dg.DagsterInstance.from_config(str(dagster.home)) as instance:
+    with (
+        running(tmp_path / "dagster") as dagster,
+        dg.DagsterInstance.from_config(str(dagster.home)) as instance,
+    ):
         host, _, port = zookeeper_server.rpartition(":")
         conf = {
             "storm.zookeeper.port": int(port),
@@ -121,7 +130,9 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_s
             assert not missing, f"acked, and not in Dagster: {sorted(missing)}"
             return len(done) > least
 
-        with Daemons(tmp_path / "home", [host], nimbuses=2, supervisors=1, slots=1, conf=conf) as daemons:
+        with Daemons(
+            tmp_path / "home", [host], nimbuses=2, supervisors=1, slots=1, conf=conf
+        ) as daemons:
             target = f"{Path(__file__).parent / 'topologies' / 'hours.py'}:HoursTopology"
             topology_id = daemons.submit(target, "hours", conf={"hours.folder": str(lake)})
             ((pid, token),) = daemons.wait_running(topology_id).values()
@@ -129,11 +140,19 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_s
 
             unauthorized = {"events": []}
             path = f"{daemons.url(daemons.leader())}/v1/topologies/hours/events"
-            refused = httpx.post(path, json=unauthorized, headers={"Authorization": "Bearer x"}, trust_env=False)
+            refused = httpx.post(
+                path, json=unauthorized, headers={"Authorization": "Bearer x"}, trust_env=False
+            )
             assert refused.status_code == 401, "only live workers of the topology may report"
             known = {"Authorization": f"Bearer {token}"}
-            assert httpx.post(path, json=unauthorized, headers=known, trust_env=False).json()["stored"] == []
-            assert httpx.post(path, json={"events": 1}, headers=known, trust_env=False).status_code == 400
+            assert (
+                httpx.post(path, json=unauthorized, headers=known, trust_env=False).json()["stored"]
+                == []
+            )
+            assert (
+                httpx.post(path, json={"events": 1}, headers=known, trust_env=False).status_code
+                == 400
+            )
 
             leader = daemons.leader()
             daemons.kill("nimbus", leader)
@@ -143,12 +162,20 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_s
 
             dagster.stop()
             quiet = {one for one in acked() if one % 3}
-            eventually(lambda: len({one for one in acked() if one % 3} - quiet) > 20, 60, "the stream goes on")
+            eventually(
+                lambda: len({one for one in acked() if one % 3} - quiet) > 20,
+                60,
+                "the stream goes on",
+            )
             waiting = set(range(max(acked()))) - acked()
             assert waiting and all(one % 3 == 0 for one in waiting), "only tuples with events wait"
             os.kill(pid, signal.SIGKILL)
             daemons.heal()
-            eventually(lambda: {one for one, _ in daemons.wait_running(topology_id).values()} != {pid}, 90, "its heir")
+            eventually(
+                lambda: {one for one, _ in daemons.wait_running(topology_id).values()} != {pid},
+                90,
+                "its heir",
+            )
             dagster.start()
             (lake / "end").touch()
             eventually(lambda: whole(0) and waiting <= set(stored()), 120, "what waited is stored")

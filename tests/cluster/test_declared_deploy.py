@@ -18,7 +18,13 @@ from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
 
 KEY = dg.AssetKey(["topologies", "wc"])
 NEWER, NEWEST = "\nVERSION = 2\n", "\nVERSION = 3\n"
@@ -72,7 +78,9 @@ class Shop:
             .resolve_job_def(job)
             .execute_in_process(
                 instance=self.instance,
-                tags={**request.tags, "dagster/sensor_name": "declared_topologies_sensor"} if request else None,
+                tags={**request.tags, "dagster/sensor_name": "declared_topologies_sensor"}
+                if request
+                else None,
                 asset_selection=request.asset_selection if request else None,
                 raise_on_error=False,
             )
@@ -91,7 +99,9 @@ class Shop:
         # Nothing is evaluated again while nothing changes.
         drift = self.checks["as_declared"].metadata["drift"].records
         assert self.checks["as_declared"].passed == (not drift)
-        return {str(row.data["what"]): str(row.data["how"]) for row in drift}, list(answer.run_requests or ())
+        return {str(row.data["what"]): str(row.data["how"]) for row in drift}, list(
+            answer.run_requests or ()
+        )
 
     def schedule(self) -> Any:
         with dg.build_schedule_context(instance=self.instance) as context:
@@ -102,12 +112,16 @@ class Shop:
         event = self.instance.get_latest_materialization_event(KEY)
         assert event is not None and event.asset_materialization is not None
         (spec,) = [spec for spec in self.defs().resolve_all_asset_specs() if spec.key == KEY]
-        return spec.code_version, (event.asset_materialization.tags or {}).get("dagster/code_version")
+        return spec.code_version, (event.asset_materialization.tags or {}).get(
+            "dagster/code_version"
+        )
 
     def workers(self) -> dict[str, str]:
         """``host:port`` -> version of the code that the worker runs, the topology master's left out."""
         document = self.cluster.wait_running("wc", 120)
-        master = next(task["id"] for task in document["tasks"] if task["component"] == "__topology_master")
+        master = next(
+            task["id"] for task in document["tasks"] if task["component"] == "__topology_master"
+        )
         return {
             f"{worker['host']}:{worker['port']}": worker["version"]
             for worker in document["workers"]
@@ -168,7 +182,9 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     (request,) = shop.look()[1]
     failed = shop.run("deploy_declared", request)
     assert not failed.success and "rolled back" in failure_text(failed)
-    assert eventually(lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5)
+    assert eventually(
+        lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5
+    )
     drift, requests = shop.look()
     assert set(drift) == {"code"} and requests == []
 
@@ -208,7 +224,9 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
 
 
-def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster: LocalCluster) -> None:
+def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
+    shop: Shop, cluster: LocalCluster
+) -> None:
     shop.declare(deploy="hot")
     assert shop.run("deploy_wc").success
     first_id = cluster.wait_running("wc")["id"]
@@ -221,7 +239,10 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster
     (request,) = requests
     assert isinstance(shop.schedule(), dg.RunRequest)
     with ThreadPoolExecutor() as pool:
-        both = [pool.submit(shop.run, "deploy_declared", request), pool.submit(shop.run, "deploy_wc")]
+        both = [
+            pool.submit(shop.run, "deploy_declared", request),
+            pool.submit(shop.run, "deploy_wc"),
+        ]
         for done in [each.result() for each in both]:
             assert done.success, failure_text(done)
     second_id = cluster.wait_running("wc")["id"]

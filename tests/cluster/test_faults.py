@@ -44,7 +44,12 @@ def submit(cluster: LocalCluster, name: str, *, rate: int = 500) -> dict[str, An
 
 
 def wait_for_some(cluster: LocalCluster, name: str, lines: int) -> None:
-    eventually(lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
+    eventually(
+        lambda: WORDS.progress(cluster, name)[0] >= lines,
+        60,
+        f"{lines} lines of {name}",
+        interval=0.1,
+    )
 
 
 def wait_for_all(cluster: LocalCluster, name: str) -> None:
@@ -61,7 +66,9 @@ def pids(document: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.long  # tests/cli/test_lifecycle.py and tests/worker/test_state_processes.py kill one in every run
-def test_a_worker_killed_while_counting_costs_no_count(cluster: LocalCluster, expected: Counter[str]) -> None:
+def test_a_worker_killed_while_counting_costs_no_count(
+    cluster: LocalCluster, expected: Counter[str]
+) -> None:
     submit(cluster, "worker")
     wait_for_some(cluster, "worker", 500)
     before = cluster.show("worker")
@@ -74,7 +81,14 @@ def test_a_worker_killed_while_counting_costs_no_count(cluster: LocalCluster, ex
 
     def again() -> bool:
         now = cluster.show("worker")
-        same = next((w for w in now["workers"] if (w["node"], w["port"]) == (victim["node"], victim["port"])), None)
+        same = next(
+            (
+                w
+                for w in now["workers"]
+                if (w["node"], w["port"]) == (victim["node"], victim["port"])
+            ),
+            None,
+        )
         return same is not None and same["pid"] not in (None, victim["pid"])
 
     eventually(again, 30, "the worker in its old slot", ignore=(StormDagsterError,), interval=0.1)
@@ -102,7 +116,9 @@ def test_a_supervisor_killed_alone_moves_nothing_and_adopts_its_workers(
 
 
 @pytest.mark.chaos
-def test_a_zookeeper_outage_pauses_and_restarts_nothing(cluster: LocalCluster, expected: Counter[str]) -> None:
+def test_a_zookeeper_outage_pauses_and_restarts_nothing(
+    cluster: LocalCluster, expected: Counter[str]
+) -> None:
     submit(cluster, "zookeeper")
     wait_for_some(cluster, "zookeeper", 200)
     shown = cluster.wait_running("zookeeper")
@@ -117,18 +133,29 @@ def test_a_zookeeper_outage_pauses_and_restarts_nothing(cluster: LocalCluster, e
         process.resume()
     wait_for_all(cluster, "zookeeper")
     assert WORDS.counts(cluster, "zookeeper") == expected
-    eventually(lambda: pids(cluster.show("zookeeper")) == before, 60, "the same workers", ignore=(StormDagsterError,))
-    after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("zookeeper")["tasks"]}
+    eventually(
+        lambda: pids(cluster.show("zookeeper")) == before,
+        60,
+        "the same workers",
+        ignore=(StormDagsterError,),
+    )
+    after = {
+        task["id"]: (task["node"], task["port"]) for task in cluster.show("zookeeper")["tasks"]
+    }
     assert after == placed, "nothing may move because ZooKeeper was away"
     cluster.cli("kill", "zookeeper", "-w", "0")
 
 
 @pytest.mark.long
-def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(cluster: LocalCluster) -> None:
+def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(
+    cluster: LocalCluster,
+) -> None:
     cluster.cli("submit", f"{FLAKY}:Flaky", "--name", "flaky")
 
     def all_acked() -> bool:
-        return any(state.get("acked") == 3_000 for state in task_states(cluster, "flaky", "numbers"))
+        return any(
+            state.get("acked") == 3_000 for state in task_states(cluster, "flaky", "numbers")
+        )
 
     eventually(all_acked, 60, "every number acked", interval=0.2)
 
@@ -168,4 +195,6 @@ def test_a_lost_host_is_healed_by_the_sensor(cluster: LocalCluster, expected: Co
     after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("host")["tasks"]}
     for task in before["tasks"]:
         if task["id"] in kept:
-            assert after[task["id"]] == (task["node"], task["port"]), "a task that lived must not move"
+            assert after[task["id"]] == (task["node"], task["port"]), (
+                "a task that lived must not move"
+            )

@@ -109,7 +109,12 @@ class Shop:
         """The long run, which has the only place in the queue until :meth:`release`."""
         (self.folder / "release").unlink(missing_ok=True)
         run_id = self.dagster.launch("long_report")
-        eventually(lambda: self.status(run_id) == dg.DagsterRunStatus.STARTED, 120, "the long run", interval=0.2)
+        eventually(
+            lambda: self.status(run_id) == dg.DagsterRunStatus.STARTED,
+            120,
+            "the long run",
+            interval=0.2,
+        )
         return run_id
 
     def release(self) -> None:
@@ -166,7 +171,16 @@ def shop(zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def submit(shop: Shop, name: str, *options: str) -> None:
-    done = run_cli("submit", "--json", f"{STEADY}:Steady", "--name", name, "--conf-dir", shop.conf_dir, *options)
+    done = run_cli(
+        "submit",
+        "--json",
+        f"{STEADY}:Steady",
+        "--name",
+        name,
+        "--conf-dir",
+        shop.conf_dir,
+        *options,
+    )
     done.check()
 
 
@@ -188,7 +202,9 @@ def test_the_leader_heals_and_runs_of_storm_pass_those_that_wait(shop: Shop) -> 
         lambda: node not in shop.nodes("numbers"), 240, "live workers elsewhere", interval=0.5,
         ignore=(AssertionError, StormDagsterError),
     )  # fmt: skip
-    (healing,) = eventually(lambda: shop.runs("reassign_topologies"), 60, "the run that heals", interval=0.5)
+    (healing,) = eventually(
+        lambda: shop.runs("reassign_topologies"), 60, "the run that heals", interval=0.5
+    )
     assert shop.status(longest) == dg.DagsterRunStatus.STARTED
     assert healing.status == dg.DagsterRunStatus.QUEUED
     healed = shop.topology("numbers")
@@ -196,7 +212,9 @@ def test_the_leader_heals_and_runs_of_storm_pass_those_that_wait(shop: Shop) -> 
     # A submission says why it does not start, and how to change that.
     with pytest.raises(Unavailable, match=r"still QUEUED .*concurrency\.runs\.max_concurrent_runs"):
         submit(shop, "more", "--timeout", "5")
-    (submission,) = [run for run in shop.runs("submit_topology") if run.tags["storm/topology"] == "more"]
+    (submission,) = [
+        run for run in shop.runs("submit_topology") if run.tags["storm/topology"] == "more"
+    ]
     assert {shop.status(run) for run in waiting} == {dg.DagsterRunStatus.QUEUED}
 
     # Once there is room, healing comes first, then the submission, then what waited longer than both.
@@ -204,7 +222,9 @@ def test_the_leader_heals_and_runs_of_storm_pass_those_that_wait(shop: Shop) -> 
     order = [longest, healing.run_id, submission.run_id, *waiting]
     for run_id in order:
         shop.dagster.wait_success(run_id)
-    assert [shop.started(run_id) for run_id in order[:4]] == sorted(shop.started(run_id) for run_id in order[:4])
+    assert [shop.started(run_id) for run_id in order[:4]] == sorted(
+        shop.started(run_id) for run_id in order[:4]
+    )
     assert shop.started(submission.run_id) < min(shop.started(run_id) for run_id in waiting)
     eventually(lambda: shop.nodes("more"), 120, "more", ignore=(AssertionError,))
     now = shop.topology("numbers")
@@ -219,7 +239,9 @@ def test_a_deploy_of_a_declared_topology_makes_room_for_its_own_submission(shop:
             run_cli("kill", "--json", name, "-w", "0", "--conf-dir", shop.conf_dir).check()
     shop.dagster.run("deploy_sums")
     eventually(lambda: shop.nodes("sums"), 120, "sums", ignore=(AssertionError,), interval=0.5)
-    (submission,) = [run for run in shop.runs("submit_topology") if run.tags["storm/topology"] == "sums"]
+    (submission,) = [
+        run for run in shop.runs("submit_topology") if run.tags["storm/topology"] == "sums"
+    ]
     shop.dagster.wait_success(submission.run_id)
     # The sensor records what the run could not wait for.
     key = dg.AssetKey(["topologies", "sums"])

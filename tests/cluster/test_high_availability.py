@@ -92,7 +92,9 @@ class AvailabilityWorld:
 
     def undisturbed(self) -> None:
         """The steady topology runs on, in the very same processes, and goes on counting."""
-        assert self.daemons.wait_running(self.steady) == self.workers, "no worker may have been restarted or moved"
+        assert self.daemons.wait_running(self.steady) == self.workers, (
+            "no worker may have been restarted or moved"
+        )
         before = self.acked()
         eventually(lambda: self.acked() > before, 60, "numbers on their way")
 
@@ -115,15 +117,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AvailabilityWorl
             )
         )
         links = {
-            nimbus: [stack.enter_context(FaultProxy(member.host, member.client)) for member in zookeeper.members]
+            nimbus: [
+                stack.enter_context(FaultProxy(member.host, member.client))
+                for member in zookeeper.members
+            ]
             for nimbus in ("n1", "n2", "n3")
         }
         daemons = stack.enter_context(
             Daemons(
-                folder / "home", zookeeper.addresses, nimbuses=3, supervisors=2, slots=3, conf=CONF,
+                folder / "home",
+                zookeeper.addresses,
+                nimbuses=3,
+                supervisors=2,
+                slots=3,
+                conf=CONF,
                 links={nimbus: [link.address for link in own] for nimbus, own in links.items()},
             )
-        )  # fmt: skip
+        )
         made = AvailabilityWorld(zookeeper, daemons, links, network)
         made.steady = daemons.submit(STEADY, "steady")
         made.workers = daemons.wait_running(made.steady)
@@ -189,7 +199,9 @@ def zookeeper_follower_killed(world: AvailabilityWorld) -> Callable[[], None]:
 
 def _another_leads(world: AvailabilityWorld, old: int) -> None:
     def others() -> bool:
-        return any(world.zookeeper.mode(m.id) == "leader" for m in world.zookeeper.members if m.id != old)
+        return any(
+            world.zookeeper.mode(m.id) == "leader" for m in world.zookeeper.members if m.id != old
+        )
 
     eventually(others, 90, "another ZooKeeper server leading")
 
@@ -237,7 +249,9 @@ def supervisor_killed(world: AvailabilityWorld) -> Callable[[], None]:
 def supervisor_frozen(world: AvailabilityWorld) -> Callable[[], None]:
     def gone() -> None:
         with world.daemons.cluster() as cluster:
-            eventually(lambda: "s2" not in cluster.load_view().supervisors, 60, "the end of its session")
+            eventually(
+                lambda: "s2" not in cluster.load_view().supervisors, 60, "the end of its session"
+            )
 
     return _hold(world.daemons.frozen("supervisor", "s2"), gone)
 
@@ -250,10 +264,19 @@ def _network(world: AvailabilityWorld) -> Network:
 
 TROUBLE = [leader_killed]
 MORE_TROUBLE = [
-    leader_cut_off, zookeeper_leader_killed, leader_frozen, follower_killed, follower_frozen, follower_cut_off, zookeeper_leader_frozen,
-    zookeeper_leader_cut_off, zookeeper_follower_killed, zookeeper_follower_cut_off, supervisor_killed,
+    leader_cut_off,
+    zookeeper_leader_killed,
+    leader_frozen,
+    follower_killed,
+    follower_frozen,
+    follower_cut_off,
+    zookeeper_leader_frozen,
+    zookeeper_leader_cut_off,
+    zookeeper_follower_killed,
+    zookeeper_follower_cut_off,
+    supervisor_killed,
     supervisor_frozen,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +303,9 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
 
     def submit() -> None:
         try:
-            answer.append(daemons.submit(STEADY, name, checkpoint=stand_still, conf={"topology.workers": 1}))
+            answer.append(
+                daemons.submit(STEADY, name, checkpoint=stand_still, conf={"topology.workers": 1})
+            )
         except Exception as error:
             answer.append(error)
 
@@ -304,7 +329,11 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
 
         def epoch_of_who_leads() -> int | None:
             now = cluster.epoch()
-            return now[0] if now and [daemons.url(id) for id in daemons.leaders()] == [now[1].http] else None
+            return (
+                now[0]
+                if now and [daemons.url(id) for id in daemons.leaders()] == [now[1].http]
+                else None
+            )
 
         epoch = eventually(epoch_of_who_leads, 60, "one leader, whose epoch it is")
     assert {view.topologies[id].base.name for id in view.topologies} == {"steady", name}
@@ -317,7 +346,9 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
         lifecycle.kill(ctx, name, 0)
 
 
-def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: AvailabilityWorld) -> None:
+def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(
+    world: AvailabilityWorld,
+) -> None:
     """Requests that wait in its socket are answered with an error by the deposed leader."""
     daemons = world.daemons
     old = daemons.leader()
@@ -325,11 +356,19 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: Avail
     answers: list[httpx.Response] = []
 
     def ask(method: str, path: str, **more: Any) -> None:
-        answers.append(httpx.request(method, f"{daemons.url(old)}{path}", timeout=120, trust_env=False, **more))
+        answers.append(
+            httpx.request(method, f"{daemons.url(old)}{path}", timeout=120, trust_env=False, **more)
+        )
 
     asking = [
-        threading.Thread(target=ask, args=("POST", "/v1/topologies/steady/deactivate"), kwargs={"json": {}}),
-        threading.Thread(target=ask, args=("POST", "/v1/topologies/steady/kill"), kwargs={"json": {"wait_secs": 0}}),
+        threading.Thread(
+            target=ask, args=("POST", "/v1/topologies/steady/deactivate"), kwargs={"json": {}}
+        ),
+        threading.Thread(
+            target=ask,
+            args=("POST", "/v1/topologies/steady/kill"),
+            kwargs={"json": {"wait_secs": 0}},
+        ),
         threading.Thread(
             target=ask,
             args=("PUT", "/v1/blobs/upload.late.archive"),
@@ -345,7 +384,9 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: Avail
     assert len(answers) == 3
     assert all(answer.status_code in (409, 503) for answer in answers), [a.text for a in answers]
     eventually(lambda: daemons.leaders() == [new], 60, "one leader")
-    late = httpx.head(f"{daemons.url(new)}/v1/blobs/upload.late.archive", timeout=60, trust_env=False)
+    late = httpx.head(
+        f"{daemons.url(new)}/v1/blobs/upload.late.archive", timeout=60, trust_env=False
+    )
     assert late.status_code == 404
     with daemons.cluster() as cluster:
         assert cluster.load_view().topologies[world.steady].base.status == "ACTIVE"
@@ -370,8 +411,9 @@ def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: AvailabilityWorl
     with daemons.cluster() as cluster:
         eventually(
             lambda: all(len(cluster.state.get_children(paths.blob(key))) == 3 for key in keys),
-            60, "three registered copies of each",
-        )  # fmt: skip
+            60,
+            "three registered copies of each",
+        )
     world.undisturbed()
     world.sound()
 
@@ -382,7 +424,9 @@ def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unava
     daemons, zookeeper = world.daemons, world.zookeeper
     leader = daemons.leader()
     key = jar_key(world.steady)
-    content = httpx.get(f"{daemons.url(leader)}/v1/blobs/{key}", timeout=60, trust_env=False).content
+    content = httpx.get(
+        f"{daemons.url(leader)}/v1/blobs/{key}", timeout=60, trust_env=False
+    ).content
     with daemons.operations() as ctx:
         lost = [zookeeper.leader(), eventually(zookeeper.followers, 60, "a follower")[0]]
         for server in lost:
@@ -391,10 +435,15 @@ def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unava
             eventually(lambda: not daemons.leaders(), 60, "nobody acting as leader")
             for nimbus in daemons.nimbuses:
                 eventually(
-                    lambda nimbus=nimbus: (daemons.health(nimbus) or {}).get("status") == "no connection to ZooKeeper",
-                    60, f"what {nimbus} says of it",
-                )  # fmt: skip
-                blob = httpx.get(f"{daemons.url(nimbus)}/v1/blobs/{key}", timeout=60, trust_env=False)
+                    lambda nimbus=nimbus: (
+                        (daemons.health(nimbus) or {}).get("status") == "no connection to ZooKeeper"
+                    ),
+                    60,
+                    f"what {nimbus} says of it",
+                )
+                blob = httpx.get(
+                    f"{daemons.url(nimbus)}/v1/blobs/{key}", timeout=60, trust_env=False
+                )
                 assert blob.status_code == 200 and blob.content == content
             for method, path, body in (
                 ("POST", "/v1/uploads", None),
@@ -402,9 +451,14 @@ def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unava
                 ("POST", "/v1/topologies/steady/deactivate", {}),
                 ("PUT", "/v1/blobs/upload.k.archive", None),
             ):
-                refused = httpx.request(method, f"{daemons.url(leader)}{path}", json=body, timeout=60, trust_env=False)
+                refused = httpx.request(
+                    method, f"{daemons.url(leader)}{path}", json=body, timeout=60, trust_env=False
+                )
                 error = refused.json()["error"]
-                assert (refused.status_code, error["type"]) == (503, "Unavailable"), (path, refused.text)
+                assert (refused.status_code, error["type"]) == (503, "Unavailable"), (
+                    path,
+                    refused.text,
+                )
             with pytest.raises(Unavailable):
                 lifecycle.deactivate(ctx, "steady")
             eventually(lambda: world.statuses() == {"paused"}, 60, "its workers paused")

@@ -13,7 +13,13 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.testing.cluster import LocalCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
 
 WORD_COUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 
@@ -32,7 +38,9 @@ def test_the_first_run_starts_it_and_its_jobs_stop_and_start_it(cluster: LocalCl
     defs = build_storm_defs(home=str(cluster.home), spawn=True, local_cluster=True, tick_secs=0.0)
     with dg.DagsterInstance.ephemeral() as instance:
 
-        def run(job: str, partition: str | None = None, **config: object) -> dg.ExecuteInProcessResult:
+        def run(
+            job: str, partition: str | None = None, **config: object
+        ) -> dg.ExecuteInProcessResult:
             op = "storm__topology_conf" if job == "submit_topology" else f"{job}_op"
             return defs.resolve_job_def(job).execute_in_process(
                 instance=instance,

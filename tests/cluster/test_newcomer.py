@@ -22,7 +22,13 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.newcomer import PACKAGE, NewcomerProject, inventory
 from storm_rigs.stock_dagster import StockDagster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(1800),
+]
 
 LOCATION = f"{PACKAGE}.definitions"
 REPORT = dg.AssetKey("clicks_report")
@@ -37,10 +43,17 @@ class NewcomersDagster(StockDagster):
         report, began = self.made(dg.AssetKey("price_report")), time.time()
         done: dict[str, Any] = {job: self.run(job) for job in ("nightly", "prices_job")}
         done["daily_job"] = self.run("daily_job", **{"dagster/partition": "2024-01-02"})
-        eventually(lambda: self.made(dg.AssetKey("price_report")) > report, 240, "the eager report", interval=1)
+        eventually(
+            lambda: self.made(dg.AssetKey("price_report")) > report,
+            240,
+            "the eager report",
+            interval=1,
+        )
 
         def ticked() -> list[dict[str, Any]]:
-            return [t for t in self.ticks("tidy_schedule") if t["timestamp"] > began and t["runIds"]]
+            return [
+                t for t in self.ticks("tidy_schedule") if t["timestamp"] > began and t["runIds"]
+            ]
 
         def tidied() -> list[Counter[str]]:
             runs = [self.instance.get_run_by_id(run) for tick in ticked() for run in tick["runIds"]]
@@ -53,7 +66,9 @@ class NewcomersDagster(StockDagster):
         return done
 
 
-def own(had: dict[str, dict[str, Any]], has: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def own(
+    had: dict[str, dict[str, Any]], has: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """The part of the present definitions that was there before."""
     return {kind: {name: has[kind].get(name) for name in names} for kind, names in had.items()}
 
@@ -92,7 +107,9 @@ def test_a_stock_project_with_storm_and_without(
         had, day = stock.shown(), stock.day()
         assert not (stock.home / "dagster.yaml").exists()
         assert day["runs of a tick"] == {("SUCCESS", 1)} and day["price reports"] == 1
-        assert day["nightly"]["STEP_WORKER_STARTING"] == 2, "the project's own executor runs its jobs"
+        assert day["nightly"]["STEP_WORKER_STARTING"] == 2, (
+            "the project's own executor runs its jobs"
+        )
 
         # Three lines and a declared topology. Whoever reads the project finds all that was there.
         project.add_storm(cluster.home, **declared)
@@ -104,7 +121,9 @@ def test_a_stock_project_with_storm_and_without(
         stock.run("deploy_clicks")
         before = pids(cluster)
         assert len(before) == 3
-        eventually(lambda: stock.made(REPORT) == 1, 240, "the eager asset behind the topology", interval=1)
+        eventually(
+            lambda: stock.made(REPORT) == 1, 240, "the eager asset behind the topology", interval=1
+        )
 
         # A host is lost: its supervisor and its workers are killed. All tasks run again, elsewhere or restarted.
         node = next(iter(before.values()))
@@ -118,23 +137,38 @@ def test_a_stock_project_with_storm_and_without(
         )  # fmt: skip
         # The user's Dagster does all that it did, beside a topology.
         assert stock.day() == day
-        assert (stock.made(REPORT), stock.made(TOPOLOGY)) == (1, 1), "a healed topology is no new version"
+        assert (stock.made(REPORT), stock.made(TOPOLOGY)) == (1, 1), (
+            "a healed topology is no new version"
+        )
 
         # Changed code is deployed once the definitions are loaded again, and asked for downstream once.
         (old,) = running_conf(cluster)
         project.add_storm(cluster.home, "\nVERSION = 2\n", **declared)
         stock.reload()
-        eventually(lambda: stock.made(REPORT) == 2, 420, "the eager asset behind the changed topology", interval=1)
+        eventually(
+            lambda: stock.made(REPORT) == 2,
+            420,
+            "the eager asset behind the changed topology",
+            interval=1,
+        )
         (new,) = running_conf(cluster)
         assert new != old
 
         # Ended by hand, it stays ended: the deploy schedule ticks, and nothing is submitted.
         stock.run("kill_clicks")
-        eventually(lambda: cluster.topologies() == [], 240, "the end", ignore=(StormDagsterError,), interval=1)
+        eventually(
+            lambda: cluster.topologies() == [],
+            240,
+            "the end",
+            ignore=(StormDagsterError,),
+            interval=1,
+        )
         since = time.time()
 
         def skipped() -> list[dict[str, Any]]:
-            ticks = [tick for tick in stock.ticks("deploy_clicks_schedule") if tick["timestamp"] > since]
+            ticks = [
+                tick for tick in stock.ticks("deploy_clicks_schedule") if tick["timestamp"] > since
+            ]
             assert not [tick for tick in ticks if tick["runIds"]], ticks
             return [tick for tick in ticks if tick["status"] == "SKIPPED"]
 

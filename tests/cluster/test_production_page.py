@@ -20,7 +20,13 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.hosts import Hosts
 from storm_rigs.postgres import PostgresServer
 
-pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.timeout(900),
+]
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "production.md").read_text(encoding="utf-8")
@@ -39,7 +45,11 @@ def commands(section: str) -> list[tuple[str, str]]:
     """(host, command) of a section's console blocks, in order; what root does is left out but for ``systemctl``."""
     (text,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M)
     found = re.findall(r"^(\w+)@(\w+)\$ (.*)$", text, flags=re.M)
-    return [(host, command) for user, host, command in found if user != "root" or command.startswith("systemctl ")]
+    return [
+        (host, command)
+        for user, host, command in found
+        if user != "root" or command.startswith("systemctl ")
+    ]
 
 
 @pytest.fixture
@@ -71,7 +81,9 @@ def place_files(hosts: Hosts, postgres_port: int) -> None:
     for file, text in texts.items():
         if file.endswith(".service"):
             hosts.unit(file, text)
-    (code,) = re.findall(r"```python\n(# hello\.py\n.*?)```", (DOCS / "index.md").read_text(), flags=re.S)
+    (code,) = re.findall(
+        r"```python\n(# hello\.py\n.*?)```", (DOCS / "index.md").read_text(), flags=re.S
+    )
     hosts.write(CLIENT, "/home/hello.py", code)
 
 
@@ -100,10 +112,19 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
             return False
         return ask(hosts, "doctor")["ok"]
 
-    eventually(healthy, 300, "a leader, both supervisors, an armed sensor, Spark", interval=1, ignore=(AssertionError,))
+    eventually(
+        healthy,
+        300,
+        "a leader, both supervisors, an armed sensor, Spark",
+        interval=1,
+        ignore=(AssertionError,),
+    )
     said = follow(hosts, "Check the cluster")
     print(*said.values(), sep="\n")
-    found = {(row["check"], row["state"], untimed(row["found"])) for row in ask(hosts, "doctor")["findings"]}
+    found = {
+        (row["check"], row["state"], untimed(row["found"]))
+        for row in ask(hosts, "doctor")["findings"]
+    }
     assert found_on_the_page(hosts) <= found
 
     submitted, shown = follow(hosts, "The first submission").values()
@@ -112,7 +133,11 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
 
     # Restarted at once, it may lead again.
     hosts.kill(leading_host(hosts), "storm@nimbus")
-    hosts.run(CLIENT, "storm-dagster submit hello.py --name again --conf-dir /etc/storm_dagster", timeout=300)
+    hosts.run(
+        CLIENT,
+        "storm-dagster submit hello.py --name again --conf-dir /etc/storm_dagster",
+        timeout=300,
+    )
     assert ask(hosts, "status")["leader"]
     runs(hosts, "again")
     runs(hosts, "hello")

@@ -17,7 +17,14 @@ import psutil
 import pytest
 
 from storm_dagster.client.uploads import upload
-from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    InvalidRequest,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.processes import RunFile
 from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.testing.cluster import LocalCluster
@@ -49,7 +56,12 @@ def submit(cluster: LocalCluster, name: str, *, rate: int = 250) -> dict[str, An
 
 
 def some(cluster: LocalCluster, name: str, lines: int = 200) -> None:
-    eventually(lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
+    eventually(
+        lambda: WORDS.progress(cluster, name)[0] >= lines,
+        60,
+        f"{lines} lines of {name}",
+        interval=0.1,
+    )
 
 
 def exact(cluster: LocalCluster, name: str, expected: Counter[str]) -> None:
@@ -110,7 +122,9 @@ def family(record: RunFile) -> list[psutil.Process]:
 def hosts(cluster: LocalCluster, document: dict[str, Any], nodes: set[str]) -> list[psutil.Process]:
     """Supervisors and workers of those nodes: what stands still when their machines do."""
     supervisors = [psutil.Process(p.pid) for p in daemons(cluster, "supervisor", ids=nodes)]
-    return supervisors + [psutil.Process(w["pid"]) for w in document["workers"] if w["node"] in nodes]
+    return supervisors + [
+        psutil.Process(w["pid"]) for w in document["workers"] if w["node"] in nodes
+    ]
 
 
 def owners(cluster: LocalCluster, name: str) -> bool:
@@ -138,7 +152,9 @@ def tally(cluster: LocalCluster) -> tuple[int, int, int]:
 
 
 @pytest.mark.long
-def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_blobs_and_the_blacklist_are_operated_by_verbs(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     content = tmp_path / "content"
     content.write_bytes(bytes(range(256)) * 400)
     stored = cluster.cli("blob", "put", "mine", str(content))
@@ -147,7 +163,11 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tm
     copy = tmp_path / "copy"
     cluster.cli("blob", "cat", "mine", "-o", str(copy))
     assert copy.read_bytes() == content.read_bytes()
-    for key, doing in (("staging.t.record", "put"), ("upload.x.conf", "put"), ("wc-1-100-stormjar.jar", "put")):
+    for key, doing in (
+        ("staging.t.record", "put"),
+        ("upload.x.conf", "put"),
+        ("wc-1-100-stormjar.jar", "put"),
+    ):
         with pytest.raises(InvalidRequest):
             cluster.cli("blob", doing, key, str(content))
     assert cluster.cli("blob", "delete", "mine")["deleted"] is True
@@ -171,11 +191,19 @@ def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
     with contextlib.ExitStack() as bound:
         probes = [bound.enter_context(socket.create_server(("127.0.0.2", 0))) for _ in range(5)]
         http, *slots = (probe.getsockname()[1] for probe in probes)
-    extra = [f"supervisor.http.port={http}", f"supervisor.slots.ports={slots}", "storm.local.hostname=127.0.0.2"]
+    extra = [
+        f"supervisor.http.port={http}",
+        f"supervisor.slots.ports={slots}",
+        "storm.local.hostname=127.0.0.2",
+    ]
     argv += [word for each in extra for word in ("-c", each)]
     process = subprocess.Popen(argv, env=psutil.Process(like.pid).environ())
     try:
-        eventually(lambda: "s9" in {one["id"] for one in cluster.cli("supervisors")["supervisors"]}, 30, "s9")
+        eventually(
+            lambda: "s9" in {one["id"] for one in cluster.cli("supervisors")["supervisors"]},
+            30,
+            "s9",
+        )
         submit(cluster, "drained", rate=50)
         before = cluster.show("drained")
         assert "127.0.0.2" in {worker["host"] for worker in before["workers"]}
@@ -196,10 +224,14 @@ def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.long  # in one process they are in every run: tests/operations/test_duplicate_names.py
-def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     bundle = bundle_target(str(SLOW), (), folder=tmp_path, home=cluster.home)
     with cluster.nimbus() as nimbus:
-        uploaded = upload(nimbus, archive=bundle.archive, conf={"topology.workers": 1}, topology=bundle.topology)
+        uploaded = upload(
+            nimbus, archive=bundle.archive, conf={"topology.workers": 1}, topology=bundle.topology
+        )
 
     def submit(number: int) -> str:
         request = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}
@@ -219,7 +251,9 @@ def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(cluster: LocalC
 
     results = eventually(round_of_submissions, 120, "one submission taken")
     assert results is not None
-    assert [times for answer, times in results.items() if answer.startswith("taken")] == [1], results
+    assert [times for answer, times in results.items() if answer.startswith("taken")] == [1], (
+        results
+    )
     assert results["refused"] >= 50, results
     cluster.wait_running("contested", timeout=120)
     assert [row["name"] for row in cluster.topologies()] == ["contested"]
@@ -232,7 +266,11 @@ def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster)
     with pytest.raises(Conflict, match="is alive"):
         cluster.cli("blob", "delete", f"{topology_id}-stormjar.jar")
     for arguments, kind, says in (
-        (("rebalance", "slow", "-n", "9", "-e", "count=20"), Unavailable, "needs 9 slots, 8 are free"),
+        (
+            ("rebalance", "slow", "-n", "9", "-e", "count=20"),
+            Unavailable,
+            "needs 9 slots, 8 are free",
+        ),
         (("rebalance", "slow", "-e", "nosuch=2"), InvalidRequest, "no component 'nosuch'"),
         (("rebalance", "slow", "-e", "count=0"), InvalidRequest, "1 or more"),
         (("rebalance", "slow", "-n", "-1"), InvalidRequest, "-1"),
@@ -307,7 +345,9 @@ def test_a_frozen_host_is_healed_once_and_its_workers_end_when_it_wakes(
 
 
 @pytest.mark.chaos
-def test_mass_loss_pauses_healing_and_raises_an_alarm(cluster: LocalCluster, expected: Counter[str]) -> None:
+def test_mass_loss_pauses_healing_and_raises_an_alarm(
+    cluster: LocalCluster, expected: Counter[str]
+) -> None:
     before = submit(cluster, "mass")
     some(cluster, "mass")
     runs = heal_runs(cluster)
@@ -323,7 +363,9 @@ def test_mass_loss_pauses_healing_and_raises_an_alarm(cluster: LocalCluster, exp
     # What came back is what was there: nothing moved.
     eventually(lambda: owners(cluster, "mass"), 60, "all tasks again", ignore=(StormDagsterError,))
     assert pids(cluster.show("mass")) == pids(before)
-    eventually(lambda: cluster.cli("status")["alarm"] is None, 60, "the end of the alarm", interval=0.5)
+    eventually(
+        lambda: cluster.cli("status")["alarm"] is None, 60, "the end of the alarm", interval=0.5
+    )
     query = """{ assetOrError(assetKey: {path: ["storm", "cluster", "supervisors"]}) {
       ... on Asset { assetObservations(limit: 50) { description } } } }"""
 
@@ -339,7 +381,9 @@ def test_mass_loss_pauses_healing_and_raises_an_alarm(cluster: LocalCluster, exp
 
 
 @pytest.mark.chaos
-def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expected: Counter[str]) -> None:
+def test_without_dagster_the_leader_heals_and_obeys(
+    cluster: LocalCluster, expected: Counter[str]
+) -> None:
     before = submit(cluster, "alone")
     some(cluster, "alone")
     runs = heal_runs(cluster)
@@ -369,7 +413,9 @@ def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expec
         seen = ask_dagster(cluster, query)["assetOrError"]["assetMaterializations"]
         return any("reassigned by the leader" in (event["description"] or "") for event in seen)
 
-    eventually(reported, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5)
+    eventually(
+        reported, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5
+    )
     assert heal_runs(cluster) == runs, "Dagster, back again, has nothing to heal"
     cluster.cli("kill", "alone", "-w", "0")
 

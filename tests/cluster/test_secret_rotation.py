@@ -16,10 +16,24 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.workload import WordCount
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
 
 WORDS = WordCount(Path(__file__).parents[2] / "examples" / "wordcount.py", files=12, limit=8_000)
-DAEMONS = ("nimbus", "supervisor", "spark", "warm-runs", "dagster-code", "dagster-daemon", "dagster-webserver")
+DAEMONS = (
+    "nimbus",
+    "supervisor",
+    "spark",
+    "warm-runs",
+    "dagster-code",
+    "dagster-daemon",
+    "dagster-webserver",
+)
 
 
 def restart_daemons(cluster: LocalCluster) -> None:
@@ -28,13 +42,17 @@ def restart_daemons(cluster: LocalCluster) -> None:
         for record in cluster.processes(role):
             # Spark's server may take its time over sessions that are open.
             cluster.kill(role, record.id, signal.SIGKILL if role == "spark" else signal.SIGTERM)
-            eventually(lambda record=record: not record.alive(), 60, f"the end of {role} {record.id}")
+            eventually(
+                lambda record=record: not record.alive(), 60, f"the end of {role} {record.id}"
+            )
 
     def answers() -> bool:
         status = cluster.cli("status")
         return status["leader"] is not None and status["dagster"]["state"] == "ok"
 
-    eventually(answers, 120, "answers of nimbus and Dagster", ignore=(StormDagsterError,), interval=0.5)
+    eventually(
+        answers, 120, "answers of nimbus and Dagster", ignore=(StormDagsterError,), interval=0.5
+    )
 
 
 def test_the_secret_changes_under_a_counting_topology(tmp_path: Path) -> None:
@@ -54,7 +72,9 @@ def test_the_secret_changes_under_a_counting_topology(tmp_path: Path) -> None:
         know(new, old)
         restart_daemons(cluster)
         cluster.cli("zookeeper", "secure")
-        assert {worker["pid"] for worker in cluster.wait_running("words")["workers"]} == pids, "no worker was ended"
+        assert {worker["pid"] for worker in cluster.wait_running("words")["workers"]} == pids, (
+            "no worker was ended"
+        )
 
         know(new)
         restart_daemons(cluster)
@@ -74,5 +94,10 @@ def test_the_secret_changes_under_a_counting_topology(tmp_path: Path) -> None:
         cluster.wait_running("words", 120)
         cluster.cli("submit", *WORDS.submit_arguments("later", rate=2000))
         for name in ("words", "later"):
-            eventually(lambda name=name: WORDS.finished(cluster, name), 300, f"all lines of {name}", interval=0.5)
+            eventually(
+                lambda name=name: WORDS.finished(cluster, name),
+                300,
+                f"all lines of {name}",
+                interval=0.5,
+            )
             assert WORDS.counts(cluster, name) == expected

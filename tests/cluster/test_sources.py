@@ -15,7 +15,13 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.kafka import KafkaRig
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
 
 CODE = '''
 """Numbers of a topic and of files; each that comes is written down."""
@@ -90,7 +96,10 @@ class Written:
         """(component, number) -> how often it came."""
         found: Counter[tuple[str, int]] = Counter()
         for path in (self.folder / "seen").glob(f"{version}*"):
-            found.update((part, int(n)) for part, n in (line.split() for line in path.read_text().splitlines()))
+            found.update(
+                (part, int(n))
+                for part, n in (line.split() for line in path.read_text().splitlines())
+            )
         return found
 
     def wait_for_more(self, version: str = "") -> None:
@@ -144,7 +153,10 @@ def test_what_is_off_is_moved_and_is_deployed_anew_reads_each_record_once(
     expected = {(part, n) for part in ("records", "lines") for n in range(total)}
     eventually(lambda: written.seen().keys() >= expected, 90, "everything is read")
     group = "reading.records"
-    eventually(lambda: written.kafka.committed(group, written.topic) == written.kafka.ends(written.topic), 30)
+    eventually(
+        lambda: written.kafka.committed(group, written.topic) == written.kafka.ends(written.topic),
+        30,
+    )
     cluster.cli("kill", "reading", "-w", "0")
     seen = written.seen()
     assert seen.keys() == expected and [which for which, times in seen.items() if times > 1] == []

@@ -15,7 +15,13 @@ from storm_dagster.model.worker_spec import SPARE
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+]
 
 TOPOLOGY = """
 import difflib, json, os, sys
@@ -48,7 +54,9 @@ def _spares(cluster: LocalCluster, *supervisors: int) -> set[int]:
     """Pids of what waits, of those supervisor processes."""
 
     def waits(line: list[str]) -> bool:
-        return line[-1:] == [SPARE] and str(cluster.home) in line[-2] and not Path(line[-2]).exists()
+        return (
+            line[-1:] == [SPARE] and str(cluster.home) in line[-2] and not Path(line[-2]).exists()
+        )
 
     return {
         process.pid
@@ -69,7 +77,11 @@ def _all_wait(cluster: LocalCluster) -> bool:
 def _seen(cluster: LocalCluster, folder: Path, name: str, *conf: str) -> dict[str, Any]:
     """What a worker of the topology in that folder sees; ids of this start are left out."""
     file = folder / f"{name}.json"
-    options = [part for each in (f"test.file={file}", "topology.acker.executors=0", *conf) for part in ("--conf", each)]
+    options = [
+        part
+        for each in (f"test.file={file}", "topology.acker.executors=0", *conf)
+        for part in ("--conf", each)
+    ]
     cluster.cli("submit", "topology.py:Sees", "--name", name, *options, cwd=folder)
     try:
         seen = json.loads(eventually(lambda: file.exists() and file.read_text(), 60, "the worker"))
@@ -77,14 +89,20 @@ def _seen(cluster: LocalCluster, folder: Path, name: str, *conf: str) -> dict[st
         (worker,) = document["workers"]
         assert worker["pid"] == seen["pid"] == seen["session"]
         text = json.dumps(seen | {"pid": 0, "session": 0}).replace(document["id"], "TOPOLOGY")
-        for word, value in (("WORKER", Path(seen["folder"]).name), ("PORT", worker["port"]), ("NODE", worker["node"])):
+        for word, value in (
+            ("WORKER", Path(seen["folder"]).name),
+            ("PORT", worker["port"]),
+            ("NODE", worker["node"]),
+        ):
             text = text.replace(str(value), word)
         return json.loads(text) | {"pid": seen["pid"]}
     finally:
         cluster.cli("kill", name, "-w", "0")
 
 
-def test_a_worker_that_was_a_spare_sees_what_any_other_sees(shared_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_worker_that_was_a_spare_sees_what_any_other_sees(
+    shared_cluster: LocalCluster, tmp_path: Path
+) -> None:
     (tmp_path / "topology.py").write_text(TOPOLOGY)
     eventually(lambda: _all_wait(shared_cluster), 120, "spares")
     waiting = _spares(shared_cluster, *_supervisors(shared_cluster))
@@ -114,10 +132,14 @@ def test_spares_end_with_their_supervisor_and_workers_start_without_them(
 ) -> None:
     (tmp_path / "topology.py").write_text(TOPOLOGY)
     eventually(lambda: _all_wait(shared_cluster), 120, "spares")
-    for supervisor, number in zip(_supervisors(shared_cluster), (signal.SIGKILL, signal.SIGTERM), strict=False):
+    for supervisor, number in zip(
+        _supervisors(shared_cluster), (signal.SIGKILL, signal.SIGTERM), strict=False
+    ):
         waiting = _spares(shared_cluster, supervisor)
         os.kill(supervisor, number)
-        eventually(lambda pids=waiting: not any(map(psutil.pid_exists, pids)), 30, "the end of its spares")
+        eventually(
+            lambda pids=waiting: not any(map(psutil.pid_exists, pids)), 30, "the end of its spares"
+        )
     for pid in _spares(shared_cluster, *_supervisors(shared_cluster)):
         os.kill(pid, signal.SIGKILL)
     assert _seen(shared_cluster, tmp_path, "without")["argv"]

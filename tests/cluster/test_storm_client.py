@@ -49,10 +49,16 @@ def test_storms_commands_do_what_the_page_says(cluster: LocalCluster, tmp_path: 
     listed = done("ListTopologies")
     assert "wordcount" in listed and "ACTIVE" in listed
     done("Rebalance", "wordcount", "-w", "0", "-n", "4", "-e", "count=4")
-    eventually(lambda: len(shown()["workers"]) == 4 and has("ACTIVE"), 120, "four workers", interval=0.5)
+    eventually(
+        lambda: len(shown()["workers"]) == 4 and has("ACTIVE"), 120, "four workers", interval=0.5
+    )
     assert len([task for task in shown()["tasks"] if task["component"] == "count"]) == 4
-    assert "not topology.debug: update" in refused("Rebalance", "wordcount", "-t", '{"topology.debug": true}')
-    assert "resources of count" in refused("Rebalance", "wordcount", "-r", '{"count": {"cpu.pcore.percent": 10}}')
+    assert "not topology.debug: update" in refused(
+        "Rebalance", "wordcount", "-t", '{"topology.debug": true}'
+    )
+    assert "resources of count" in refused(
+        "Rebalance", "wordcount", "-r", '{"count": {"cpu.pcore.percent": 10}}'
+    )
     done("Deactivate", "wordcount")
     eventually(lambda: has("INACTIVE"), 60, "INACTIVE", interval=0.5)
     done("Activate", "wordcount")

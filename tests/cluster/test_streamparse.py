@@ -29,7 +29,13 @@ from storm_dagster.nimbus.thrift.submission import ANSWER_SECS
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.timeout(600),
+]
 
 BIN = Path(sys.executable).parent
 NAME = "wordcount"
@@ -53,7 +59,12 @@ def sparse(cluster: LocalCluster, *args: str, cwd: Path, check: bool = True) -> 
         [str(BIN / "sparse"), *args],
         cwd=cwd,
         # What streamparse's own documentation names: which nimbus, and that root may run it.
-        env={**os.environ, "LEIN_ROOT": "1", "STREAMPARSE_NIMBUS": address(cluster), "PYTHONWARNINGS": "ignore"},
+        env={
+            **os.environ,
+            "LEIN_ROOT": "1",
+            "STREAMPARSE_NIMBUS": address(cluster),
+            "PYTHONWARNINGS": "ignore",
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -79,7 +90,9 @@ def project(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     flood = "        word = next(self.words)"
     assert flood in words.read_text(), "the template has changed"
     # It emits as fast as it can, without ids: it would take the machine from the tests beside it.
-    words.write_text("import time\n" + words.read_text().replace(flood, f"        time.sleep(0.004)\n{flood}"))
+    words.write_text(
+        "import time\n" + words.read_text().replace(flood, f"        time.sleep(0.004)\n{flood}")
+    )
     with zipfile.ZipFile(folder / "wordcount.jar", "w") as jar:
         jar.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
         for source in sorted((folder / "src").rglob("*.py")):
@@ -157,7 +170,9 @@ def rows_of(printed: str) -> list[dict[str, str]]:
             rows.append([])
             continue
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        rows[-1] = [above + cell for above, cell in zip(rows[-1] or [""] * len(cells), cells, strict=True)]
+        rows[-1] = [
+            above + cell for above, cell in zip(rows[-1] or [""] * len(cells), cells, strict=True)
+        ]
     head, *found = [row for row in rows if row]
     return [dict(zip(head, row, strict=True)) for row in found]
 
@@ -179,8 +194,13 @@ def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
     workers = [psutil.Process(worker["pid"]) for worker in shown["workers"]]
     children = [child for worker in workers for child in worker.children(recursive=True)]
     lines = [" ".join(child.cmdline()) for child in children]
-    assert sum("streamparse_run" in line and "bolts.wordcount.WordCountBolt" in line for line in lines) == 2
-    assert sum("streamparse_run" in line and "spouts.words.WordSpout" in line for line in lines) == 1
+    assert (
+        sum("streamparse_run" in line and "bolts.wordcount.WordCountBolt" in line for line in lines)
+        == 2
+    )
+    assert (
+        sum("streamparse_run" in line and "spouts.words.WordSpout" in line for line in lines) == 1
+    )
 
     # The bolt logs how many words it has seen, in its own process, which names itself.
     pids = {child.pid for child in children}
@@ -197,17 +217,25 @@ def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
     assert {pid for _, pid in found} <= pids and all(number % 1000 == 0 for number, _ in found)
 
 
-def test_every_answer_is_read_by_streamparse_s_types(client: Any, cluster: LocalCluster, submitted: str) -> None:
+def test_every_answer_is_read_by_streamparse_s_types(
+    client: Any, cluster: LocalCluster, submitted: str
+) -> None:
     info = client.getClusterInfo()
     topology = next(row for row in info.topologies if row.name == NAME)
     shown = cluster.show(NAME)
     assert (topology.id, topology.status) == (shown["id"], "ACTIVE")
-    assert topology.num_tasks == len(shown["tasks"]) and topology.num_workers == len(shown["workers"])
-    assert {row.supervisor_id for row in info.supervisors} >= {worker["node"] for worker in shown["workers"]}
+    assert topology.num_tasks == len(shown["tasks"]) and topology.num_workers == len(
+        shown["workers"]
+    )
+    assert {row.supervisor_id for row in info.supervisors} >= {
+        worker["node"] for worker in shown["workers"]
+    }
     assert all(row.num_workers == 2 for row in info.supervisors)
     leader = client.getLeader()
     assert leader.isLeader and f"{leader.host}:{leader.port}" == address(cluster)
-    assert [(row.host, row.port) for row in info.nimbuses if row.isLeader] == [(leader.host, leader.port)]
+    assert [(row.host, row.port) for row in info.nimbuses if row.isLeader] == [
+        (leader.host, leader.port)
+    ]
     assert len(info.nimbuses) == len(cluster.endpoints.nimbuses)
 
     def with_figures() -> Any:
@@ -225,12 +253,19 @@ def test_every_answer_is_read_by_streamparse_s_types(client: Any, cluster: Local
     assert bolt.stats.specific.bolt.executed[":all-time"][source] > 0
     assert bolt.stats.specific.bolt.execute_ms_avg[":all-time"][source] > 0
     spout = next(e for e in got.executors if e.component_id == "word_spout")
-    assert spout.stats.specific.spout is not None and spout.stats.emitted[":all-time"]["default"] > 0
+    assert (
+        spout.stats.specific.spout is not None and spout.stats.emitted[":all-time"]["default"] > 0
+    )
     assert got.errors["count_bolt"] == []
-    assert client.getTopologyInfoWithOpts(topology.id, storm.GetInfoOptions(num_err_choice=2)).id == topology.id
+    assert (
+        client.getTopologyInfoWithOpts(topology.id, storm.GetInfoOptions(num_err_choice=2)).id
+        == topology.id
+    )
 
     page = client.getTopologyPageInfo(topology.id, ":all-time", False)
-    assert set(page.id_to_spout_agg_stats) == {"word_spout"} and set(page.id_to_bolt_agg_stats) == {"count_bolt"}
+    assert set(page.id_to_spout_agg_stats) == {"word_spout"} and set(page.id_to_bolt_agg_stats) == {
+        "count_bolt"
+    }
     assert page.id_to_bolt_agg_stats["count_bolt"].common_stats.num_executors == 2
     assert page.topology_stats.window_to_emitted[":all-time"] > 0
     assert json.loads(page.topology_conf)["topology.name"] == NAME
@@ -249,10 +284,14 @@ def test_every_answer_is_read_by_streamparse_s_types(client: Any, cluster: Local
 
     submitted_as = client.getUserTopology(topology.id)
     assert submitted_as.bolts["count_bolt"].bolt_object.shell.execution_command == "streamparse_run"
-    assert "bolts.wordcount.WordCountBolt" in submitted_as.bolts["count_bolt"].bolt_object.shell.script
+    assert (
+        "bolts.wordcount.WordCountBolt" in submitted_as.bolts["count_bolt"].bolt_object.shell.script
+    )
     assert submitted_as.bolts["count_bolt"].common.inputs[source].fields == ["word"]
     whole = client.getTopology(topology.id)
-    assert set(whole.bolts) >= {"count_bolt", "__acker", "__system"} and set(whole.spouts) == {"word_spout"}
+    assert set(whole.bolts) >= {"count_bolt", "__acker", "__system"} and set(whole.spouts) == {
+        "word_spout"
+    }
     conf = json.loads(client.getTopologyConf(topology.id))
     assert conf["pystorm.log.level"] == "info" and conf["topology.workers"] >= 1
     assert json.loads(client.getNimbusConf())["storm.cluster.mode"] == "distributed"
@@ -261,7 +300,9 @@ def test_every_answer_is_read_by_streamparse_s_types(client: Any, cluster: Local
     assert client.isTopologyNameAllowed(NAME) is False
 
 
-def test_code_blobs_are_seen_and_protected(client: Any, cluster: LocalCluster, project: Path, submitted: str) -> None:
+def test_code_blobs_are_seen_and_protected(
+    client: Any, cluster: LocalCluster, project: Path, submitted: str
+) -> None:
     jar = f"{cluster.show(NAME)['id']}-stormjar.jar"
     assert jar in client.listBlobs("").keys
     assert client.getBlobReplication(jar) == len(cluster.endpoints.nimbuses)
@@ -274,7 +315,9 @@ def test_code_blobs_are_seen_and_protected(client: Any, cluster: LocalCluster, p
             call()
 
 
-def test_names_that_are_taken_or_unknown(client: Any, cluster: LocalCluster, project: Path, submitted: str) -> None:
+def test_names_that_are_taken_or_unknown(
+    client: Any, cluster: LocalCluster, project: Path, submitted: str
+) -> None:
     location = upload(client, (project / "wordcount.jar").read_bytes())
     topology = client.getUserTopology(cluster.show(NAME)["id"])
     with pytest.raises(storm.AlreadyAliveException, match="alive already"):
@@ -329,13 +372,24 @@ def test_of_many_submissions_with_one_name_exactly_one_is_taken(
 def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submitted: str) -> None:
     topology_id = cluster.show(NAME)["id"]
     assert client.getLogConfig(topology_id).named_logger_level == {}
-    debug = storm.LogLevel(action=storm.LogLevelAction.UPDATE, target_log_level="debug", reset_log_level_timeout_secs=3)
+    debug = storm.LogLevel(
+        action=storm.LogLevelAction.UPDATE, target_log_level="debug", reset_log_level_timeout_secs=3
+    )
     warn = storm.LogLevel(action=storm.LogLevelAction.UPDATE, target_log_level="WARN")
-    client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"my.logger": debug, "ROOT": warn}))
+    client.setLogConfig(
+        topology_id, storm.LogConfig(named_logger_level={"my.logger": debug, "ROOT": warn})
+    )
     now = client.getLogConfig(topology_id).named_logger_level
-    assert {name: level.target_log_level for name, level in now.items()} == {"my.logger": "DEBUG", "ROOT": "WARN"}
+    assert {name: level.target_log_level for name, level in now.items()} == {
+        "my.logger": "DEBUG",
+        "ROOT": "WARN",
+    }
     assert now["my.logger"].reset_log_level_timeout_epoch > 0 and now["ROOT"].reset_log_level
-    eventually(lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG")
+    eventually(
+        lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"},
+        30,
+        "the end of DEBUG",
+    )
     # A restarted worker has what was changed before it began.
     victim = cluster.show(NAME)["workers"][0]
     os.kill(victim["pid"], signal.SIGKILL)
@@ -348,7 +402,9 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     cluster.wait_running(NAME)
     with cluster.nimbus() as nimbus:
         results = nimbus.get(f"/api/v1/topology/{topology_id}/logconfig")
-    assert {name: level["target_level"] for name, level in results["namedLoggerLevels"].items()} == {"ROOT": "WARN"}
+    assert {
+        name: level["target_level"] for name, level in results["namedLoggerLevels"].items()
+    } == {"ROOT": "WARN"}
     assert client.getLogConfig(topology_id).named_logger_level["ROOT"].target_log_level == "WARN"
     back = storm.LogLevel(action=storm.LogLevelAction.REMOVE)
     client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"ROOT": back}))
@@ -358,7 +414,9 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
         client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"x": loud}))
 
 
-def deployed(connect: Callable[[], Any], location: str, conf: dict[str, Any], topology: Any) -> None:
+def deployed(
+    connect: Callable[[], Any], location: str, conf: dict[str, Any], topology: Any
+) -> None:
     """Ask until Dagster takes it: a client of Storm would be told to try again, too."""
 
     def asked() -> bool:
@@ -396,16 +454,25 @@ def test_hot_deploy_and_gray_upgrade_over_thrift(
     with zipfile.ZipFile(newer, "a") as jar:
         jar.writestr("resources/VERSION", "2")
     location = upload(client, newer.read_bytes())
-    deployed(connect, location, {**conf, "topology.upgrade": True, "topology.upgrade.worker.num": 1}, topology)
+    deployed(
+        connect,
+        location,
+        {**conf, "topology.upgrade": True, "topology.upgrade.worker.num": 1},
+        topology,
+    )
 
     def one_upgraded() -> bool:
         shown = cluster.show(NAME)
         done = list((shown.get("upgrade") or {"workers": {}})["workers"].values())
-        return done.count("upgraded") == 1 and all(task["status"] == "running" for task in shown["tasks"])
+        return done.count("upgraded") == 1 and all(
+            task["status"] == "running" for task in shown["tasks"]
+        )
 
     eventually(one_upgraded, 180, "one upgraded worker", ignore=(StormDagsterError,))
     versions = [worker["version"] for worker in cluster.show(NAME)["workers"]]
-    assert versions.count(old) == len(versions) - 1 and len(set(versions)) == 2, "both run side by side"
+    assert versions.count(old) == len(versions) - 1 and len(set(versions)) == 2, (
+        "both run side by side"
+    )
     cluster.cli("rollback", NAME)
     eventually(
         lambda: {worker["version"] for worker in cluster.show(NAME)["workers"]} == {old}, 120,
@@ -422,11 +489,15 @@ def test_thrift_turns_a_topology_off_and_on_and_rebalances_it(
 
     def rebalanced() -> bool:
         try:
-            client.rebalance(NAME, storm.RebalanceOptions(wait_secs=0, num_executors={"count_bolt": 3}))
+            client.rebalance(
+                NAME, storm.RebalanceOptions(wait_secs=0, num_executors={"count_bolt": 3})
+            )
         except TApplicationException as error:
             if "is REBALANCING" in str(error):
                 return True  # the call before this one landed, only its answer did not
-            assert "did not answer within" in str(error) or "is still being started" in str(error), error
+            assert "did not answer within" in str(error) or "is still being started" in str(
+                error
+            ), error
             return False  # Dagster, on a loaded machine: a user tries again.
         return True
 
@@ -436,7 +507,10 @@ def test_thrift_turns_a_topology_off_and_on_and_rebalances_it(
     eventually(lambda: status() == "ACTIVE", 30, "ACTIVE")
     eventually(rebalanced, 120, "an accepted rebalance")
     eventually(
-        lambda: sum(task["component"] == "count_bolt" for task in cluster.wait_running(NAME)["tasks"]) == 3,
+        lambda: (
+            sum(task["component"] == "count_bolt" for task in cluster.wait_running(NAME)["tasks"])
+            == 3
+        ),
         60,
         "three bolts",
         ignore=(StormDagsterError,),
@@ -452,4 +526,6 @@ def test_sparse_kills(cluster: LocalCluster, project: Path, submitted: str) -> N
     sparse(cluster, "kill", "-n", NAME, "--wait", "0", cwd=project)
     eventually(lambda: cluster.topologies() == [], 60, "the end of the topology")
     assert "No topologies found" in sparse(cluster, "list", cwd=project)
-    eventually(lambda: not any(psutil.pid_exists(pid) for pid in children), 30, "the end of its programs")
+    eventually(
+        lambda: not any(psutil.pid_exists(pid) for pid in children), 30, "the end of its programs"
+    )

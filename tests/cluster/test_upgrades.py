@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from storm_dagster.client import upload
-from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    InvalidRequest,
+    InvalidTopology,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, hash_file
 from storm_dagster.testing.cluster import LocalCluster, run_cli
@@ -77,7 +83,12 @@ def submit(cluster: LocalCluster, name: str, target: str, rate: int) -> dict[str
 
 
 def wait_for_some(cluster: LocalCluster, name: str, lines: int) -> None:
-    eventually(lambda: WORDS.progress(cluster, name)[0] >= lines, 90, f"{lines} lines of {name}", interval=0.1)
+    eventually(
+        lambda: WORDS.progress(cluster, name)[0] >= lines,
+        90,
+        f"{lines} lines of {name}",
+        interval=0.1,
+    )
 
 
 def wait_for_all(cluster: LocalCluster, name: str) -> None:
@@ -86,7 +97,9 @@ def wait_for_all(cluster: LocalCluster, name: str) -> None:
 
 def versions(document: dict[str, Any]) -> dict[str, str]:
     """``host:port`` -> version of the code, the topology master's worker left out."""
-    master = next(task["id"] for task in document["tasks"] if task["component"] == "__topology_master")
+    master = next(
+        task["id"] for task in document["tasks"] if task["component"] == "__topology_master"
+    )
     return {
         f"{worker['host']}:{worker['port']}": worker["version"]
         for worker in document["workers"]
@@ -139,7 +152,9 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     now = versions(wait_until_stable(cluster, "gray", "UPGRADING"))
     (first,) = (address for address, version in now.items() if version != old)
     new = now[first]
-    assert first == min(now, key=lambda address: (address.rpartition(":")[0], int(address.rpartition(":")[2])))
+    assert first == min(
+        now, key=lambda address: (address.rpartition(":")[0], int(address.rpartition(":")[2]))
+    )
     assert answer["upgrade"]["workers"][first] == "upgraded"
 
     before = eventually(
@@ -155,12 +170,16 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     eventually(both_go_on, 60, "both versions at work", ignore=(StormDagsterError,), interval=0.3)
 
     # A worker that was not upgraded comes back with the former code.
-    victim = next(w for w in cluster.show("gray")["workers"] if w["version"] == old and len(w["tasks"]) > 1)
+    victim = next(
+        w for w in cluster.show("gray")["workers"] if w["version"] == old and len(w["tasks"]) > 1
+    )
     os.kill(victim["pid"], signal.SIGKILL)
 
     def again() -> bool:
         workers = cluster.show("gray")["workers"]
-        same = next(w for w in workers if (w["node"], w["port"]) == (victim["node"], victim["port"]))
+        same = next(
+            w for w in workers if (w["node"], w["port"]) == (victim["node"], victim["port"])
+        )
         return same["pid"] not in (None, victim["pid"]) and same["version"] == old
 
     eventually(again, 60, "the killed worker with the former code", ignore=(StormDagsterError,))
@@ -205,23 +224,39 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     broken.write_bytes(b"PK\x03\x04 but not for long")
     running = cluster.wait_running("back")
     with cluster.nimbus() as nimbus:
-        spec = TopologySpec.model_validate({"spouts": {"lines": {"object": {"python": "wordcount:LineSpout"}}}})
+        spec = TopologySpec.model_validate(
+            {"spouts": {"lines": {"object": {"python": "wordcount:LineSpout"}}}}
+        )
         archive = Archive(broken, hash_file(broken), broken.stat().st_size, 1)
         handle = upload(nimbus, archive=archive, conf={}, topology=spec).handle
-        run_id = nimbus.post("/v1/topologies/back/update", {"handle": handle, "token": "broken"})["run_id"]
+        run_id = nimbus.post("/v1/topologies/back/update", {"handle": handle, "token": "broken"})[
+            "run_id"
+        ]
         run = eventually(
             lambda: found if (found := nimbus.get(f"/v1/runs/{run_id}"))["finished"] else None,
             120, "the end of the run", ignore=(StormDagsterError,),
         )  # fmt: skip
-    assert run is not None and run["status"] == "FAILURE" and run["error"]["type"] == "InvalidTopology"
+    assert (
+        run is not None and run["status"] == "FAILURE" and run["error"]["type"] == "InvalidTopology"
+    )
     now = cluster.show("back")
     assert (now["id"], now["status"]) == (running["id"], "ACTIVE")
     assert [w["pid"] for w in now["workers"]] == [w["pid"] for w in running["workers"]]
 
     # And one that is whole takes its place, and goes on where it stood. What it changes in the conf is shown first.
-    changed = ("--conf", "topology.message.timeout.secs=9", "--conf", "wordcount.lines.per.second=null")
-    shown = run_cli("update", "back", code["new"], *changed, "--dry-run", home=cluster.home).check().out
-    assert shown.splitlines()[:2] == ["topology.message.timeout.secs: 8 -> 9", "wordcount.lines.per.second: 80 -> null"]
+    changed = (
+        "--conf",
+        "topology.message.timeout.secs=9",
+        "--conf",
+        "wordcount.lines.per.second=null",
+    )
+    shown = (
+        run_cli("update", "back", code["new"], *changed, "--dry-run", home=cluster.home).check().out
+    )
+    assert shown.splitlines()[:2] == [
+        "topology.message.timeout.secs: 8 -> 9",
+        "wordcount.lines.per.second: 80 -> null",
+    ]
     done = cluster.cli("update", "back", code["new"], *changed)
     assert done["conf"] == {
         "topology.message.timeout.secs": {"old": 8, "new": 9},

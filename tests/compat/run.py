@@ -52,7 +52,11 @@ def make_environment(folder: Path, pins: list[str]) -> Path:
             subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
         else:
             venv.create(folder, with_pip=True)
-    tool = [uv, "pip", "install", "--python", str(python)] if uv else [str(python), "-m", "pip", "install"]
+    tool = (
+        [uv, "pip", "install", "--python", str(python)]
+        if uv
+        else [str(python), "-m", "pip", "install"]
+    )
     subprocess.run([*tool, "-q", "--upgrade", "-e", str(ROOT), *pins, *WANTED], check=True)
     return python
 
@@ -64,7 +68,10 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=ROOT / ".compat", metavar="FOLDER")
     parser.add_argument("pytest", nargs="*", default=[], metavar="PYTEST ARGUMENTS")
     asked = parser.parse_args()
-    pins = {"lowest": [f"{name}=={lowest_release()}" for name in TOGETHER], "newest": list(TOGETHER)}
+    pins = {
+        "lowest": [f"{name}=={lowest_release()}" for name in TOGETHER],
+        "newest": list(TOGETHER),
+    }
     outcome: dict[str, int] = {}
     for which in ("lowest", "newest"):
         if asked.only not in (None, which):
@@ -81,8 +88,18 @@ def main() -> int:
             check=True,
         ).stdout.strip()
         print(f"== {which}: Dagster {version}", flush=True)
-        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *(asked.pytest or TESTS)]
-        outcome[f"{which} (Dagster {version})"] = subprocess.run(command, cwd=ROOT, check=False).returncode
+        command = [
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(asked.pytest or TESTS),
+        ]
+        outcome[f"{which} (Dagster {version})"] = subprocess.run(
+            command, cwd=ROOT, check=False
+        ).returncode
     for name, status in outcome.items():
         print(f"{name}: {'passed' if status == 0 else f'failed, pytest ended with {status}'}")
     return 1 if any(outcome.values()) else 0

@@ -38,8 +38,14 @@ def s3(s3_server: str, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
     import fsspec
 
     (tmp_path / "secret").write_text("test\n")
-    conf = {"files.endpoint_url": s3_server, "files.key": "test", "files.secret.file": str(tmp_path / "secret")}
-    fs = fsspec.filesystem("s3", endpoint_url=s3_server, key="test", secret="test", use_listings_cache=False)
+    conf = {
+        "files.endpoint_url": s3_server,
+        "files.key": "test",
+        "files.secret.file": str(tmp_path / "secret"),
+    }
+    fs = fsspec.filesystem(
+        "s3", endpoint_url=s3_server, key="test", secret="test", use_listings_cache=False
+    )
     bucket = f"b-{abs(hash(tmp_path))}"
     fs.mkdir(bucket)
     return conf, bucket, fs
@@ -47,7 +53,10 @@ def s3(s3_server: str, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
 
 @pytest.fixture
 def make_sink_rig(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[int, dict[str, Any], str], SinkRig]]:
     """Make the rig of so many numbers, with a conf, and the class of the sink."""
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))

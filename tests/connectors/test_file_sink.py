@@ -46,7 +46,9 @@ def lines_of(fs: Any, url: str) -> list[int]:
     return found
 
 
-def test_the_newest_token_is_in_the_name_of_the_newest_file(where: tuple[dict[str, Any], str, Any]) -> None:
+def test_the_newest_token_is_in_the_name_of_the_newest_file(
+    where: tuple[dict[str, Any], str, Any],
+) -> None:
     conf, url, fs = where
     sink, other, again = (FileSink(url) for _ in range(3))
     assert (sink.open(conf, "t/a/1.0"), other.open(conf, "t/a/1.1")) == (0, 0)
@@ -62,7 +64,9 @@ def test_the_newest_token_is_in_the_name_of_the_newest_file(where: tuple[dict[st
     assert sorted(lines_of(fs, url)) == [1, 2, 3, 4, 5]
 
 
-def test_without_an_owner_no_file_takes_the_place_of_another(where: tuple[dict[str, Any], str, Any]) -> None:
+def test_without_an_owner_no_file_takes_the_place_of_another(
+    where: tuple[dict[str, Any], str, Any],
+) -> None:
     conf, url, fs = where
     for n in range(3):
         sink = FileSink(url)
@@ -72,7 +76,9 @@ def test_without_an_owner_no_file_takes_the_place_of_another(where: tuple[dict[s
     assert sorted(lines_of(fs, url)) == [0, 1, 2]
 
 
-def test_an_earlier_opening_finishes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_opening_finishes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = str(tmp_path / "out")
     first, second = FileSink(url), FileSink(url)
     first.open({}, "me")
@@ -140,7 +146,9 @@ def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str
         fourth.write(numbers(99), 7)
     fifth.write(numbers(7), 7)
     assert lines_of(fs, url) == [1, 2, 3, 4, 5, 6]
-    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/*"))] == ["jsonl"] * 6 + ["csv"]
+    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/*"))] == [
+        "jsonl"
+    ] * 6 + ["csv"]
 
 
 def test_object_storage_that_cannot_fence_says_so(
@@ -183,7 +191,9 @@ def content(rows: list[dict[str, Any]], format: str, folder: Path) -> Path:
 
 
 def test_formats(tmp_path: Path) -> None:
-    assert [json.loads(line) for line in content(ROWS, "jsonl", tmp_path).read_text().splitlines()] == ROWS
+    assert [
+        json.loads(line) for line in content(ROWS, "jsonl", tmp_path).read_text().splitlines()
+    ] == ROWS
     with content(ROWS, "csv", tmp_path).open(newline="") as file:
         assert list(csv.DictReader(file)) == [
             {"a": "1", "text": "x", "more": ""},
@@ -200,7 +210,9 @@ def test_formats(tmp_path: Path) -> None:
         content([], "xml", tmp_path)
 
 
-VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
+VALUES = st.one_of(
+    st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
+)
 FEW = settings(max_examples=max(4, settings().max_examples // 2))
 
 
@@ -209,13 +221,17 @@ FEW = settings(max_examples=max(4, settings().max_examples // 2))
     st.lists(st.dictionaries(st.sampled_from("abc"), VALUES), min_size=1, max_size=8),
     st.sampled_from(["jsonl", "csv", "parquet"]),
 )
-def test_what_is_left_when_the_refused_rows_are_gone_is_written(rows: list[dict[str, Any]], format: str) -> None:
+def test_what_is_left_when_the_refused_rows_are_gone_is_written(
+    rows: list[dict[str, Any]], format: str
+) -> None:
     with TemporaryDirectory() as folder:
         try:
             content(rows, format, Path(folder))
         except Rejected as refused:
             assert refused.rows
-            content([row for at, row in enumerate(rows) if at not in refused.rows], format, Path(folder))
+            content(
+                [row for at, row in enumerate(rows) if at not in refused.rows], format, Path(folder)
+            )
 
 
 @given(st.text(max_size=4), st.text(max_size=4))
@@ -230,5 +246,7 @@ def test_rows_of_killed_workers_are_in_one_file_each(
     make_sink_rig: Callable[[int, dict[str, Any], str], SinkRig], tmp_path: Path
 ) -> None:
     folder = tmp_path / "out"
-    make_sink_rig(20_000, {}, "InFiles").run(lambda: 200 * len(list(folder.glob("*.jsonl"))), kills=4)
+    make_sink_rig(20_000, {}, "InFiles").run(
+        lambda: 200 * len(list(folder.glob("*.jsonl"))), kills=4
+    )
     assert sorted(lines_of(fsspec.filesystem("file"), str(folder))) == list(range(20_000))

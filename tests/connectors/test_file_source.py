@@ -36,7 +36,9 @@ class Use(Bolt):
         self.seen.append(tup.values[0])
 
 
-def reading(path: Path | str, par: int = 1, use: type[Bolt] | None = None, **body: Any) -> type[Topology]:
+def reading(
+    path: Path | str, par: int = 1, use: type[Bolt] | None = None, **body: Any
+) -> type[Topology]:
     parts = {"source": FileSource(str(path)), "outputs": ["row"], "__module__": __name__, **body}
     # Tasks import the class by its name.
     globals()["Rows"] = made = type("Rows", (SourceSpout,), parts)
@@ -71,7 +73,9 @@ def write(path: Path, text: str, secs: int = 0) -> None:
     half.replace(path)
 
 
-def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(tmp_path: Path) -> None:
+def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
+    tmp_path: Path,
+) -> None:
     folder, state = tmp_path / "in", tmp_path / "state"
     folder.mkdir()
     write(folder / "b.jsonl", '{"n": 1}\n\n{"n": 2}\n', 2000)
@@ -97,7 +101,9 @@ def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
         assert [row["n"] for row in Use.seen] == [1, 2, 3, 4]
     (folder / "e.jsonl").unlink()
     write(folder / "d.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(10, 40)))
-    with TopologyHarness(reading(folder / "*.jsonl", max_open=3, use=Chokes), state_dir=state) as harness:
+    with TopologyHarness(
+        reading(folder / "*.jsonl", max_open=3, use=Chokes), state_dir=state
+    ) as harness:
         Chokes.bad = {20}
         run_until(harness, lambda: {row["n"] for row in Use.seen} >= set(range(10, 20)) | {21, 22})
         run_until(harness, lambda: positions(harness).get("d.jsonl") == 10)
@@ -155,8 +161,12 @@ def test_new_files_of_a_bucket_are_read_once_and_from_where_they_were_left(
     fs.pipe_file(f"{bucket}/logs/sub/e.jsonl", b'{"n": "6"}')
     topology = reading("x.csv", source=FileSource(f"s3://{bucket}/logs/**", format="lines"))
     with TopologyHarness(topology, conf=conf) as harness:
-        run_until(harness, lambda: positions(harness) == {"e.jsonl": "end"} and harness.errors == [])
-    with TopologyHarness(reading(f"s3://{bucket}/in/*.jsonl"), state_dir=tmp_path / "jsonl", conf=conf) as harness:
+        run_until(
+            harness, lambda: positions(harness) == {"e.jsonl": "end"} and harness.errors == []
+        )
+    with TopologyHarness(
+        reading(f"s3://{bucket}/in/*.jsonl"), state_dir=tmp_path / "jsonl", conf=conf
+    ) as harness:
         fs.pipe_file(f"{bucket}/in/d.jsonl.gz", b"")
         fs.pipe_file(f"{bucket}/in/late.jsonl", b'{"n": "5"}')
         run_until(harness, lambda: len(positions(harness)) == 2)
@@ -219,7 +229,9 @@ def test_a_file_that_cannot_be_read_is_named_and_stops_no_other(
 ) -> None:
     (tmp_path / "a.parquet").write_text("nothing")
     (tmp_path / "b.jsonl").write_text("1")
-    with TopologyHarness(reading("x.csv", source=FileSource(f"{tmp_path}/*", format="lines"))) as harness:
+    with TopologyHarness(
+        reading("x.csv", source=FileSource(f"{tmp_path}/*", format="lines"))
+    ) as harness:
         monkeypatch.setattr(FileSource, "_values", broken)
         run_until(harness, lambda: positions(harness) == {"b.jsonl": "end"} and harness.errors)
         assert "a.parquet cannot be read: OSError: broken" in str(harness.errors[0][1])
@@ -231,7 +243,9 @@ def broken(self: FileSource, name: str) -> Any:
     yield b"1"
 
 
-def test_a_name_that_is_gone_for_long_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_gone_for_long_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FileSource, "forget_secs", 0.2)
     (tmp_path / "a.jsonl").write_text("1")
     with TopologyHarness(reading(tmp_path / "*.jsonl")) as harness:
@@ -249,7 +263,9 @@ def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten
     folder = tmp_path / "in"
     with TopologyHarness(reading(folder / "a*.jsonl")) as harness:
         # A folder that is not there yet has no files, which is no fault.
-        run_until(harness, lambda: positions(harness) == {} and lags(harness) == {"files": [0, 0.0]})
+        run_until(
+            harness, lambda: positions(harness) == {} and lags(harness) == {"files": [0, 0.0]}
+        )
         assert harness.errors == []
         (tmp_path / "away").mkdir()
         (tmp_path / "away" / "a.jsonl").write_text("1")
@@ -280,13 +296,17 @@ def test_links_to_files_are_read_and_others_are_not(tmp_path: Path) -> None:
     assert Use.seen == [1]
 
 
-def test_many_files_with_a_record_that_blocks_stop_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_files_with_a_record_that_blocks_stop_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_spout, "_BATCH", 4)
     for n in range(12):
         write(tmp_path / f"a{n}.jsonl", '{"n": 0}\n' * 40, 1000)
     write(tmp_path / "b.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(1, 40)), 2000)
     Chokes.bad = {0}
-    with TopologyHarness(reading(tmp_path / "*.jsonl", max_open=2, on_poison="block", use=Chokes)) as harness:
+    with TopologyHarness(
+        reading(tmp_path / "*.jsonl", max_open=2, on_poison="block", use=Chokes)
+    ) as harness:
         run_until(harness, lambda: positions(harness).get("b.jsonl") == "end")
     assert [row["n"] for row in Use.seen] == list(range(1, 40))
 

@@ -37,7 +37,11 @@ class Order:
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
@@ -61,7 +65,9 @@ def test_a_reader_gets_an_equal_value_of_the_same_type(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [*FLOATS, *WHOLE_NUMBERS, *TEXTS, nested(MAX_DEPTH)], ids=lambda value: ascii(value)[:20]
+    "value",
+    [*FLOATS, *WHOLE_NUMBERS, *TEXTS, nested(MAX_DEPTH)],
+    ids=lambda value: ascii(value)[:20],
 )
 def test_numbers_and_text_at_the_limits_come_back(value: Any) -> None:
     text = json_text(value)
@@ -97,7 +103,10 @@ WITHOUT_FORM = [
     (b"raw", "bytes: decode it"),
     (bytearray(b"raw"), "bytearray: decode it"),
     (memoryview(b"raw"), "memoryview: decode it"),
-    (datetime(2026, 1, 1, tzinfo=timezone.utc), r"datetime.datetime: make it text with isoformat\(\)"),
+    (
+        datetime(2026, 1, 1, tzinfo=timezone.utc),
+        r"datetime.datetime: make it text with isoformat\(\)",
+    ),
     (date(2026, 1, 1), r"isoformat\(\)"),
     (time(1), r"isoformat\(\)"),
     (timedelta(1), r"total_seconds\(\)"),
@@ -121,7 +130,9 @@ WITHOUT_FORM = [
 
 
 @pytest.mark.parametrize(("value", "reason"), WITHOUT_FORM)
-def test_a_value_without_a_form_is_refused_with_its_place_and_a_remedy(value: Any, reason: str) -> None:
+def test_a_value_without_a_form_is_refused_with_its_place_and_a_remedy(
+    value: Any, reason: str
+) -> None:
     with pytest.raises(NoJsonForm, match=reason) as error:
         json_text(value)
     assert len(str(error.value)) < 1500 and str(error.value).isascii()

@@ -70,12 +70,17 @@ def test_every_second_byte_of_a_view_is_the_key() -> None:
     ],
 )
 def test_another_type_is_refused_with_field_type_and_remedy(value: Any, kind: str) -> None:
-    with pytest.raises(ValueError, match=rf"'customer' is of type {kind}, and a key is bytes.* in row_of, or set key"):
+    with pytest.raises(
+        ValueError,
+        match=rf"'customer' is of type {kind}, and a key is bytes.* in row_of, or set key",
+    ):
         encode_key("customer", value)
 
 
 def test_text_that_is_not_unicode_and_a_number_that_is_too_long_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'customer' has half of a surrogate pair at position 1.*: remove it"):
+    with pytest.raises(
+        ValueError, match=r"'customer' has half of a surrogate pair at position 1.*: remove it"
+    ):
         encode_key("customer", "a\ud800")
     with pytest.raises(ValueError, match=r"'customer' cannot be written: .*4300 digits"):
         encode_key("customer", 10**5000)

@@ -30,13 +30,17 @@ def id_of(stored_id: str | None, current_id: str | None) -> bool:
 
 @pytest.mark.parametrize("on_lost", ["stop", "earliest", "latest"])
 @pytest.mark.parametrize("start", ["earliest", "latest", 15])
-def test_every_position_begins_stops_or_goes_on_as_the_settings_say(start: Any, on_lost: Any) -> None:
+def test_every_position_begins_stops_or_goes_on_as_the_settings_say(
+    start: Any, on_lost: Any
+) -> None:
     at_start = {"earliest": FIRST, "latest": END, 15: 15}[start]
     for current_id in (None, OLD, NEW):
         begin = start_position(None, current_id, FIRST, END, start=start, on_lost=on_lost)
         assert begin == StartPosition(at_start), "no position is lost"
     if_lost = {"stop": None, "earliest": FIRST, "latest": END}[on_lost]
-    for offset, stored_id, current_id in product(range(FIRST - 2, END + 3), (None, OLD, NEW), (None, OLD, NEW)):
+    for offset, stored_id, current_id in product(
+        range(FIRST - 2, END + 3), (None, OLD, NEW), (None, OLD, NEW)
+    ):
         committed = CommittedPosition(offset, stored_id)
         begin = start_position(committed, current_id, FIRST, END, start=start, on_lost=on_lost)
         is_lost = id_of(stored_id, current_id) or offset < FIRST or offset > END
@@ -79,7 +83,13 @@ def test_a_lost_position_names_partition_position_records_ids_and_remedy() -> No
     ):
         assert part in text
     text = describe_restart("orders[3]", FIRST, committed, reason, "earliest")
-    for part in ("orders[3] goes on at 10", "position 15 was lost", OLD, NEW, "on_lost is earliest"):
+    for part in (
+        "orders[3] goes on at 10",
+        "position 15 was lost",
+        OLD,
+        NEW,
+        "on_lost is earliest",
+    ):
         assert part in text
 
 
@@ -91,7 +101,8 @@ def test_the_id_of_a_topic_stands_beside_the_name_of_the_task(task: str) -> None
 
 
 @pytest.mark.parametrize(
-    "metadata", [None, "", "wc-1-1700000000 task 3", "another tool", "topic_id=", f"x topic_id={OLD} and more"]
+    "metadata",
+    [None, "", "wc-1-1700000000 task 3", "another tool", "topic_id=", f"x topic_id={OLD} and more"],
 )
 def test_metadata_of_earlier_releases_and_other_tools_has_no_topic_id(metadata: str | None) -> None:
     assert topic_id_in(metadata) is None

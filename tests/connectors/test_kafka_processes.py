@@ -32,7 +32,9 @@ LONG = bool(os.environ.get("KAFKA_LONG"))
 RECORDS = 1_000_000 if LONG else 20_000 if REAL else 3000
 KILLS = 20 if LONG else 4 if REAL else 2
 PARTITIONS = 12 if REAL else 4
-real = pytest.mark.skipif(not REAL, reason="needs real brokers: set KAFKA_BOOTSTRAP, or make test-kafka")
+real = pytest.mark.skipif(
+    not REAL, reason="needs real brokers: set KAFKA_BOOTSTRAP, or make test-kafka"
+)
 if REAL:
     pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(1800)]
 
@@ -120,7 +122,10 @@ class Readers:
     def assign(self, status: str = "ACTIVE", **tasks: str) -> None:
         """Tasks of the spout by host; the others stay where they are."""
         rest = {ONE: "1,3-4,9", TWO: "2"}
-        both = {self.slots[name]: f"{rest[name]},{tasks[name]}" if tasks.get(name) else rest[name] for name in rest}
+        both = {
+            self.slots[name]: f"{rest[name]},{tasks[name]}" if tasks.get(name) else rest[name]
+            for name in rest
+        }
         self.rig.assign(both, status)
 
     def tasks(self, numbers: str) -> None:
@@ -153,13 +158,17 @@ class Readers:
         return self.memory()
 
     def memory(self) -> float:
-        pages = Path(f"/proc/{self.rig.processes[self.slots[ONE]].pid}/statm").read_text().split()[1]
+        pages = (
+            Path(f"/proc/{self.rig.processes[self.slots[ONE]].pid}/statm").read_text().split()[1]
+        )
         return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def check_outage(self, before: float, what: str) -> None:
         """The worker's loop was never away for long, and its memory has not grown, since the outage began."""
         worst, grown = float((self.rig.folder / "worst").read_text()), self.memory() - before
-        print(f"\n{what}: the loop was away for {worst * 1000:.0f} ms at most, memory {before:.0f} {grown:+.0f} MiB")
+        print(
+            f"\n{what}: the loop was away for {worst * 1000:.0f} ms at most, memory {before:.0f} {grown:+.0f} MiB"
+        )
         # Ten times what is promised: other processes have the processors, too.
         assert worst < 0.5
         # What librdkafka fetches ahead, and the open records of all partitions, have bounds: 21 MiB were seen.
@@ -180,7 +189,9 @@ class Readers:
         found: dict[str, list[int]] = {}
         for task, entry in document["tasks"].items():
             for partition in (
-                (entry["metrics"].get("lag_by_partition") or {}) if entry["component"] == "records" else ()
+                (entry["metrics"].get("lag_by_partition") or {})
+                if entry["component"] == "records"
+                else ()
             ):
                 found.setdefault(partition, []).append(int(task))
         return found
@@ -191,15 +202,25 @@ class Readers:
         def each_has_one() -> bool:
             found = self.readers()
             each = [one for ones in found.values() for one in ones]
-            return len(found) == PARTITIONS == len(each) and len(set(each)) == min(tasks, PARTITIONS)
+            return len(found) == PARTITIONS == len(each) and len(set(each)) == min(
+                tasks, PARTITIONS
+            )
 
         # Five seconds are promised.
         eventually(each_has_one, 50, f"one reader for each partition: {what}", ignore=(Exception,))
-        print(f"\n{what}: each partition has one reader in the statistics after {time.monotonic() - began:.1f} s")
+        print(
+            f"\n{what}: each partition has one reader in the statistics after {time.monotonic() - began:.1f} s"
+        )
 
 
 def table(records: str) -> TaskTable:
-    parts = {"use": "1-2", "__acker": "3", "__topology_master": "4", "records": records, "beats": "9"}
+    parts = {
+        "use": "1-2",
+        "__acker": "3",
+        "__topology_master": "4",
+        "records": records,
+        "beats": "9",
+    }
     spouts = ("records", "beats")
     return TaskTable(
         components={
@@ -234,7 +255,11 @@ def make(
         builder.set_spout("records", "rig_code:Records", outputs=["n"])
         builder.set_spout("beats", "rig_code:Beats", outputs=["n"])
         builder.set_bolt(
-            "use", f"rig_code:{use}", inputs="records", par=2, config={"topology.tick.tuple.freq.secs": 0.1}
+            "use",
+            f"rig_code:{use}",
+            inputs="records",
+            par=2,
+            config={"topology.tick.tuple.freq.secs": 0.1},
         )
         settings = {
             "kafka.bootstrap.servers": kafka.bootstrap,
@@ -263,7 +288,9 @@ def make(
         rig.stop()
 
 
-def test_killed_workers_lose_nothing_and_the_end_is_committed(make: Callable[..., Readers], kafka: KafkaRig) -> None:
+def test_killed_workers_lose_nothing_and_the_end_is_committed(
+    make: Callable[..., Readers], kafka: KafkaRig
+) -> None:
     readers = make()
     half = RECORDS // 2
     kafka.produce(readers.topic, range(half), PARTITIONS)
@@ -283,10 +310,14 @@ def test_killed_workers_lose_nothing_and_the_end_is_committed(make: Callable[...
     seen = readers.finish(RECORDS, 300)
     assert max(seen) < RECORDS, "an aborted record was read"
     again = sum(seen.values()) - len(seen)
-    print(f"\n{RECORDS} records, {KILLS} kills: 0 lost, {again} twice, {time.monotonic() - began:.0f} s")
+    print(
+        f"\n{RECORDS} records, {KILLS} kills: 0 lost, {again} twice, {time.monotonic() - began:.0f} s"
+    )
 
 
-def producing(kafka: KafkaRig, topic: str, rate: int, stop: threading.Event) -> tuple[threading.Thread, list[int]]:
+def producing(
+    kafka: KafkaRig, topic: str, rate: int, stop: threading.Event
+) -> tuple[threading.Thread, list[int]]:
     """Numbers, from 0, in a thread."""
     produced = [0]
 
@@ -302,7 +333,9 @@ def producing(kafka: KafkaRig, topic: str, rate: int, stop: threading.Event) -> 
 
 
 @real
-def test_other_numbers_of_tasks_under_load_read_everything_once(make: Callable[..., Readers], kafka: KafkaRig) -> None:
+def test_other_numbers_of_tasks_under_load_read_everything_once(
+    make: Callable[..., Readers], kafka: KafkaRig
+) -> None:
     readers = make()
     readers.assign(s1="10", s2="11")
     readers.start()
@@ -310,7 +343,10 @@ def test_other_numbers_of_tasks_under_load_read_everything_once(make: Callable[.
     thread, produced = producing(kafka, readers.topic, 2000, stop)
     try:
         readers.wait_for_readers(2, "2 tasks")
-        for tasks, count, where in (("10-14", 5, {ONE: "10,12,14", TWO: "11,13"}), ("10", 1, {TWO: "10"})):
+        for tasks, count, where in (
+            ("10-14", 5, {ONE: "10,12,14", TWO: "11,13"}),
+            ("10", 1, {TWO: "10"}),
+        ):
             at = readers.progress()
             eventually(lambda at=at: readers.progress() > at + 1000, what="more is read")
             # As a rebalance does it: spouts stop, open trees end, then tasks and assignment in one step.
@@ -338,7 +374,9 @@ def test_other_numbers_of_tasks_under_load_read_everything_once(make: Callable[.
 
 
 @real
-def test_a_lost_host_is_followed_by_another_reader(make: Callable[..., Readers], kafka: KafkaRig) -> None:
+def test_a_lost_host_is_followed_by_another_reader(
+    make: Callable[..., Readers], kafka: KafkaRig
+) -> None:
     readers = make()
     kafka.produce(readers.topic, range(RECORDS), PARTITIONS)
     readers.assign(s1="10", s2="11")
@@ -348,7 +386,9 @@ def test_a_lost_host_is_followed_by_another_reader(make: Callable[..., Readers],
     began = time.monotonic()
     readers.rig.assign({readers.slots[ONE]: "1-4,9-11"})
     readers.finish(RECORDS)
-    print(f"\na lost host: everything is read after {time.monotonic() - began:.1f} s, with a session of 4 s")
+    print(
+        f"\na lost host: everything is read after {time.monotonic() - began:.1f} s, with a session of 4 s"
+    )
     readers.wait_for_readers(2, "a lost host")
 
 
@@ -366,9 +406,16 @@ def test_retention_that_overtakes_a_reader_stops_its_partition_and_says_so(
     eventually(lambda: kafka.first(readers.topic, 3) == 50)
     readers.start()
     readers.rig.set_status("ACTIVE")
-    others = {name: end for name, end in kafka.ends(readers.topic).items() if not name.endswith("[3]")}
-    eventually(lambda: others.items() <= kafka.committed(readers.group, readers.topic).items(), what="others are read")
-    log = eventually(lambda: "stands still" in (text := readers.rig.log(*readers.slots[ONE])) and text)
+    others = {
+        name: end for name, end in kafka.ends(readers.topic).items() if not name.endswith("[3]")
+    }
+    eventually(
+        lambda: others.items() <= kafka.committed(readers.group, readers.topic).items(),
+        what="others are read",
+    )
+    log = eventually(
+        lambda: "stands still" in (text := readers.rig.log(*readers.slots[ONE])) and text
+    )
     assert "position 5 is lost, the source has 50 to 100" in log and "on_lost" in log
 
 
@@ -394,7 +441,11 @@ def test_a_topic_that_is_created_again_stops_running_workers_by_name(
         return any(f"{old_id}" in line and f"{new_id}" in line for line in lines)
 
     for slot in readers.slots.values():
-        eventually(lambda slot=slot: stopped(slot), 60, "a partition stands still, and both topic ids are in the log")
+        eventually(
+            lambda slot=slot: stopped(slot),
+            60,
+            "a partition stands still, and both topic ids are in the log",
+        )
     assert kafka.committed(readers.group, readers.topic) == {}, "no old number is put back"
     # Killed workers read on where the operator says.
     readers.kill(TWO)
@@ -405,7 +456,9 @@ def test_a_topic_that_is_created_again_stops_running_workers_by_name(
 
 
 @real
-@pytest.mark.skipif("KAFKA_PID" not in os.environ, reason="a broker that may be stopped: set KAFKA_PID")
+@pytest.mark.skipif(
+    "KAFKA_PID" not in os.environ, reason="a broker that may be stopped: set KAFKA_PID"
+)
 def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
     make: Callable[..., Readers], kafka: KafkaRig
 ) -> None:
@@ -422,7 +475,11 @@ def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
     os.kill(pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        eventually(lambda: "does not answer" in readers.rig.log(*readers.slots[ONE]), 150, "the broker in the log")
+        eventually(
+            lambda: "does not answer" in readers.rig.log(*readers.slots[ONE]),
+            150,
+            "the broker in the log",
+        )
         print(f"reported after {time.monotonic() - began:.0f} s")
         time.sleep(65 if LONG else 5)
         readers.check_outage(before, "broker away")
@@ -448,7 +505,11 @@ def test_a_sink_that_is_away_blocks_no_loop_fills_no_memory_and_loses_nothing(
         away.touch()
         # What fills up to its bound is full.
         at = produced[0]
-        eventually(lambda: produced[0] > at + 6000 and readers.progress() < at + 6000, 60, "spouts are held back")
+        eventually(
+            lambda: produced[0] > at + 6000 and readers.progress() < at + 6000,
+            60,
+            "spouts are held back",
+        )
         before = readers.begin_outage()
         time.sleep(120 if LONG else 15)
         readers.check_outage(before, "sink away")

@@ -44,7 +44,9 @@ real = pytest.mark.skipif(not REAL, reason="KAFKA_BOOTSTRAP names no broker")
 @contextmanager
 def mock_cluster() -> Iterator[str]:
     holder = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0})
-    yield ",".join(f"{each.host}:{each.port}" for each in holder.list_topics(timeout=10).brokers.values())
+    yield ",".join(
+        f"{each.host}:{each.port}" for each in holder.list_topics(timeout=10).brokers.values()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,9 @@ def topic() -> Iterator[str]:
 
 def messages(bootstrap: str, topic: str) -> list[tuple[bytes | None, Any]]:
     """(key, decoded value) of all committed messages."""
-    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
+    reader = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True}
+    )
     try:
         parts = reader.list_topics(topic, timeout=10).topics[topic].partitions
         reader.assign([TopicPartition(topic, part, 0) for part in parts])
@@ -93,13 +97,26 @@ def test_rows_become_messages(broker: str, request: pytest.FixtureRequest, topic
     rows = [Row({"n": 1}), Row({"n": 2, "text": "x" * 20_000}), Row({"m": 3}), Row({"n": object()})]
     with pytest.raises(Rejected) as refused:
         sink.write(rows, 2)
-    assert sorted(refused.value.rows) == [1, 2, 3] and "kafka.message.max.bytes" in refused.value.rows[1]
+    assert (
+        sorted(refused.value.rows) == [1, 2, 3]
+        and "kafka.message.max.bytes" in refused.value.rows[1]
+    )
     sink.close()
     assert sorted(value["n"] for _, value in messages(bootstrap, topic)) == list(range(500))
     assert (b"7", {"n": 7}) in messages(bootstrap, topic)
 
 
-KEYS: list[bytes | None] = [None, b"", b"ann", b"None", b"b'ann'", b"\xff\x00\x80", "é".encode(), b"7", b"x" * 5000]
+KEYS: list[bytes | None] = [
+    None,
+    b"",
+    b"ann",
+    b"None",
+    b"b'ann'",
+    b"\xff\x00\x80",
+    "é".encode(),
+    b"7",
+    b"x" * 5000,
+]
 
 
 class Records(SourceSpout):
@@ -117,7 +134,9 @@ def copy_of(source: str, target: str) -> type[Topology]:
     """A topology that copies a topic by the product's own source and sink."""
     sink = KafkaSink(target, key="key", value=lambda row: row["value"])
     # Tasks import the classes by their names.
-    globals()["Records"] = spout = type("Records", (Records,), {"source": KafkaSource(source), "__module__": __name__})
+    globals()["Records"] = spout = type(
+        "Records", (Records,), {"source": KafkaSource(source), "__module__": __name__}
+    )
     globals()["Copied"] = bolt = type("Copied", (Copied,), {"sink": sink, "__module__": __name__})
 
     class Copy(Topology):
@@ -186,14 +205,19 @@ def test_a_row_with_a_key_of_another_type_is_rejected_and_those_beside_it_are_se
             harness.engine.run(harness.shared.clock())
             return len(Note.rows) >= 40 and sum(rig.ends(topic).values()) >= 30
 
-        eventually(is_finished, 60, "each row is sent or rejected", interval=0.01, ignore=(KafkaException,))
+        eventually(
+            is_finished, 60, "each row is sent or rejected", interval=0.01, ignore=(KafkaException,)
+        )
     sent = sorted((value["n"], key) for key, value in messages(rig.bootstrap, topic))
     kept = {0: b"ann", 1: b"7", 2: None}
     assert sent == [(n, kept[n % 7]) for n in range(70) if n % 7 in kept]
     assert sorted(row["n"] for row, _ in Note.rows) == [n for n in range(70) if n % 7 not in kept]
     kinds = {3: "bool", 4: "float", 5: "list", 6: "dict"}
     for row, reason in Note.rows:
-        assert f"the key 'customer' is of type {kinds[row['n'] % 7]}, and a key is bytes, text" in reason
+        assert (
+            f"the key 'customer' is of type {kinds[row['n'] % 7]}, and a key is bytes, text"
+            in reason
+        )
     rig.close()
 
 
@@ -204,16 +228,23 @@ def test_a_row_without_the_field_of_the_key_is_rejected_with_its_fields(mock: st
         sink.write([Row({"customer": "ann"}), Row({"n": 1, "m": 2})], 1)
     sink.close()
     assert list(refused.value.rows) == [1]
-    assert "no field 'customer' for the key of its message, only: n, m: add the field" in refused.value.rows[1]
+    assert (
+        "no field 'customer' for the key of its message, only: n, m: add the field"
+        in refused.value.rows[1]
+    )
 
 
 @real
 @pytest.mark.parametrize("is_once", [False, True], ids=["at least once", "exactly once"])
 @pytest.mark.parametrize("keyed", [4, 50_000])
-def test_a_compacted_topic_refuses_rows_without_a_key_alone(is_once: bool, keyed: int, topic: str) -> None:
+def test_a_compacted_topic_refuses_rows_without_a_key_alone(
+    is_once: bool, keyed: int, topic: str
+) -> None:
     admin = AdminClient({"bootstrap.servers": REAL})
     compacted = f"{topic}-compacted"
-    admin.create_topics([NewTopic(compacted, 2, 1, config={"cleanup.policy": "compact"})])[compacted].result(30)
+    admin.create_topics([NewTopic(compacted, 2, 1, config={"cleanup.policy": "compact"})])[
+        compacted
+    ].result(30)
     conf = {"kafka.bootstrap.servers": REAL, "kafka.log_level": 0}
     owner = f"wc/table/{topic}" if is_once else ""
     sink = KafkaSink(compacted, key="k")
@@ -229,7 +260,10 @@ def test_a_compacted_topic_refuses_rows_without_a_key_alone(is_once: bool, keyed
         except Rejected as refused:
             assert {rows[at].values["k"] for at in refused.rows} == {None}
             for reason in refused.rows.values():
-                assert "refuses a message without a key" in reason and "set key of the KafkaSink" in reason
+                assert (
+                    "refuses a message without a key" in reason
+                    and "set key of the KafkaSink" in reason
+                )
             rows = [row for at, row in enumerate(rows) if at not in refused.rows]
         except Unavailable as error:
             assert is_once and "waits for a new producer" in str(error)
@@ -251,7 +285,9 @@ def test_a_batch_is_larger_than_the_queue_of_the_client(mock: str, topic: str) -
     assert sorted(value["n"] for _, value in messages(mock, topic)) == list(range(2000))
 
 
-def test_a_broker_that_is_away_is_an_error_and_nothing_waits_for_it_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_away_is_an_error_and_nothing_waits_for_it_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("storm_dagster.connectors.kafka_sink._SECS", 0.3)
     conf = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.log_level": 0}
     for owner in ("", "me"):
@@ -281,7 +317,11 @@ def test_messages_that_no_broker_takes_are_an_error(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("library", "sink"),
-    [("confluent_kafka", KafkaSink("t")), ("psycopg", PostgresSink("t")), ("s3fs", FileSink("s3://bucket/folder"))],
+    [
+        ("confluent_kafka", KafkaSink("t")),
+        ("psycopg", PostgresSink("t")),
+        ("s3fs", FileSink("s3://bucket/folder")),
+    ],
 )
 def test_a_library_that_is_not_installed_is_named_with_its_extra(
     library: str, sink: Any, monkeypatch: pytest.MonkeyPatch
@@ -309,7 +349,9 @@ def test_a_batch_is_a_transaction_and_an_earlier_producer_writes_nothing(topic: 
     producer.flush()
     assert second.open(conf, owner) == 1
     with pytest.raises(KafkaException):
-        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 2)], group.consumer_group_metadata(), 10)
+        producer.send_offsets_to_transaction(
+            [TopicPartition(topic, 0, 2)], group.consumer_group_metadata(), 10
+        )
         producer.commit_transaction(10)
     first.close()
     second.write([Row({"n": n}) for n in range(10, 20)], 2)
@@ -322,7 +364,8 @@ def test_a_batch_is_a_transaction_and_an_earlier_producer_writes_nothing(topic: 
 @real
 @pytest.mark.zookeeper
 @pytest.mark.parametrize(
-    ("total", "kills"), [(20_000, 3), pytest.param(1_000_000, 20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    ("total", "kills"),
+    [(20_000, 3), pytest.param(1_000_000, 20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_messages_of_killed_workers_are_committed_once(
     total: int,
@@ -336,7 +379,9 @@ def test_messages_of_killed_workers_are_committed_once(
 
     def written() -> int:
         """At most: markers of transactions count, too."""
-        return sum(reader.get_watermark_offsets(TopicPartition(topic, part), 10)[1] for part in range(3))
+        return sum(
+            reader.get_watermark_offsets(TopicPartition(topic, part), 10)[1] for part in range(3)
+        )
 
     make_sink_rig(total, {"kafka.bootstrap.servers": REAL}, "InTopic").run(written, kills)
     reader.close()

@@ -57,7 +57,12 @@ class Use(Bolt):
 def reading(
     topic: str, par: int = 1, body: dict[str, Any] | None = None, bolt: type[Bolt] = Use, **how: Any
 ) -> type[Topology]:
-    parts = {"source": KafkaSource(topic, **how), "outputs": ["n"], "__module__": __name__, **(body or {})}
+    parts = {
+        "source": KafkaSource(topic, **how),
+        "outputs": ["n"],
+        "__module__": __name__,
+        **(body or {}),
+    }
     # Tasks import the class by its name.
     globals()["Records"] = made = type("Records", (SourceSpout,), parts)
     Use.seen.clear()
@@ -78,7 +83,9 @@ def run_until(harness: TopologyHarness, condition: Callable[[], Any], timeout: f
 
 
 def harness_of(kafka: KafkaRig, topology: type[Topology], **conf: Any) -> TopologyHarness:
-    return TopologyHarness(topology, conf={"kafka.bootstrap.servers": kafka.bootstrap, "kafka.log_level": 0, **conf})
+    return TopologyHarness(
+        topology, conf={"kafka.bootstrap.servers": kafka.bootstrap, "kafka.log_level": 0, **conf}
+    )
 
 
 def stored(harness: TopologyHarness) -> dict[str, int]:
@@ -99,7 +106,12 @@ def test_all_records_are_read_and_the_end_is_committed(kafka: KafkaRig) -> None:
     body = {"values": lambda self, record: everything(record), "outputs": list("vkhpat")}
     with harness_of(kafka, reading(topic, body=body)) as harness:
         run_until(harness, lambda: stored(harness) == ends)
-        run_until(harness, lambda: harness.tasks("records")[0]._next_lag and lags(harness) == dict.fromkeys(ends, 0))
+        run_until(
+            harness,
+            lambda: (
+                harness.tasks("records")[0]._next_lag and lags(harness) == dict.fromkeys(ends, 0)
+            ),
+        )
         assert harness.errors == []
     assert sorted(int(row[0]) for row in Use.seen) == list(range(1000))
     first = next(row for row in Use.seen if row[0] == b"2")
@@ -119,7 +131,9 @@ def test_all_records_are_read_and_the_end_is_committed(kafka: KafkaRig) -> None:
 
 def lags(harness: TopologyHarness) -> dict[str, Any]:
     metrics = [one.metrics for one in harness.engine.stats().values() if one.component == "records"]
-    return {name: lag[0] for one in metrics for name, lag in one.get("lag_by_partition", {}).items()}
+    return {
+        name: lag[0] for one in metrics for name, lag in one.get("lag_by_partition", {}).items()
+    }
 
 
 def test_a_limit_of_records_that_a_sink_needs_is_no_error_of_a_source(kafka: KafkaRig) -> None:
@@ -145,7 +159,9 @@ def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -
     assert sorted(n for (n,) in Use.seen if n < 100 or REAL) == list(range(40))
 
 
-def test_an_offset_that_went_back_is_stored_again_and_none_is_by_who_has_lost_the_task(kafka: KafkaRig) -> None:
+def test_an_offset_that_went_back_is_stored_again_and_none_is_by_who_has_lost_the_task(
+    kafka: KafkaRig,
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     ends = kafka.ends(topic)
@@ -246,7 +262,9 @@ def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: K
 
             self._asker = Fewer(asker, set())  # pyright: ignore[reportAttributeAccessIssue]
 
-    with harness_of(kafka, reading(topic, body={"source": Growing(topic, start="latest")})) as harness:
+    with harness_of(
+        kafka, reading(topic, body={"source": Growing(topic, start="latest")})
+    ) as harness:
         run_until(harness, lambda: len(stored(harness)) == 3)
         hidden.clear()
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
@@ -278,7 +296,9 @@ def test_reading_begins_at_a_time(kafka: KafkaRig) -> None:
     assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
 
 
-def test_an_offset_that_somebody_commits_for_a_partition_that_stands_still_stays(kafka: KafkaRig) -> None:
+def test_an_offset_that_somebody_commits_for_a_partition_that_stands_still_stays(
+    kafka: KafkaRig,
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     ends = kafka.ends(topic)
@@ -295,7 +315,9 @@ def test_an_offset_that_somebody_commits_for_a_partition_that_stands_still_stays
         run_until(harness, lambda: kafka.committed(GROUP, topic) == {**rest, name: 5})
 
 
-def test_what_was_acked_last_is_stored_at_the_end(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_acked_last_is_stored_at_the_end(
+    kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     with harness_of(kafka, reading(topic)) as harness:
@@ -303,7 +325,12 @@ def test_what_was_acked_last_is_stored_at_the_end(kafka: KafkaRig, monkeypatch: 
         monkeypatch.setattr(source_spout, "_COMMIT_SECS", 3600)
         monkeypatch.setattr(kafka_source, "_CLOSE_SECS", 20)
         kafka.produce(topic, range(100, 108))
-        run_until(harness, lambda: len(Use.seen) == 48 and harness.engine.drained() and not harness.engine.open_trees())
+        run_until(
+            harness,
+            lambda: (
+                len(Use.seen) == 48 and harness.engine.drained() and not harness.engine.open_trees()
+            ),
+        )
     # Consumers are closed in a thread.
     eventually(lambda: kafka.committed(GROUP, topic) == kafka.ends(topic), 20)
 
@@ -325,7 +352,9 @@ def test_brokers_that_are_away_at_the_end_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("why", ["inactive", "full"])
-def test_lag_grows_while_nothing_is_read(kafka: KafkaRig, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_grows_while_nothing_is_read(
+    kafka: KafkaRig, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_spout, "_BATCH", 4)
     monkeypatch.setattr(kafka_source, "_STALE_SECS", 0.1)
     topic = kafka.topic()
@@ -342,11 +371,16 @@ def test_lag_grows_while_nothing_is_read(kafka: KafkaRig, why: str, monkeypatch:
         for more in (80, 400, 800):
             kafka.produce(topic, range(total, total + more))
             total += more
-            run_until(harness, lambda total=total: sum(lag or 0 for lag in lags(harness).values()) == total)
+            run_until(
+                harness,
+                lambda total=total: sum(lag or 0 for lag in lags(harness).values()) == total,
+            )
         assert harness.errors == [] or why == "full"
 
 
-def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(kafka: KafkaRig) -> None:
+def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(
+    kafka: KafkaRig,
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     kafka.commit(GROUP, topic, [99])
@@ -354,7 +388,12 @@ def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_commit
         run_until(harness, lambda: len(Use.seen) == 30 and harness.errors)
         ((_, error),) = harness.errors
         said = str(error)
-        assert f"{topic}[0] stands still" in said and "99 is lost" in said and "0 to 10" in said and "on_lost" in said
+        assert (
+            f"{topic}[0] stands still" in said
+            and "99 is lost" in said
+            and "0 to 10" in said
+            and "on_lost" in said
+        )
         assert kafka.committed(GROUP, topic)[f"{topic}[0]"] == 99, "nothing is committed there"
         run_until(harness, lambda: lags(harness).get(f"{topic}[0]") == 0)
         kafka.commit(GROUP, topic, [4])
@@ -363,7 +402,9 @@ def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_commit
 
 
 @pytest.mark.parametrize(("on_lost", "read"), [("earliest", 40), ("latest", 30)])
-def test_a_lost_position_goes_on_as_configured_and_says_so(kafka: KafkaRig, on_lost: Any, read: int) -> None:
+def test_a_lost_position_goes_on_as_configured_and_says_so(
+    kafka: KafkaRig, on_lost: Any, read: int
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     kafka.commit(GROUP, topic, [99])
@@ -373,7 +414,9 @@ def test_a_lost_position_goes_on_as_configured_and_says_so(kafka: KafkaRig, on_l
     assert len(Use.seen) == read
 
 
-needs_ids = pytest.mark.skipif(not REAL, reason="librdkafka's brokers give no topic ids: set KAFKA_BOOTSTRAP")
+needs_ids = pytest.mark.skipif(
+    not REAL, reason="librdkafka's brokers give no topic ids: set KAFKA_BOOTSTRAP"
+)
 OLD, NEW = range(20), range(1000, 1032)
 """Records of a topic, and those of the longer one that is created after it: five and eight in each partition."""
 
@@ -392,7 +435,9 @@ def committed_metadata(kafka: KafkaRig, topic: str) -> set[str]:
 
 @needs_ids
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_a_topic_that_is_created_again_is_read_from_its_first_record(kafka: KafkaRig, tasks: int) -> None:
+def test_a_topic_that_is_created_again_is_read_from_its_first_record(
+    kafka: KafkaRig, tasks: int
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, OLD)
     with harness_of(kafka, reading(topic, par=tasks, on_lost="earliest")) as harness:
@@ -400,28 +445,42 @@ def test_a_topic_that_is_created_again_is_read_from_its_first_record(kafka: Kafk
         old_id = kafka.topic_id(topic)
         kafka.recreate(topic)
         kafka.produce(topic, NEW)
-        run_until(harness, lambda: new_records() == set(NEW) and stored(harness) == kafka.ends(topic))
+        run_until(
+            harness, lambda: new_records() == set(NEW) and stored(harness) == kafka.ends(topic)
+        )
         run_until(harness, lambda: kafka.committed(GROUP, topic) == kafka.ends(topic))
         for number in range(4):
             (text,) = [text for text in error_texts(harness) if f"{topic}[{number}]" in text]
-            assert "goes on at 0" in text and "position 5 was lost" in text and "on_lost is earliest" in text
+            assert (
+                "goes on at 0" in text
+                and "position 5 was lost" in text
+                and "on_lost is earliest" in text
+            )
             assert str(old_id) in text and str(kafka.topic_id(topic)) in text
         assert all(str(kafka.topic_id(topic)) in text for text in committed_metadata(kafka, topic))
 
 
 @needs_ids
-def test_a_topic_that_is_created_again_is_read_from_its_end_if_so_configured(kafka: KafkaRig) -> None:
+def test_a_topic_that_is_created_again_is_read_from_its_end_if_so_configured(
+    kafka: KafkaRig,
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, OLD)
     with harness_of(kafka, reading(topic, on_lost="latest")) as harness:
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
         kafka.recreate(topic)
         kafka.produce(topic, NEW)
-        run_until(harness, lambda: len(error_texts(harness)) == 4 and stored(harness) == kafka.ends(topic))
-        assert all("goes on at" in text and "on_lost is latest" in text for text in error_texts(harness))
+        run_until(
+            harness, lambda: len(error_texts(harness)) == 4 and stored(harness) == kafka.ends(topic)
+        )
+        assert all(
+            "goes on at" in text and "on_lost is latest" in text for text in error_texts(harness)
+        )
         later = range(2000, 2008)
         kafka.produce(topic, later)
-        run_until(harness, lambda: new_records() >= set(later) and stored(harness) == kafka.ends(topic))
+        run_until(
+            harness, lambda: new_records() >= set(later) and stored(harness) == kafka.ends(topic)
+        )
 
 
 @needs_ids
@@ -442,7 +501,9 @@ def test_a_topic_that_is_created_again_stops_by_name_until_an_offset_is_committe
             assert "stands still" in text and "position 5 is lost" in text and "on_lost" in text
             assert str(old_id) in text and str(kafka.topic_id(topic)) in text
         # All of the new topic is unread, and stays so while its partitions are asked for again.
-        run_until(harness, lambda: lags(harness) == dict.fromkeys(kafka.ends(topic), len(records) // 4))
+        run_until(
+            harness, lambda: lags(harness) == dict.fromkeys(kafka.ends(topic), len(records) // 4)
+        )
         until = time.monotonic() + 1
         run_until(harness, lambda: time.monotonic() > until)
         assert kafka.committed(GROUP, topic) == {}, "the old number is not put back"
@@ -452,14 +513,20 @@ def test_a_topic_that_is_created_again_stops_by_name_until_an_offset_is_committe
 
 
 @needs_ids
-def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(kafka: KafkaRig) -> None:
+def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(
+    kafka: KafkaRig,
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(80))
     Chokes.bad = set(range(80))
-    topology = reading(topic, body={"on_poison": "block", "max_open": 1}, bolt=Chokes, on_lost="earliest")
+    topology = reading(
+        topic, body={"on_poison": "block", "max_open": 1}, bolt=Chokes, on_lost="earliest"
+    )
     with harness_of(kafka, topology) as harness:
         run_until(harness, lambda: stored(harness) == dict.fromkeys(kafka.ends(topic), 0))
-        run_until(harness, lambda: harness.tasks("records")[0]._tracker.full == set(kafka.ends(topic)))
+        run_until(
+            harness, lambda: harness.tasks("records")[0]._tracker.full == set(kafka.ends(topic))
+        )
         kafka.recreate(topic)
         kafka.produce(topic, NEW)
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
@@ -472,7 +539,9 @@ def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(kafk
 
 
 @needs_ids
-def test_a_topic_that_is_created_again_while_its_reader_is_stopped_is_noticed(kafka: KafkaRig) -> None:
+def test_a_topic_that_is_created_again_while_its_reader_is_stopped_is_noticed(
+    kafka: KafkaRig,
+) -> None:
     topic = kafka.topic()
     kafka.produce(topic, OLD)
     with harness_of(kafka, reading(topic)) as harness:
@@ -485,8 +554,12 @@ def test_a_topic_that_is_created_again_while_its_reader_is_stopped_is_noticed(ka
     kafka.commit(GROUP, topic, [5] * 3, metadata)
     with harness_of(kafka, reading(topic)) as harness:
         last = f"{topic}[3]"
-        run_until(harness, lambda: len(error_texts(harness)) == 3 and stored(harness).get(last) == 8)
-        assert all("stands still" in text and "which was deleted" in text for text in error_texts(harness))
+        run_until(
+            harness, lambda: len(error_texts(harness)) == 3 and stored(harness).get(last) == 8
+        )
+        assert all(
+            "stands still" in text and "which was deleted" in text for text in error_texts(harness)
+        )
         # The partition without a committed offset begins where any new one does.
         assert new_records() == set(NEW[3::4])
     with harness_of(kafka, reading(topic, on_lost="earliest")) as harness:
@@ -549,7 +622,9 @@ class ByTopicAndId(ById):
 
 @needs_ids
 @pytest.mark.parametrize("bolt", [ById, ByTopicAndId])
-def test_ids_of_records_differ_between_topics_by_the_topics_id_only(kafka: KafkaRig, bolt: type[Bolt]) -> None:
+def test_ids_of_records_differ_between_topics_by_the_topics_id_only(
+    kafka: KafkaRig, bolt: type[Bolt]
+) -> None:
     """A sink that writes each record once takes a number of the new topic for a repeated record, without it."""
     topic = kafka.topic()
     kafka.produce(topic, OLD)
@@ -557,10 +632,17 @@ def test_ids_of_records_differ_between_topics_by_the_topics_id_only(kafka: Kafka
     Rows.tokens.clear()
     body = {
         "outputs": ["n", "partition", "after", "topic_id"],
-        "values": lambda self, record: [int(record.value), record.partition, record.after, record.topic_id],
+        "values": lambda self, record: [
+            int(record.value),
+            record.partition,
+            record.after,
+            record.topic_id,
+        ],
     }
     with harness_of(kafka, reading(topic, body=body, bolt=bolt, on_lost="earliest")) as harness:
-        run_until(harness, lambda: set(Rows.written) == set(OLD) and stored(harness) == kafka.ends(topic))
+        run_until(
+            harness, lambda: set(Rows.written) == set(OLD) and stored(harness) == kafka.ends(topic)
+        )
         kafka.recreate(topic)
         run_until(harness, lambda: len(error_texts(harness)) == 4)
         kafka.produce(topic, NEW)
@@ -582,13 +664,19 @@ def test_a_topic_with_another_id_is_read_anew_under_that_id(kafka: KafkaRig) -> 
             super().open(conf, context)
             self._topic_ids.read = lambda: dict(current_ids)
 
-    with harness_of(kafka, reading(topic, body={"source": WithIds(topic, on_lost="earliest")})) as harness:
+    with harness_of(
+        kafka, reading(topic, body={"source": WithIds(topic, on_lost="earliest")})
+    ) as harness:
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
-        assert committed_metadata(kafka, topic) == {position_metadata("harness-1-0 task 3", first_id)}
+        assert committed_metadata(kafka, topic) == {
+            position_metadata("harness-1-0 task 3", first_id)
+        }
         assert len(Use.seen) == 40 and harness.errors == []
         current_ids[topic] = second_id
         expected = {position_metadata("harness-1-0 task 3", second_id)}
-        run_until(harness, lambda: len(Use.seen) == 80 and committed_metadata(kafka, topic) == expected)
+        run_until(
+            harness, lambda: len(Use.seen) == 80 and committed_metadata(kafka, topic) == expected
+        )
         run_until(harness, lambda: kafka.committed(GROUP, topic) == kafka.ends(topic))
         # A broker that is behind the others answers the id of the deleted topic.
         current_ids[topic] = first_id
@@ -616,7 +704,9 @@ class Chokes(Bolt):
         Use.seen.append(tup.values)
 
 
-def test_a_full_partition_is_not_fetched_and_the_others_are(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_partition_is_not_fetched_and_the_others_are(
+    kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(800))
@@ -634,12 +724,16 @@ def test_a_full_partition_is_not_fetched_and_the_others_are(kafka: KafkaRig, mon
 
 
 @pytest.mark.skipif(not REAL, reason="librdkafka's brokers delete nothing: set KAFKA_BOOTSTRAP")
-def test_retention_overtakes_a_partition_that_waits(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_overtakes_a_partition_that_waits(
+    kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(1600))
     Chokes.bad = {1, *range(9, 42, 4)}
-    topology = reading(topic, body={"on_poison": "block", "max_open": 10}, bolt=Chokes, on_lost="earliest")
+    topology = reading(
+        topic, body={"on_poison": "block", "max_open": 10}, bolt=Chokes, on_lost="earliest"
+    )
     with harness_of(kafka, topology) as harness:
         source = run_until(harness, lambda: harness.tasks("records")[0])._source
         run_until(harness, lambda: source._paused == {f"{topic}[1]"})
@@ -681,7 +775,9 @@ def test_the_rate_is_printed_beside_that_of_a_spout_in_memory(kafka: KafkaRig) -
             while len(Use.seen) < count:
                 harness.engine.run(harness.shared.clock())
             rates.append(count / (time.monotonic() - began))
-    print(f"\nacked: {rates[1]:,.0f} records/s from Kafka, {rates[0]:,.0f} from memory, {rates[1] / rates[0]:.0%}")
+    print(
+        f"\nacked: {rates[1]:,.0f} records/s from Kafka, {rates[0]:,.0f} from memory, {rates[1] / rates[0]:.0%}"
+    )
 
 
 def test_no_broker_is_one_error_and_the_loop_goes_on(kafka: KafkaRig) -> None:
@@ -689,7 +785,9 @@ def test_no_broker_is_one_error_and_the_loop_goes_on(kafka: KafkaRig) -> None:
     with harness_of(kafka, reading("any"), **conf) as harness:
         run_until(harness, lambda: harness.errors)
         harness.run()
-        assert ["127.0.0.1:1 does not answer" in str(error) for _, error in harness.errors] == [True]
+        assert ["127.0.0.1:1 does not answer" in str(error) for _, error in harness.errors] == [
+            True
+        ]
 
 
 def test_a_topic_that_is_not_there_is_named(kafka: KafkaRig) -> None:
@@ -700,7 +798,9 @@ def test_a_topic_that_is_not_there_is_named(kafka: KafkaRig) -> None:
         assert "topic 'nowhere' cannot be read" in str(harness.errors[0][1])
 
 
-def test_a_missing_client_library_is_named_with_its_extra(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_library_is_named_with_its_extra(
+    kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(MissingPart, match=r"pip install storm-dagster\[kafka\]"):
         KafkaSource("t").open({}, None)
@@ -722,7 +822,9 @@ def test_settings_that_cannot_be_are_refused(conf: dict[str, Any], said: str) ->
         KafkaSource("t").open(conf, None)
 
 
-@pytest.mark.parametrize(("how", "said"), [({"start": "soon"}, "start of"), ({"on_lost": "skip"}, "on_lost of")])
+@pytest.mark.parametrize(
+    ("how", "said"), [({"start": "soon"}, "start of"), ({"on_lost": "skip"}, "on_lost of")]
+)
 def test_words_that_mean_nothing_are_refused(how: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidTopology, match=said):
         KafkaSource("t", **how)

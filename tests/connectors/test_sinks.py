@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder
-from storm_dagster.connectors import Rejected, Retries, Retry, Row, SinkBolt, Source, SourceRecord, SourceSpout
+from storm_dagster.connectors import (
+    Rejected,
+    Retries,
+    Retry,
+    Row,
+    SinkBolt,
+    Source,
+    SourceRecord,
+    SourceSpout,
+)
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -129,11 +138,19 @@ class Often(Topology):
     note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
-def run(topology: type[Topology], numbers: Sequence[Any], secs: float = 4.0, times: int = 1, **options: Any) -> Any:
+def run(
+    topology: type[Topology],
+    numbers: Sequence[Any],
+    secs: float = 4.0,
+    times: int = 1,
+    **options: Any,
+) -> Any:
     """Run until all is acked."""
     Note.seen.clear()
     rows = [[f"k{n % 5}", n] for n in numbers]
-    with TopologyHarness(topology, {"numbers": rows}, simulated=True, replays=99, **options) as harness:
+    with TopologyHarness(
+        topology, {"numbers": rows}, simulated=True, replays=99, **options
+    ) as harness:
         for _ in range(times):
             result = harness.advance(secs)
             if len(result.acked["numbers"]) == len(rows):
@@ -143,7 +160,9 @@ def run(topology: type[Topology], numbers: Sequence[Any], secs: float = 4.0, tim
 
 FEW = settings(max_examples=max(4, settings().max_examples // 4))
 PLAN = st.lists(
-    st.sampled_from(["ok", "retry", "before", "after", "away", "busy", "exit before", "exit after"]),
+    st.sampled_from(
+        ["ok", "retry", "before", "after", "away", "busy", "exit before", "exit after"]
+    ),
     min_size=1,
     max_size=9,
 )
@@ -189,7 +208,9 @@ def test_a_row_that_comes_twice_is_written_once() -> None:
     global STORE
     STORE = Store()
     result = run(Once, [1, 2, 1, *range(20), 1, 2])
-    assert len(result.acked["numbers"]) == 25 and Counter(STORE.rows) == Counter(set(range(20)) - REFUSED)
+    assert len(result.acked["numbers"]) == 25 and Counter(STORE.rows) == Counter(
+        set(range(20)) - REFUSED
+    )
 
 
 @pytest.mark.parametrize("plan", [[], ["exit after", "ok"]])
@@ -199,7 +220,9 @@ def test_a_rejected_row_whose_reader_failed_is_rejected_again(plan: list[str]) -
     STORE = Store(plan)
     NoteLater.tries.clear()
     result = run(OnceLater, range(10, 20), times=30)
-    assert len(result.acked["numbers"]) == 10 and Counter(STORE.rows) == Counter(set(range(10, 20)) - REFUSED)
+    assert len(result.acked["numbers"]) == 10 and Counter(STORE.rows) == Counter(
+        set(range(10, 20)) - REFUSED
+    )
     assert {row["n"] for row, _ in Note.seen} == {13, 14}
 
 
@@ -240,10 +263,13 @@ def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -
             time.sleep(0.02)
         tasks = harness.tasks("write")
         assert (
-            all(sum(len(tups) for _, tups in task._writing + task._entries) <= 7 for task in tasks) and not STORE.rows
+            all(sum(len(tups) for _, tups in task._writing + task._entries) <= 7 for task in tasks)
+            and not STORE.rows
         )
         told = [str(error) for component, error in harness.errors if component == "write"]
-        assert 1 <= len(told) <= 2 * 2 * 3 and all("rows wait for the sink" in text for text in told)
+        assert 1 <= len(told) <= 2 * 2 * 3 and all(
+            "rows wait for the sink" in text for text in told
+        )
         STORE.plan.clear()
         for _ in range(10):
             result = harness.advance(11)
@@ -314,14 +340,20 @@ def test_a_row_that_cannot_be_made_fails_and_one_that_is_none_is_acked() -> None
     STORE = Store()
     with TopologyHarness(Odd, {"numbers": [["k", n] for n in range(4)]}, simulated=True) as harness:
         result = harness.advance(4)
-    assert sorted(result.acked["numbers"]) == [1, 2, 3] and result.failed["numbers"] == [0] and STORE.rows == [2, 3]
+    assert (
+        sorted(result.acked["numbers"]) == [1, 2, 3]
+        and result.failed["numbers"] == [0]
+        and STORE.rows == [2, 3]
+    )
 
 
 @pytest.mark.parametrize("topology", [Once, Often])
 def test_refused_rows_fail_if_nothing_reads_them(topology: type[Topology]) -> None:
     global STORE
     STORE = Store()
-    with TopologyHarness(topology, {"numbers": [["k", n] for n in range(40)]}, simulated=True) as harness:
+    with TopologyHarness(
+        topology, {"numbers": [["k", n] for n in range(40)]}, simulated=True
+    ) as harness:
         harness.run()
         # The harness reads all streams. Rows of the first batches came before this.
         for task in harness.tasks("write"):
@@ -364,13 +396,19 @@ class ByKey(Topology):
 @pytest.mark.parametrize(
     ("topology", "rows", "ids"),
     [
-        (Both, [["a/b", "c"], ["a", "b/c"], ["a", "b%2Fc"], ["", ""]], ["a/b/c", "a/b%2Fc", "a/b%252Fc", "/"]),
+        (
+            Both,
+            [["a/b", "c"], ["a", "b/c"], ["a", "b%2Fc"], ["", ""]],
+            ["a/b/c", "a/b%2Fc", "a/b%252Fc", "/"],
+        ),
         (Both, [["topic/x%[0]", 17]], ["topic/x%[0]/17"]),
         (ByKey, [["a/b%", 1], ["", 2]], ["a/b%", ""]),
         (Often, [["a", 1]], [None]),
     ],
 )
-def test_records_have_different_ids(topology: type[Topology], rows: list[Any], ids: list[str | None]) -> None:
+def test_records_have_different_ids(
+    topology: type[Topology], rows: list[Any], ids: list[str | None]
+) -> None:
     global STORE
     STORE = Store()
     with TopologyHarness(topology, {"numbers": rows}, simulated=True) as harness:
@@ -381,7 +419,9 @@ def test_records_have_different_ids(topology: type[Topology], rows: list[Any], i
 def test_exactly_once_needs_ids_and_a_sink_with_tokens() -> None:
     with pytest.raises(InvalidTopology, match="set record_id"):
         type("Bad", (SinkBolt,), {"exactly_once": True})
-    with pytest.raises(InvalidTopology, match="'table': record_id is 'nn', but 'default' of 'numbers' has: key, n"):
+    with pytest.raises(
+        InvalidTopology, match="'table': record_id is 'nn', but 'default' of 'numbers' has: key, n"
+    ):
         build(type("Wrong", (Write,), {"record_id": "nn"}))
     with pytest.raises(InvalidTopology, match="has no sink: set sink"):
         build(type("Nothing", (SinkBolt,), {}))
@@ -396,12 +436,18 @@ def build(bolt: type[SinkBolt]) -> Any:
 
 # -- the batches in a log -------------------------------------------------------------------------------------
 
-NAMES = st.dictionaries(st.tuples(st.text(max_size=2), st.integers(0, 50)), st.integers(0, 2**40), max_size=6)
-RECORDS = st.lists(st.tuples(st.sampled_from(["a/1.0", "a/1.1"]), st.integers(1, 9), NAMES), max_size=6)
+NAMES = st.dictionaries(
+    st.tuples(st.text(max_size=2), st.integers(0, 50)), st.integers(0, 2**40), max_size=6
+)
+RECORDS = st.lists(
+    st.tuples(st.sampled_from(["a/1.0", "a/1.1"]), st.integers(1, 9), NAMES), max_size=6
+)
 
 
 @given(RECORDS, st.integers(1, 4))
-def test_batches_are_in_the_log_and_go_where_their_tuples_go(records: list[Any], tasks: int) -> None:
+def test_batches_are_in_the_log_and_go_where_their_tuples_go(
+    records: list[Any], tasks: int
+) -> None:
     contents, expected = Contents(), {}
     for owner, token, names in records:
         record = Checkpoint(batches=[(owner, token, [(at, name) for name, at in names.items()])])
@@ -416,7 +462,8 @@ def test_batches_are_in_the_log_and_go_where_their_tuples_go(records: list[Any],
         again.apply(record)
     assert again.batches == expected
     shared = [
-        Partitioning(tasks, True).share(index, [(0, contents)], lambda key, values: None) for index in range(tasks)
+        Partitioning(tasks, True).share(index, [(0, contents)], lambda key, values: None)
+        for index in range(tasks)
     ]
     for owner, (token, names) in expected.items():
         parts = [each.batches[owner] for each in shared if owner in each.batches]
@@ -424,4 +471,6 @@ def test_batches_are_in_the_log_and_go_where_their_tuples_go(records: list[Any],
         assert sum(len(part[1]) for part in parts) == len(names)
         assert {name: at for part in parts for name, at in part[1].items()} == names
     for index, each in enumerate(shared):
-        assert all(at % tasks == index for _, names in each.batches.values() for at in names.values())
+        assert all(
+            at % tasks == index for _, names in each.batches.values() for at in names.values()
+        )

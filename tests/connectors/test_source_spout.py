@@ -11,7 +11,15 @@ from typing import Any, ClassVar
 import pytest
 
 from storm_dagster.api import Bolt, Topology, Tuple
-from storm_dagster.connectors import Lag, PartitionEnd, Retries, Source, SourceRecord, SourceSpout, source_spout
+from storm_dagster.connectors import (
+    Lag,
+    PartitionEnd,
+    Retries,
+    Source,
+    SourceRecord,
+    SourceSpout,
+    source_spout,
+)
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -73,7 +81,10 @@ class InThread(Source):
                 continue
             end = min(at + self.step, len(World.logs[name]))
             log = World.logs[name]
-            found += [SourceRecord(log[index], name, index + 1, key=b"k", at_ms=1000) for index in range(at, end)]
+            found += [
+                SourceRecord(log[index], name, index + 1, key=b"k", at_ms=1000)
+                for index in range(at, end)
+            ]
             self.at[name] = end
             if end == len(World.logs[name]):
                 found.append(PartitionEnd(name, end))
@@ -113,7 +124,13 @@ class Use(Bolt):
 
 
 def topology(source: Source, par: int = 1, **settings: Any) -> type[Topology]:
-    body = {"source": source, "outputs": ["n"], "retries": QUICK, "__module__": __name__, **settings}
+    body = {
+        "source": source,
+        "outputs": ["n"],
+        "retries": QUICK,
+        "__module__": __name__,
+        **settings,
+    }
     # Tasks import the class by its name.
     globals()["Reads"] = made = type("Reads", (SourceSpout,), body)
 
@@ -137,11 +154,17 @@ def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
 
 def stored(harness: TopologyHarness) -> dict[str, Any]:
     spout = harness.tasks("records")[0]
-    return dict(spout._store.found) if spout is not None and spout._store is not None else World.committed
+    return (
+        dict(spout._store.found)
+        if spout is not None and spout._store is not None
+        else World.committed
+    )
 
 
 @pytest.mark.parametrize("make", SOURCES)
-def test_every_record_is_read_once_and_positions_are_committed(make: Callable[[], Source], tmp_path: Path) -> None:
+def test_every_record_is_read_once_and_positions_are_committed(
+    make: Callable[[], Source], tmp_path: Path
+) -> None:
     World.reset(a=[b"%d" % n for n in range(20)], b=[b"%d" % n for n in range(100, 107)], c=[])
     with TopologyHarness(topology(make()), state_dir=tmp_path) as harness:
         run_until(harness, lambda: stored(harness) == {"a": 20, "b": 7, "c": 0})
@@ -157,7 +180,11 @@ def test_every_record_is_read_once_and_positions_are_committed(make: Callable[[]
         assert World.seen == [[20]] and harness.errors == []
     again = [mine for mine in World.assigned[1:] if mine]
     assert sorted(name for mine in again for name in mine) == ["a", "b", "c"]
-    assert {name: position for mine in again for name, position in mine.items()} == {"a": 20, "b": 7, "c": 0}
+    assert {name: position for mine in again for name, position in mine.items()} == {
+        "a": 20,
+        "b": 7,
+        "c": 0,
+    }
 
 
 @pytest.mark.parametrize("make", SOURCES)
@@ -170,7 +197,11 @@ def test_poison_is_a_dead_letter_with_reason_position_and_key_and_stops_nobody(
         run_until(harness, lambda: stored(harness) == {"a": 30, "b": 1})
         letters = {letter["position"]["partition"]: letter for letter in harness.run().dead_letters}
     failed, undecoded = letters["a"], letters["b"]
-    assert failed["tries"] == 3 and failed["values"] == [7] and "ValueError: 7 is bad" in failed["error"]
+    assert (
+        failed["tries"] == 3
+        and failed["values"] == [7]
+        and "ValueError: 7 is bad" in failed["error"]
+    )
     assert failed["component"] == "use" and failed["first_ms"] <= failed["last_ms"]
     assert failed["position"] == {
         "partition": "a", "after": 8, "key": "k", "headers": {}, "value": "7", "at_ms": 1000
@@ -189,14 +220,20 @@ def test_a_blocking_record_stops_its_partition_at_the_bound_and_says_so_once() -
         run_until(harness, lambda: [49] in World.seen and World.seen.count([0]) > 9)
         assert [50] not in World.seen
         reports = [str(error) for name, error in harness.errors if name == "records"]
-        assert len(reports) == 1 and "a before 1 failed 3 times" in reports[0] and "block" in reports[0]
+        assert (
+            len(reports) == 1
+            and "a before 1 failed 3 times" in reports[0]
+            and "block" in reports[0]
+        )
         assert "a" not in World.committed or World.committed["a"] == 0
         World.bad = set()
         run_until(harness, lambda: World.committed.get("a") == 80)
 
 
 @pytest.mark.parametrize("make", SOURCES)
-def test_what_is_skipped_or_not_decoded_takes_no_turn(make: Callable[[], Source], tmp_path: Path) -> None:
+def test_what_is_skipped_or_not_decoded_takes_no_turn(
+    make: Callable[[], Source], tmp_path: Path
+) -> None:
     World.reset(a=[b"{" if n % 1000 == 1 else b"%d" % n for n in range(20_000)])
     turns = 0
 
@@ -211,13 +248,17 @@ def test_what_is_skipped_or_not_decoded_takes_no_turn(make: Callable[[], Source]
 
     source: Any = make()
     source.step = 500
-    with TopologyHarness(topology(source, next_tuple=next_tuple, values=values), state_dir=tmp_path) as harness:
+    with TopologyHarness(
+        topology(source, next_tuple=next_tuple, values=values), state_dir=tmp_path
+    ) as harness:
         run_until(harness, lambda: stored(harness) == {"a": 20_000})
         assert len(harness.run().dead_letters) == 20
     assert [n for (n,) in World.seen] == list(range(0, 20_000, 1000)) and turns < 5_000
 
 
-def test_a_partition_is_not_emitted_beyond_its_bound_and_hardly_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_is_not_emitted_beyond_its_bound_and_hardly_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(source_spout, "_BATCH", 2)
     World.reset(a=[b"%d" % n for n in range(30)])
     World.bad = set(range(30))
@@ -247,7 +288,9 @@ def test_skip_drops_a_record_after_its_tries() -> None:
         assert harness.run().dead_letters == [] and World.seen.count([2]) == 3
 
 
-def test_positions_that_could_not_be_stored_are_stored_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_could_not_be_stored_are_stored_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     World.reset(a=[b"1", b"2"])
     save, tries = Positions.save, []
 
@@ -276,7 +319,9 @@ def test_a_letter_that_cannot_be_kept_loses_no_record(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("make", SOURCES)
-def test_what_was_read_of_a_partition_before_it_was_created_again_commits_nothing(make: Callable[[], Any]) -> None:
+def test_what_was_read_of_a_partition_before_it_was_created_again_commits_nothing(
+    make: Callable[[], Any],
+) -> None:
     World.reset(a=[b"1", b"2"], b=[b"3"])
     World.bad = {2}
     source = make()
@@ -290,7 +335,9 @@ def test_what_was_read_of_a_partition_before_it_was_created_again_commits_nothin
         World.logs["a"] = World.logs["b"] = [b"7"]
         spout._source.at = {"a": 0, "b": 0}
         World.recreated = {"a", "b"}
-        run_until(harness, lambda: World.seen.count([7]) == 2 and spout._committed == {"a": 1, "b": 1})
+        run_until(
+            harness, lambda: World.seen.count([7]) == 2 and spout._committed == {"a": 1, "b": 1}
+        )
         World.bad = set()
         tries = World.seen.count([2])
         until = time.monotonic() + 1
@@ -339,7 +386,9 @@ def test_what_a_queue_could_not_be_told_it_is_told_later() -> None:
     World.error = ConnectionError("the queue is away")
     with TopologyHarness(topology(AwayQueue())) as harness:
         run_until(harness, lambda: len(World.seen) == 10 and harness.errors)
-        assert [str(error) for _, error in harness.errors] == ["the queue is away"] and World.acked == []
+        assert [str(error) for _, error in harness.errors] == [
+            "the queue is away"
+        ] and World.acked == []
         World.error = None
         run_until(harness, lambda: len(World.acked) == 10)
     assert sorted(World.acked) == list(range(10)) and World.nacked == []
@@ -360,9 +409,13 @@ def test_lag_by_partition_is_in_the_statistics() -> None:
     with TopologyHarness(topology(OnLoop()), simulated=True, start_ms=5000) as harness:
         World.bad = {1}
         harness.advance(0.3)
-        (metrics,) = [one.metrics for one in harness.engine.stats().values() if one.component == "records"]
+        (metrics,) = [
+            one.metrics for one in harness.engine.stats().values() if one.component == "records"
+        ]
         assert metrics["lag"] == 5 and metrics["lag_secs"] >= 4.0
-        assert metrics["lag_by_partition"]["a"][0] == 4 and metrics["lag_by_partition"]["b"][1] >= 4.0
+        assert (
+            metrics["lag_by_partition"]["a"][0] == 4 and metrics["lag_by_partition"]["b"][1] >= 4.0
+        )
 
 
 def test_an_error_of_the_source_is_reported_once_a_minute_and_work_goes_on() -> None:

@@ -108,7 +108,12 @@ def test_each_record_of_a_topic_is_one_row_whoever_is_killed(
     )
     slots = (("s1", free_port()), ("s2", free_port()))
     draw = random.Random(3)
-    login = {"host": "127.0.0.1", "port": server.port, "user": server.user, "password": server.password}
+    login = {
+        "host": "127.0.0.1",
+        "port": server.port,
+        "user": server.user,
+        "password": server.password,
+    }
     with psycopg.connect(dbname="dagster", autocommit=True, **login) as db:
         db.execute("drop table if exists orders; create table orders (n int)")
 
@@ -121,7 +126,11 @@ def test_each_record_of_a_topic_is_one_row_whoever_is_killed(
                 rig.start(*slot)
             for kill in range(KILLS):
                 kafka.produce(topic, range(kill * PART, (kill + 1) * PART))
-                eventually(lambda least=kill * PART + PART // 2: len(rows()) > least, 60, "rows are written")
+                eventually(
+                    lambda least=kill * PART + PART // 2: len(rows()) > least,
+                    60,
+                    "rows are written",
+                )
                 victim = draw.choice(slots)
                 rig.processes[victim].kill()
                 rig.processes[victim].wait()

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.tracking import SPAN, OpenRecord, PartitionEnd, Retries, SourceRecord, Tracker
+from storm_dagster.connectors.tracking import (
+    SPAN,
+    OpenRecord,
+    PartitionEnd,
+    Retries,
+    SourceRecord,
+    Tracker,
+)
 from storm_dagster.model.groupings import reader_of
 
 QUICK = Retries(most=2, first_secs=1.0, longest_secs=8.0)
@@ -37,7 +44,9 @@ def test_never_committed_past_an_open_record_and_never_stuck(
         for _ in range(size):
             offset += draw.choice([0, 0, 0, 1, 5])
             bad = poison and draw.randrange(40) < poison
-            logs[name].append(SourceRecord("bad" if bad else offset, name, offset + 1, at_ms=offset))
+            logs[name].append(
+                SourceRecord("bad" if bad else offset, name, offset + 1, at_ms=offset)
+            )
             offset += 1
         ends[name] = offset + draw.choice([0, 2])
     tracker = Tracker(bound, QUICK)
@@ -65,7 +74,9 @@ def test_never_committed_past_an_open_record_and_never_stuck(
             assert not one.done and one not in out
             out.append(one)
         for progress in tracker.partitions.values():
-            given_out = [one for one in progress.records if isinstance(one, OpenRecord) and not one.done]
+            given_out = [
+                one for one in progress.records if isinstance(one, OpenRecord) and not one.done
+            ]
             assert len(given_out) - len(progress.held) <= bound
         draw.shuffle(out)
         for _ in range(draw.randint(0, len(out)) if len(out) > 1 else len(out)):
@@ -92,7 +103,9 @@ def test_never_committed_past_an_open_record_and_never_stuck(
             break
     assert committed == ends, "stuck"
     assert tracker.held == 0 and not tracker.full
-    assert {name: len(found) for name, found in finished.items()} == {name: len(log) for name, log in logs.items()}
+    assert {name: len(found) for name, found in finished.items()} == {
+        name: len(log) for name, log in logs.items()
+    }
 
 
 def read(tracker: Tracker, *afters: int, partition: str = "p") -> None:
@@ -132,7 +145,12 @@ def test_what_is_read_after_an_open_record_is_bounded_until_it_is_finished() -> 
     assert first is not None and given_out == SPAN * 2 - 1 and len(progress.records) == SPAN * 2 + 1
     assert tracker.finish(first) and dict(tracker.positions()) == {"p": SPAN * 2}
     last = tracker.take(0)
-    assert last is not None and tracker.finish(last) and not tracker.full and tracker.held == 0 == len(progress.records)
+    assert (
+        last is not None
+        and tracker.finish(last)
+        and not tracker.full
+        and tracker.held == 0 == len(progress.records)
+    )
 
 
 def test_a_record_of_a_queue_keeps_no_other_one_in_memory() -> None:
@@ -176,7 +194,11 @@ def test_pauses_double_up_to_the_longest_and_a_lost_worker_is_no_try() -> None:
         assert not tracker.fail(one, now, counts=False)
         now += 10
         assert tracker.take(now) is one
-    assert [tracker.fail(one, now), tracker.take(now + 10) is one, tracker.fail(one, now + 10)] == [False, True, False]
+    assert [tracker.fail(one, now), tracker.take(now + 10) is one, tracker.fail(one, now + 10)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_an_end_is_committed_when_everything_before_is_finished() -> None:
@@ -216,4 +238,6 @@ def test_event_time_says_how_far_behind_a_partition_is() -> None:
 def test_each_partition_has_one_reader_and_numbered_ones_go_around(tasks: int) -> None:
     readers = Counter(reader_of(f"orders[{number}]", tasks) for number in range(12))
     assert set(readers) == set(range(tasks)) and max(readers.values()) - min(readers.values()) <= 1
-    assert {reader_of(name, tasks) for name in ("a", "", "s3://x/y.csv", "9" * 40)} <= set(range(tasks))
+    assert {reader_of(name, tasks) for name in ("a", "", "s3://x/y.csv", "9" * 40)} <= set(
+        range(tasks)
+    )

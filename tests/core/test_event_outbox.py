@@ -40,10 +40,16 @@ def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> 
     outcome = outbox.handle_response(ReportResponse(refused={two.id: "no such check"}), 3.0)
     assert outcome.ack == [] and len(outbox) == 0
     ((entry, reason),) = outcome.refused
-    assert entry.event == two and [holder for holder, _ in entry.holders] == ["b"] and reason == "no such check"
+    assert (
+        entry.event == two
+        and [holder for holder, _ in entry.holders] == ["b"]
+        and reason == "no such check"
+    )
 
 
-def test_a_stored_event_whose_asset_is_undefined_is_acked_and_named(outbox: EventOutbox[str]) -> None:
+def test_a_stored_event_whose_asset_is_undefined_is_acked_and_named(
+    outbox: EventOutbox[str],
+) -> None:
     first, second = event(1), event(2)
     outbox.add(7, first, "a", 0.0)
     outbox.add(7, second, "b", 0.0)
@@ -73,7 +79,9 @@ def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[
     assert not outbox.next_batch(now + 0.4) and outbox.next_batch(now + 0.5)
 
 
-def test_a_replay_joins_the_event_that_waits_and_both_tuples_are_acked(outbox: EventOutbox[str]) -> None:
+def test_a_replay_joins_the_event_that_waits_and_both_tuples_are_acked(
+    outbox: EventOutbox[str],
+) -> None:
     one = event(1)
     outbox.add(7, one, "first", 0.0)
     assert outbox.next_batch(0.0) == [one]
@@ -103,7 +111,9 @@ def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None
     assert outbox.add(1, event(MOST_EVENTS), "tuple", 0.0)
 
 
-def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again(outbox: EventOutbox[str]) -> None:
+def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again(
+    outbox: EventOutbox[str],
+) -> None:
     outbox.add(1, event(1), "tuple", 0.0)
     outbox.add(1, event(2), None, 0.0)
     outbox.add(2, event(3), "other", 0.0)
@@ -116,7 +126,11 @@ def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 2), st.integers(0, 5)),
-        st.tuples(st.just("send"), st.sampled_from(["stored", "lost", "partly", "trouble", "refused"]), st.just(0)),
+        st.tuples(
+            st.just("send"),
+            st.sampled_from(["stored", "lost", "partly", "trouble", "refused"]),
+            st.just(0),
+        ),
         st.tuples(st.just("close"), st.integers(1, 2), st.just(0)),
         st.tuples(st.just("wait"), st.integers(1, 70), st.just(0)),
     ),
@@ -125,7 +139,9 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_every_tuple_gets_one_verdict_and_an_ack_only_for_what_dagster_stored(actions: list[Any]) -> None:
+def test_every_tuple_gets_one_verdict_and_an_ack_only_for_what_dagster_stored(
+    actions: list[Any],
+) -> None:
     """A Dagster that stores what it is sent, and whose answers get lost."""
     outbox: EventOutbox[tuple[int, str]] = EventOutbox(60.0)
     now, number = 0.0, 0

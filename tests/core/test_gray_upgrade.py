@@ -110,7 +110,10 @@ def test_a_component_takes_its_workers_and_is_cleared_when_none_is_left() -> Non
 
 
 def test_named_workers_count_before_all_else() -> None:
-    assert picked(state(workers=("b:6902", "a:6901"), component="count", number=1)) == ("a:6901", "b:6902")
+    assert picked(state(workers=("b:6902", "a:6901"), component="count", number=1)) == (
+        "a:6901",
+        "b:6902",
+    )
     assert picked(state("a:6901", workers=("a:6901", "b:6902"))) == ("b:6902",)
     # What was asked for may have gone since: then nothing is taken, and the caller may ask again.
     assert picked(state(workers=("x:1",))) == ()
@@ -152,7 +155,11 @@ def test_a_selection_that_cannot_be_is_refused(selection: Selection, says: str) 
 
 
 def test_a_selection_that_can_be() -> None:
-    for selection in (Selection(number=1), Selection(component="split"), Selection(workers=("a:6901", "b:6901"))):
+    for selection in (
+        Selection(number=1),
+        Selection(component="split"),
+        Selection(workers=("a:6901", "b:6901")),
+    ):
         check_selection(selection, snapshot(state("a:6901")))
 
 
@@ -163,7 +170,11 @@ def test_workers_are_read_from_text_lists_and_conf() -> None:
     for wrong in ("bad", "h1:x", ":1", "h1:6900,bad", [1], 5):
         with pytest.raises(InvalidRequest):
             parse_workers(wrong)  # type: ignore[arg-type]
-    conf = {"topology.upgrade.workers": "a:1", "topology.upgrade.component": "split", "topology.upgrade.worker.num": 2}
+    conf = {
+        "topology.upgrade.workers": "a:1",
+        "topology.upgrade.component": "split",
+        "topology.upgrade.worker.num": 2,
+    }
     assert selection_of_conf(conf) == Selection(("a:1",), "split", 2)
     assert selection_of_conf({}).empty
 
@@ -186,7 +197,9 @@ def test_each_worker_is_told_one_version() -> None:
     assert code_for(worker("b:6901"), assignment(), under_way) == ("wc-1-1", False)
     back = state("a:6901", upgrading=("a:6902",), rollback=True)
     assert {code_for(one, assignment(), back)[0] for one in assignment().workers} == {"wc-1-1"}
-    assert code_for(worker("a:6902"), assignment(), back)[1], "a worker with the new code must go for the former"
+    assert code_for(worker("a:6902"), assignment(), back)[1], (
+        "a worker with the new code must go for the former"
+    )
     # Afterwards the new code is for everybody's next start, and ends nobody's process.
     after = assignment(code_dir="wc-1-1.2")
     assert code_for(worker("b:6901"), after, UpgradeState(at=9)) == ("wc-1-1.2", False)
@@ -222,7 +235,9 @@ def test_a_worker_is_back_when_its_tasks_run_the_former_code() -> None:
 
 
 def test_only_the_first_minute_of_the_new_code_fails_an_upgrade() -> None:
-    def fails(found: UpgradeState, code: str = "wc-1-1.2", now: float = 130.0, boot: str = "b") -> bool:
+    def fails(
+        found: UpgradeState, code: str = "wc-1-1.2", now: float = 130.0, boot: str = "b"
+    ) -> bool:
         return early_failure("a:6901", found, code, "ended", boot_id=boot, boot_now=now) is not None
 
     assert fails(state(upgrading=("a:6901",))), "it never came up"
@@ -236,7 +251,9 @@ def test_only_the_first_minute_of_the_new_code_fails_an_upgrade() -> None:
 
 
 def test_what_an_upgrade_comes_to() -> None:
-    def comes_to(found: UpgradeState, now: int = 10, placed: Assignment | None = None) -> UpgradeEvent | None:
+    def comes_to(
+        found: UpgradeState, now: int = 10, placed: Assignment | None = None
+    ) -> UpgradeEvent | None:
         return due(snapshot(found, placed), age_secs=now)
 
     assert comes_to(state("a:6901", upgrading=("a:6902",))) is None
@@ -245,7 +262,9 @@ def test_what_an_upgrade_comes_to() -> None:
     late = comes_to(state("a:6901"), now=86_400)
     assert late is not None and late.action == "expire" and "1 of 4" in late.reason
     broken = state("a:6901")
-    broken = UpgradeState(broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded)
+    broken = UpgradeState(
+        broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded
+    )
     failed = comes_to(broken, now=5000)
     assert failed == UpgradeEvent("roll_back", "a:6902: boom"), "also when its time is up"
     assert comes_to(state("a:6901", rollback=True)) is None
@@ -263,12 +282,21 @@ def test_what_an_upgrade_comes_to() -> None:
 
 def base(status: str = "UPGRADING") -> StormBase:
     return StormBase(
-        name="wc", status=status, launch_time_secs=0, workers=3, executors={}, token="t", wanted_status="ACTIVE"
+        name="wc",
+        status=status,
+        launch_time_secs=0,
+        workers=3,
+        executors={},
+        token="t",
+        wanted_status="ACTIVE",
     )
 
 
 BEGIN = UpgradeEvent(
-    "begin", selection=Selection(number=1), record=GrayUpgrade(expires=1000, code_dir="wc-1-1.2"), former="wc-1-1"
+    "begin",
+    selection=Selection(number=1),
+    record=GrayUpgrade(expires=1000, code_dir="wc-1-1.2"),
+    former="wc-1-1",
 )
 
 
@@ -289,7 +317,13 @@ BEGIN = UpgradeEvent(
         ("UPGRADING", UpgradeState(at=1), UpgradeEvent("roll_back"), "abandoned", "ACTIVE"),
         ("UPGRADING", UpgradeState(at=1), UpgradeEvent("complete"), "abandoned", "ACTIVE"),
         ("UPGRADING", UpgradeState(at=1), UpgradeEvent("abandon"), "rolled back", "ACTIVE"),
-        ("ROLLBACK", state(rollback=True), UpgradeEvent("finish_rollback"), "rolled back", "ACTIVE"),
+        (
+            "ROLLBACK",
+            state(rollback=True),
+            UpgradeEvent("finish_rollback"),
+            "rolled back",
+            "ACTIVE",
+        ),
     ],
 )
 def test_each_event_has_one_transition(
@@ -298,7 +332,9 @@ def test_each_event_has_one_transition(
     made = transition(base(status), snapshot(found), event)
     assert (made.outcome, made.base.status) == (outcome, then) and made.step is not None
     assert (made.record is None) == (then == "ACTIVE"), "the record lives as long as the upgrade"
-    assert (made.code_dir is not None) == (outcome in ("completed", "expired")), "only an end brings the new code"
+    assert (made.code_dir is not None) == (outcome in ("completed", "expired")), (
+        "only an end brings the new code"
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,7 +345,9 @@ def test_each_event_has_one_transition(
         ("UPGRADING", state("a:6901"), UpgradeEvent("abandon")),
     ],
 )
-def test_an_event_that_is_overtaken_writes_nothing(status: str, found: UpgradeState, event: UpgradeEvent) -> None:
+def test_an_event_that_is_overtaken_writes_nothing(
+    status: str, found: UpgradeState, event: UpgradeEvent
+) -> None:
     assert transition(base(status), snapshot(found), event).step is None
 
 
@@ -319,7 +357,12 @@ def test_an_event_that_is_overtaken_writes_nothing(status: str, found: UpgradeSt
         ("UPGRADING", state("a:6901"), BEGIN, "being upgraded already"),
         ("INACTIVE", UpgradeState(at=1), BEGIN, "activate it first"),
         ("ACTIVE", UpgradeState(at=1), replace(BEGIN, former="wc-1-1.1"), "replaced meanwhile"),
-        ("UPGRADING", state(), UpgradeEvent("continue", selection=Selection(number=1)), "not picked yet"),
+        (
+            "UPGRADING",
+            state(),
+            UpgradeEvent("continue", selection=Selection(number=1)),
+            "not picked yet",
+        ),
         ("ROLLBACK", state(rollback=True), UpgradeEvent("complete"), "is being rolled back"),
         ("ACTIVE", UpgradeState(at=1), UpgradeEvent("complete"), "nothing to complete"),
         ("ACTIVE", UpgradeState(at=1), UpgradeEvent("roll_back"), "nothing to roll back"),
@@ -335,7 +378,9 @@ def test_an_event_at_the_wrong_time_is_refused(
 def test_a_transition_whose_reply_was_lost_is_recognized() -> None:
     begun = transition(base("ACTIVE"), snapshot(UpgradeState(at=1)), BEGIN)
     assert not landed(begun, base("ACTIVE"), snapshot(UpgradeState(at=1)))
-    assert landed(begun, base(), snapshot(state(upgrading=("a:6901",), continue_=False))), "picked since"
+    assert landed(begun, base(), snapshot(state(upgrading=("a:6901",), continue_=False))), (
+        "picked since"
+    )
     assert not landed(begun, base(), snapshot(state(code_dir="wc-1-1.3"))), "somebody else's"
     more = UpgradeEvent("continue", selection=Selection(number=1))
     continued = transition(base(), snapshot(state("a:6901", continue_=False)), more)
@@ -344,21 +389,33 @@ def test_a_transition_whose_reply_was_lost_is_recognized() -> None:
     completed = transition(base(), snapshot(state("a:6901")), UpgradeEvent("complete"))
     after = snapshot(UpgradeState(at=4), assignment(code_dir="wc-1-1.2"))
     assert landed(completed, base("ACTIVE"), after)
-    assert not landed(completed, base("ACTIVE"), snapshot(UpgradeState(at=4))), "rolled back by somebody else"
+    assert not landed(completed, base("ACTIVE"), snapshot(UpgradeState(at=4))), (
+        "rolled back by somebody else"
+    )
 
 
 def test_the_upgrade_in_words() -> None:
     found = snapshot(state("a:6901", upgrading=("b:6901",), number=1)).to_document()
     assert found is not None
-    assert found["workers"] == {"a:6901": "upgraded", "a:6902": "former", "b:6901": "upgrading", "b:6902": "former"}
+    assert found["workers"] == {
+        "a:6901": "upgraded",
+        "a:6902": "former",
+        "b:6901": "upgrading",
+        "b:6902": "former",
+    }
     assert (found["code"], found["former_code"]) == ("wc-1-1.2", "wc-1-1")
     assert snapshot(UpgradeState(at=1)).to_document() is None
 
 
 SPEC: dict[str, Any] = {
-    "spouts": {"lines": {"object": {"python": "a:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "spouts": {
+        "lines": {"object": {"python": "a:Lines"}, "outputs": {"default": {"fields": ["line"]}}}
+    },
     "bolts": {
-        "count": {"object": {"python": "a:Count"}, "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}]}
+        "count": {
+            "object": {"python": "a:Count"},
+            "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}],
+        }
     },
 }
 
@@ -370,12 +427,16 @@ def spec(**bolt: Any) -> TopologySpec:
 
 def test_versions_run_side_by_side_only_with_the_same_wiring() -> None:
     check_compatible("wc", spec(), spec(object={"python": "b:Other"}, parallelism=9, conf={"x": 1}))
-    with pytest.raises(InvalidTopology, match=r"inputs of bolt .count. differ.*storm-dagster update"):
+    with pytest.raises(
+        InvalidTopology, match=r"inputs of bolt .count. differ.*storm-dagster update"
+    ):
         grouping = {"type": "fields", "fields": ["line"]}
         check_compatible("wc", spec(), spec(inputs=[{"component": "lines", "grouping": grouping}]))
     with pytest.raises(InvalidTopology, match="streams of bolt 'count' differ"):
         check_compatible("wc", spec(), spec(outputs={"default": {"fields": ["word"]}}))
-    more = TopologySpec.model_validate({**SPEC, "spouts": {**SPEC["spouts"], "other": SPEC["spouts"]["lines"]}})
+    more = TopologySpec.model_validate(
+        {**SPEC, "spouts": {**SPEC["spouts"], "other": SPEC["spouts"]["lines"]}}
+    )
     with pytest.raises(InvalidTopology, match="has a new spout 'other'"):
         check_compatible("wc", spec(), more)
     with pytest.raises(InvalidTopology, match="has no spout 'other'"):

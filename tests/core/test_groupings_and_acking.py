@@ -27,7 +27,12 @@ from storm_dagster.model.groupings import (
 
 HASHES = [1055753242, 344747109, 3885220735, 4058625515, 4143597793]
 KEYS = st.one_of(
-    st.text(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.none(), st.booleans(), st.binary()
+    st.text(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.none(),
+    st.booleans(),
+    st.binary(),
 )
 
 
@@ -39,7 +44,11 @@ def test_the_hash_never_changes() -> None:
 def test_the_hash_is_the_same_in_another_process() -> None:
     code = "from storm_dagster.model.groupings import stable_hash as h; print([h('word'), h(1), h(('a', 2)), h(None), h(b'x')])"
     out = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "77"}, capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "77"},
+        capture_output=True,
+        check=True,
+        timeout=60,
     )
     assert out.stdout.decode().strip() == str(HASHES)
 

@@ -11,12 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.liveness.causes import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
+from storm_dagster.core.liveness.causes import (
+    FirstSeen,
+    LivenessMemory,
+    MissingSlot,
+    StartingWorker,
+    TopologyMemory,
+)
 from storm_dagster.core.liveness.detection import LivenessLimits
-from storm_dagster.core.liveness.step import HealingSettings, HealingState, HealingStepResult, healing_step
+from storm_dagster.core.liveness.step import (
+    HealingSettings,
+    HealingState,
+    HealingStepResult,
+    healing_step,
+)
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingMemory
-from storm_dagster.model.records import Assignment, StormBase, SupervisorInfo, WorkerNode, WorkerSlot
+from storm_dagster.model.records import (
+    Assignment,
+    StormBase,
+    SupervisorInfo,
+    WorkerNode,
+    WorkerSlot,
+)
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 
@@ -28,11 +45,14 @@ NODES = ("s1", "s2", "s3", "s4")
 def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
     """A topology with one worker on each of four supervisors; of ``gone`` the worker, of ``lost`` both are absent."""
     slots = tuple(
-        WorkerSlot(node=node, host=f"h{node}", port=1, tasks=str(task)) for task, node in enumerate(NODES, start=1)
+        WorkerSlot(node=node, host=f"h{node}", port=1, tasks=str(task))
+        for task, node in enumerate(NODES, start=1)
     )
     topology = TopologyView(
         id="t-1-1",
-        base=StormBase(name="t", launch_time_secs=0, status="ACTIVE", workers=4, executors={}, token="k"),
+        base=StormBase(
+            name="t", launch_time_secs=0, status="ACTIVE", workers=4, executors={}, token="k"
+        ),
         base_at=Versioned(1, 1),
         tasks=None,
         assignment=Assignment(
@@ -47,7 +67,9 @@ def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
         beats=None,
         beats_at=None,
         live_workers={
-            (slot.node, 1): WorkerNode(pid=1, token="x", version=3, tasks=slot.tasks, started_ms=0, status="running")
+            (slot.node, 1): WorkerNode(
+                pid=1, token="x", version=3, tasks=slot.tasks, started_ms=0, status="running"
+            )
             for slot in slots
             if slot.node not in (*lost, *gone)
         },
@@ -58,7 +80,11 @@ def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
         if node not in lost
     }
     return ClusterView(
-        cluster_id="c", epoch=1, assignments_version=1, supervisors=supervisors, topologies={"t-1-1": topology}
+        cluster_id="c",
+        epoch=1,
+        assignments_version=1,
+        supervisors=supervisors,
+        topologies={"t-1-1": topology},
     )
 
 
@@ -73,7 +99,10 @@ class Healer:
 
     def at(self, now: float, view: ClusterView) -> HealingStepResult[HealingState]:
         self.beats += 1
-        supervisors = {node: info.model_copy(update={"count": self.beats}) for node, info in view.supervisors.items()}
+        supervisors = {
+            node: info.model_copy(update={"count": self.beats})
+            for node, info in view.supervisors.items()
+        }
         view = replace(view, supervisors=supervisors)
         step = healing_step(view, self.state, now, self.settings, busy=lambda _: self.busy)
         assert healing_step(view, self.state, now, self.settings, busy=lambda _: self.busy) == step
@@ -199,13 +228,16 @@ TEN = tuple(f"s{number}" for number in range(10))
 def wide(placed: dict[int, str], up: Collection[str], version: int) -> ClusterView:
     """Ten supervisors with four workers each; ``placed``: task -> supervisor, each task a worker of its own."""
     slots = tuple(
-        WorkerSlot(node=node, host=f"h{node}", port=task, tasks=str(task)) for task, node in sorted(placed.items())
+        WorkerSlot(node=node, host=f"h{node}", port=task, tasks=str(task))
+        for task, node in sorted(placed.items())
     )
     view = cluster()
     topology = view.topologies["t-1-1"]
     assert topology.assignment is not None
     live = {
-        slot.slot: WorkerNode(pid=1, token="x", version=version, tasks=slot.tasks, started_ms=0, status="running")
+        slot.slot: WorkerNode(
+            pid=1, token="x", version=version, tasks=slot.tasks, started_ms=0, status="running"
+        )
         for slot in slots
         if slot.node in up
     }
@@ -215,12 +247,16 @@ def wide(placed: dict[int, str], up: Collection[str], version: int) -> ClusterVi
         assignment_at=Versioned(version, 10 + version),
         live_workers=live,
     )
-    supervisors = {node: SupervisorInfo(host=node, ports=(1,), started=0, count=1, version="t") for node in up}
+    supervisors = {
+        node: SupervisorInfo(host=node, ports=(1,), started=0, count=1, version="t") for node in up
+    }
     return replace(view, topologies={"t-1-1": changed}, supervisors=supervisors)
 
 
 @given(st.lists(st.floats(0, 7.9), min_size=4, max_size=9), st.booleans())
-def test_a_fault_that_comes_in_parts_moves_no_more_than_the_guard_allows(times: list[float], heals: bool) -> None:
+def test_a_fault_that_comes_in_parts_moves_no_more_than_the_guard_allows(
+    times: list[float], heals: bool
+) -> None:
     healer = Healer(settings=UNHURRIED)
     placed = {task: TEN[task % 10] for task in range(1, 41)}
     healer.at(0, wide(placed, TEN, 0))
@@ -228,7 +264,9 @@ def test_a_fault_that_comes_in_parts_moves_no_more_than_the_guard_allows(times: 
     for at, node in sorted(zip(times, TEN, strict=False)):
         up.remove(node)
         tasks = {
-            task for attempt in healer.at(100 + at, wide(placed, up, version)).attempts for task in attempt.cause.tasks
+            task
+            for attempt in healer.at(100 + at, wide(placed, up, version)).attempts
+            for task in attempt.cause.tasks
         }
         moved |= tasks
         if heals and tasks:
@@ -239,11 +277,15 @@ def test_a_fault_that_comes_in_parts_moves_no_more_than_the_guard_allows(times: 
     # Nobody heals while the pause lasts, and all of it is healed when it ends.
     assert healer.at(150, wide(placed, up, version)).attempts == []
     late = healer.at(300, wide(placed, up, version)).attempts
-    assert {task for attempt in late for task in attempt.cause.tasks} == {t for t in placed if placed[t] not in up}
+    assert {task for attempt in late for task in attempt.cause.tasks} == {
+        t for t in placed if placed[t] not in up
+    }
 
 
 @pytest.mark.parametrize(("late", "healed_after"), [(0, 30.1), (1, 30.1), (8, 30.1), (8.1, 0)])
-def test_after_an_outage_a_host_that_reconnects_late_gets_its_time(late: float, healed_after: float) -> None:
+def test_after_an_outage_a_host_that_reconnects_late_gets_its_time(
+    late: float, healed_after: float
+) -> None:
     healer = Healer(settings=UNHURRIED)
     healer.at(100, cluster())
     healer.state = msgspec.structs.replace(healer.state, polled_at=HealingState().polled_at)

@@ -42,13 +42,23 @@ def node(port: int, tasks: str, **more: Any) -> WorkerNode:
 
 
 def topology(**changes: Any) -> TopologyView:
-    base = StormBase(name="wc", launch_time_secs=0, status="ACTIVE", workers=2, executors={"a": 2, "b": 2}, token="tok")
+    base = StormBase(
+        name="wc",
+        launch_time_secs=0,
+        status="ACTIVE",
+        workers=2,
+        executors={"a": 2, "b": 2},
+        token="tok",
+    )
     made = TopologyView(
         id=ID,
         base=base,
         base_at=Versioned(1, 10),
         tasks=TaskTable(
-            components={"a": ComponentTasks(type="bolt", tasks="1-2"), "b": ComponentTasks(type="spout", tasks="3-4")}
+            components={
+                "a": ComponentTasks(type="bolt", tasks="1-2"),
+                "b": ComponentTasks(type="spout", tasks="3-4"),
+            }
         ),
         assignment=Assignment(
             topology_id=ID,
@@ -65,11 +75,18 @@ def topology(**changes: Any) -> TopologyView:
 
 
 def view(*topologies: TopologyView, **changes: Any) -> ClusterView:
-    supervisor = SupervisorInfo(host="h1", ports=(6900, 6901, 6902), started=0, count=1, version="t")
-    return replace(ClusterView("c", 5, 7, {"s1": supervisor}, {each.id: each for each in topologies}), **changes)
+    supervisor = SupervisorInfo(
+        host="h1", ports=(6900, 6901, 6902), started=0, count=1, version="t"
+    )
+    return replace(
+        ClusterView("c", 5, 7, {"s1": supervisor}, {each.id: each for each in topologies}),
+        **changes,
+    )
 
 
-def facts(*topologies: TopologyView, seen: ClusterView | None = None, **changes: Any) -> ClusterSnapshot:
+def facts(
+    *topologies: TopologyView, seen: ClusterView | None = None, **changes: Any
+) -> ClusterSnapshot:
     """A sound look, everything looked at, changed by what is given."""
     made = ClusterSnapshot(
         view=seen or view(*(topologies or (topology(),))),
@@ -87,7 +104,9 @@ def broken(found: ClusterSnapshot) -> set[str]:
 
 
 def assigned(*workers: WorkerSlot, **changes: Any) -> TopologyView:
-    return topology(assignment=topology().assignment.model_copy(update={"workers": workers}), **changes)  # type: ignore[union-attr]
+    return topology(
+        assignment=topology().assignment.model_copy(update={"workers": workers}), **changes
+    )  # type: ignore[union-attr]
 
 
 def with_base(**changes: Any) -> TopologyView:
@@ -102,32 +121,62 @@ def test_a_sound_cluster_breaks_nothing_and_what_was_not_looked_at_is_not_judged
 
 
 OTHER = "other-2-1700000000"
-TWIN = replace(topology(), id=OTHER, base=topology().base.model_copy(update={"name": "other", "token": "o"}))
+TWIN = replace(
+    topology(), id=OTHER, base=topology().base.model_copy(update={"name": "other", "token": "o"})
+)
 
 CASES: dict[str, tuple[str, ClusterSnapshot]] = {
-    "a task in two slots": ("one_slot_per_task", facts(assigned(slot(6900, "1-3"), slot(6901, "3-4")))),
-    "a task without slot and reason": ("one_slot_per_task", facts(assigned(slot(6900, "1-2"), slot(6901, "3")))),
-    "a task of no component": ("one_slot_per_task", facts(assigned(slot(6900, "1-2"), slot(6901, "3-5")))),
+    "a task in two slots": (
+        "one_slot_per_task",
+        facts(assigned(slot(6900, "1-3"), slot(6901, "3-4"))),
+    ),
+    "a task without slot and reason": (
+        "one_slot_per_task",
+        facts(assigned(slot(6900, "1-2"), slot(6901, "3"))),
+    ),
+    "a task of no component": (
+        "one_slot_per_task",
+        facts(assigned(slot(6900, "1-2"), slot(6901, "3-5"))),
+    ),
     "a slot of two topologies": ("slots_not_shared", facts(seen=view(topology(), TWIN))),
     "a slot twice": ("slots_not_shared", facts(assigned(slot(6900, "1-2"), slot(6900, "3-4")))),
     "a lost supervisor": ("assigned_to_live_slots", facts(seen=view(topology(), supervisors={}))),
-    "a port not offered": ("assigned_to_live_slots", facts(assigned(slot(6900, "1-2"), slot(7999, "3-4")))),
+    "a port not offered": (
+        "assigned_to_live_slots",
+        facts(assigned(slot(6900, "1-2"), slot(7999, "3-4"))),
+    ),
     "two owners": (
         "one_live_owner",
-        facts(topology(live_workers={("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "2-4")})),
+        facts(
+            topology(
+                live_workers={("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "2-4")}
+            )
+        ),
     ),
     "two processes in a slot": (
         "one_process_per_slot",
         facts(processes=(WorkerPid(ID, "s1", 6900, 7900), WorkerPid(ID, "s1", 6900, 9))),
     ),
-    "a process beside the node's": ("one_process_per_slot", facts(processes=(WorkerPid(ID, "s1", 6900, 12345),))),
-    "visible without assignment": ("base_implies_published", facts(topology(assignment=None, assignment_at=None))),
-    "a damaged record": ("records_intact", facts(seen=view(topology(), corrupt={"/tasks/x": "no JSON"}))),
+    "a process beside the node's": (
+        "one_process_per_slot",
+        facts(processes=(WorkerPid(ID, "s1", 6900, 12345),)),
+    ),
+    "visible without assignment": (
+        "base_implies_published",
+        facts(topology(assignment=None, assignment_at=None)),
+    ),
+    "a damaged record": (
+        "records_intact",
+        facts(seen=view(topology(), corrupt={"/tasks/x": "no JSON"})),
+    ),
     "a process of a gone topology": (
         "no_stray_processes",
         facts(processes=(WorkerPid("gone-1-1700000000", "s1", 6902, 5),)),
     ),
-    "a process in a slot given up": ("no_stray_processes", facts(processes=(WorkerPid(ID, "s1", 6902, 5),))),
+    "a process in a slot given up": (
+        "no_stray_processes",
+        facts(processes=(WorkerPid(ID, "s1", 6902, 5),)),
+    ),
     "a missing blob": ("blobs_present", facts(blobs=dict.fromkeys(KEYS[1:], "ff"))),
     "too few copies": ("blobs_replicated", facts(copies=dict.fromkeys(KEYS, 1))),
     "a token of the future": (
@@ -138,7 +187,9 @@ CASES: dict[str, tuple[str, ClusterSnapshot]] = {
     "another cluster": ("epoch_rises", facts(former=facts(seen=view(topology(), cluster_id="d")))),
     "two of a name": (
         "one_topology_per_token",
-        facts(seen=view(topology(), replace(assigned(slot(6902, "1-4")), id=OTHER, live_workers={}))),
+        facts(
+            seen=view(topology(), replace(assigned(slot(6902, "1-4")), id=OTHER, live_workers={}))
+        ),
     ),
     "a token of another": (
         "one_topology_per_token",
@@ -147,21 +198,28 @@ CASES: dict[str, tuple[str, ClusterSnapshot]] = {
     "no token": ("one_topology_per_token", facts(tokens={})),
     "an upgraded worker on the former code": (
         "one_version_per_worker",
-        facts(with_base(status="UPGRADING"), gray={ID: GrayNodes(True, upgraded=frozenset({"h1:6900"}), code="bb")}),
+        facts(
+            with_base(status="UPGRADING"),
+            gray={ID: GrayNodes(True, upgraded=frozenset({"h1:6900"}), code="bb")},
+        ),
     ),
     "an upgrade without status": ("one_version_per_worker", facts(gray={ID: GrayNodes(True)})),
     "a status without upgrade": ("one_version_per_worker", facts(with_base(status="UPGRADING"))),
     "a worker in both sets": (
         "one_version_per_worker",
         facts(
-            with_base(status="UPGRADING"), gray={ID: GrayNodes(True, frozenset({"h1:6900"}), frozenset({"h1:6900"}))}
+            with_base(status="UPGRADING"),
+            gray={ID: GrayNodes(True, frozenset({"h1:6900"}), frozenset({"h1:6900"}))},
         ),
     ),
     "an assignment written for nothing": (
         "no_idle_writes",
         facts(former=facts(topology(assignment_at=Versioned(2, 9)))),
     ),
-    "a base written for nothing": ("no_idle_writes", facts(former=facts(topology(base_at=Versioned(0, 9))))),
+    "a base written for nothing": (
+        "no_idle_writes",
+        facts(former=facts(topology(base_at=Versioned(0, 9)))),
+    ),
     "a rebalance for ever": ("wishes_end", facts(rebalance_requests=frozenset({ID}))),
 }
 
@@ -177,7 +235,10 @@ def test_what_breaks_a_rule_is_found(case: str) -> None:
     assert broken(found) <= {rule, *ALSO.get(case, ())}, "nothing else is blamed"
 
 
-ALSO = {"two processes in a slot": {"no_stray_processes"}, "a slot of two topologies": {"one_topology_per_token"}}
+ALSO = {
+    "two processes in a slot": {"no_stray_processes"},
+    "a slot of two topologies": {"one_topology_per_token"},
+}
 """What the same damage breaks besides."""
 
 
@@ -188,7 +249,12 @@ def test_every_rule_and_every_invariant_has_a_case() -> None:
 
 def test_legal_states_break_nothing() -> None:
     # Without a slot, with a reason; a handover between two versions; a lost supervisor's worker that lives.
-    assert broken(facts(assigned(slot(6900, "1-2"), slot(6901, "3")), unschedulable={ID: frozenset({4})})) == set()
+    assert (
+        broken(
+            facts(assigned(slot(6900, "1-2"), slot(6901, "3")), unschedulable={ID: frozenset({4})})
+        )
+        == set()
+    )
     handover = {("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "2-4", version=4)}
     assert broken(facts(topology(live_workers=handover))) == set()
     paused = {("s1", 6900): node(6900, "1-2", status="paused"), ("s1", 6901): node(6901, "2-4")}
@@ -198,13 +264,18 @@ def test_legal_states_break_nothing() -> None:
     upgrading = facts(
         replace(
             with_base(status="UPGRADING"),
-            live_workers={("s1", 6900): node(6900, "1-2", code="bb"), ("s1", 6901): node(6901, "3-4")},
+            live_workers={
+                ("s1", 6900): node(6900, "1-2", code="bb"),
+                ("s1", 6901): node(6901, "3-4"),
+            },
         ),
         gray={ID: GrayNodes(True, frozenset({"h1:6901"}), frozenset({"h1:6900"}), "bb")},
     )
     assert broken(upgrading) == set()
     # Written, and something changed.
-    moved = facts(former=facts(assigned(slot(6900, "1-2"), slot(6902, "3-4"), assignment_at=Versioned(2, 9))))
+    moved = facts(
+        former=facts(assigned(slot(6900, "1-2"), slot(6902, "3-4"), assignment_at=Versioned(2, 9)))
+    )
     assert broken(moved) == set()
 
 
@@ -212,7 +283,9 @@ def test_what_lasts_counts_and_what_passes_does_not() -> None:
     lasting = Violation("I1", "one_slot_per_task", "t", "r", "m")
     passing = Violation("I3", "no_orphans", "t", "r", "m")
     event = Violation("I8", "no_idle_writes", "t", "r", "m")
-    counted, pending = confirm_violations(PendingViolations(), [lasting, passing], boot_now=0, stable_secs=5)
+    counted, pending = confirm_violations(
+        PendingViolations(), [lasting, passing], boot_now=0, stable_secs=5
+    )
     assert counted == []
     counted, pending = confirm_violations(pending, [lasting], boot_now=4, stable_secs=5)
     assert counted == []

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.keyed_state import Checkpoint, Contents, LargeMap, encode_entry, frame, join_encoded, read_log
+from storm_dagster.core.keyed_state import (
+    Checkpoint,
+    Contents,
+    LargeMap,
+    encode_entry,
+    frame,
+    join_encoded,
+    read_log,
+)
 from storm_dagster.core.window_state import HeldTuple, Position
 
 
 def test_much_state_is_written_and_read_in_small_pieces() -> None:
     many = 60_000
-    written = Contents({f"k{n}": n for n in range(many)}, {f"new{n}": n for n in range(2500)}, {("old", 1): 7})
+    written = Contents(
+        {f"k{n}": n for n in range(many)}, {f"new{n}": n for n in range(2500)}, {("old", 1): 7}
+    )
     records = list(written.snapshot())
     assert records[0].full and max(len(one.values) + len(one.ids) for one in records) <= 1000
     read, again = Contents(), Contents(encoded=True)
     for record in read_log(b"".join(map(frame, records)), "log"):
         read.apply(record)
         again.apply(record)
-    assert (dict(read.values), read.ids, read.old_ids) == (written.values, written.ids, written.old_ids)
+    assert (dict(read.values), read.ids, read.old_ids) == (
+        written.values,
+        written.ids,
+        written.old_ids,
+    )
     copied = Contents()
     for record in again.snapshot():
         copied.apply(record)
@@ -23,7 +37,12 @@ def test_much_state_is_written_and_read_in_small_pieces() -> None:
     values = copied.values
     values["k1"] = "new"
     del values["k2"]
-    assert values.pop("k3") == 3 and values.get("k3", 9) == 9 and "k2" not in values and values["k1"] == "new"
+    assert (
+        values.pop("k3") == 3
+        and values.get("k3", 9) == 9
+        and "k2" not in values
+        and values["k1"] == "new"
+    )
     assert len(values) == many - 2 == len(list(values)) and values.setdefault("k4", 0) == 4
     while values:
         values.popitem()
@@ -34,7 +53,10 @@ def test_many_tuples_of_windows_are_written_and_read_in_small_pieces() -> None:
     many = 25_000
     written = Contents(windows=Position(shape=[1], watermark=7))
     for number in range(many):
-        written.held[number] = (number % 3, encode_entry(HeldTuple(number, number, ["c", "s", 1, [number]], "key")))
+        written.held[number] = (
+            number % 3,
+            encode_entry(HeldTuple(number, number, ["c", "s", 1, [number]], "key")),
+        )
     written.results = {number: join_encoded(["default", [number], None]) for number in range(2500)}
     records = list(written.snapshot())
     assert max(len(one.held) + len(one.results) for one in records) <= 1000
@@ -48,7 +70,11 @@ def test_many_tuples_of_windows_are_written_and_read_in_small_pieces() -> None:
         assert sorted((entry.number, entry.item[3][0], entry.key) for entry in read.entries()) == [
             (number, number, "key") for number in range(many)
         ]
-        assert isinstance(read.held, LargeMap) and {owner for owner, _ in read.held.values()} == {0, 1, 2}
+        assert isinstance(read.held, LargeMap) and {owner for owner, _ in read.held.values()} == {
+            0,
+            1,
+            2,
+        }
         read.apply(Checkpoint(finished=[5], confirmed=[6]))
         assert 5 not in read.held and 6 not in read.results
 

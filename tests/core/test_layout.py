@@ -28,7 +28,11 @@ def overlapping(layout: Layout) -> list[tuple[str, str]]:
 
 def test_a_chain_is_a_straight_line() -> None:
     found = laid(["count", "lines", "split"], [("lines", "split"), ("split", "count")])
-    assert [found.nodes[name] for name in ("lines", "split", "count")] == [(0, 0), (150, 0), (300, 0)]
+    assert [found.nodes[name] for name in ("lines", "split", "count")] == [
+        (0, 0),
+        (150, 0),
+        (300, 0),
+    ]
     assert found.lines["lines", "split"] == [(100, 30), (150, 30)]
     assert (found.width, found.height) == (400, 60)
 
@@ -52,7 +56,10 @@ def test_nothing_is_a_picture_too() -> None:
 
 
 @settings()
-@given(count=st.integers(1, 12), edges=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=30))
+@given(
+    count=st.integers(1, 12),
+    edges=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=30),
+)
 def test_nothing_overlaps_whatever_the_graph(count: int, edges: list[tuple[str, str]]) -> None:
     nodes = NAMES[:count]
     found = laid(nodes, edges)
@@ -60,7 +67,10 @@ def test_nothing_overlaps_whatever_the_graph(count: int, edges: list[tuple[str, 
     assert not overlapping(found)
     wanted = {edge for edge in edges if edge[0] != edge[1] and set(edge) <= set(nodes)}
     assert set(found.lines) == wanted
-    for x, y in (*found.nodes.values(), *(point for line in found.lines.values() for point in line)):
+    for x, y in (
+        *found.nodes.values(),
+        *(point for line in found.lines.values() for point in line),
+    ):
         assert -0.01 <= x <= found.width + 0.01 and -0.01 <= y <= found.height + 0.01
     assert found == laid(nodes, edges)
 

@@ -14,7 +14,12 @@ from msgspec.structs import replace as replaced
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory, due_attempts
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.core.reassignment import Runnable, assignment_of, monitor_batch, offered_supervisors
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    monitor_batch,
+    offered_supervisors,
+)
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement
 from storm_dagster.model.records import (
@@ -57,23 +62,32 @@ def cluster(
 ) -> ClusterView:
     """One topology on ``slots``; workers in ``gone`` have no node, supervisors in ``lost`` neither."""
     nodes = sorted({node for node, _ in slots})
-    tasks = [task for ranges in slots.values() for task in WorkerSlot(node="", host="", port=1, tasks=ranges).ids]
+    tasks = [
+        task
+        for ranges in slots.values()
+        for task in WorkerSlot(node="", host="", port=1, tasks=ranges).ids
+    ]
     assignment = Assignment(
         topology_id="t-1-1",
         code_dir="t-1-1",
         node_host={node: f"h{node}" for node in nodes},
         workers=tuple(
-            WorkerSlot(node=node, host=f"h{node}", port=port, tasks=ranges) for (node, port), ranges in slots.items()
+            WorkerSlot(node=node, host=f"h{node}", port=port, tasks=ranges)
+            for (node, port), ranges in slots.items()
         ),
         task_start_secs=Assignment.pack_start_secs(dict.fromkeys(tasks, start)),
         timestamp_ms=0,
     )
     live = {
-        (node, port): WorkerNode(pid=1, token="x", version=generation, tasks=ranges, started_ms=0, status="running")
+        (node, port): WorkerNode(
+            pid=1, token="x", version=generation, tasks=ranges, started_ms=0, status="running"
+        )
         for (node, port), ranges in slots.items()
         if (node, port) not in gone
     }
-    base = StormBase(name="t", launch_time_secs=0, status=status, workers=2, executors={"b": 5}, token="k")
+    base = StormBase(
+        name="t", launch_time_secs=0, status=status, workers=2, executors={"b": 5}, token="k"
+    )
     topology = TopologyView(
         id="t-1-1",
         base=base,
@@ -222,7 +236,9 @@ def starting(view: ClusterView, *nodes: str, token: str = "x") -> ClusterView:
     """``view`` with the workers on ``nodes`` not running all their tasks yet."""
     topology = view.topologies["t-1-1"]
     live = {
-        slot: worker.model_copy(update={"status": "starting", "token": token}) if slot[0] in nodes else worker
+        slot: worker.model_copy(update={"status": "starting", "token": token})
+        if slot[0] in nodes
+        else worker
         for slot, worker in topology.live_workers.items()
     }
     return replace(view, topologies={"t-1-1": replace(topology, live_workers=live)})
@@ -264,7 +280,9 @@ def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too()
     # Without a restart the same sight is a lost host.
     other = Clock()
     other.at(0, cluster(TWO, count=50))
-    assert ("lost_host", "s2") in other.kinds(15, cluster(TWO, gone={("s2", 1)}, lost={"s2"}, count=51))
+    assert ("lost_host", "s2") in other.kinds(
+        15, cluster(TWO, gone={("s2", 1)}, lost={"s2"}, count=51)
+    )
 
 
 def test_a_host_that_came_back_with_its_cluster_and_is_lost_then_has_no_launch_window() -> None:
@@ -272,7 +290,9 @@ def test_a_host_that_came_back_with_its_cluster_and_is_lost_then_has_no_launch_w
     limits = replace(LIMITS, window_secs=8)
     clock = Clock()
     clock.at(0, cluster(TWO, count=50))
-    memory = observe(cluster(TWO, count=1), clock.memory, limits, boot_id="b", boot_now=15, grant=True).memory
+    memory = observe(
+        cluster(TWO, count=1), clock.memory, limits, boot_id="b", boot_now=15, grant=True
+    ).memory
     lost = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, count=2)
     memory = observe(lost, memory, limits, boot_id="b", boot_now=18).memory
     late = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, beats=21, count=3)
@@ -297,7 +317,14 @@ def test_tasks_without_a_slot_are_named_once_there_is_one() -> None:
     assert (cause.kind, cause.tasks) == ("unassigned", (2, 4, 6))
 
 
-MANY = {("s1", 1): "1", ("s2", 1): "2", ("s3", 1): "3", ("s4", 1): "4", ("s5", 1): "5", ("s6", 1): "6"}
+MANY = {
+    ("s1", 1): "1",
+    ("s2", 1): "2",
+    ("s3", 1): "3",
+    ("s4", 1): "4",
+    ("s5", 1): "5",
+    ("s6", 1): "6",
+}
 
 
 def mass(*lost: str, **more: Any) -> ClusterView:
@@ -338,15 +365,24 @@ def test_a_silent_supervisor_gets_no_new_work() -> None:
     assert seen.causes[0].avoid == ("s1", "s2")
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 50), st.booleans(), st.booleans(), st.booleans()), max_size=15))
-def test_causes_are_stable_and_the_living_are_never_judged(steps: list[tuple[float, bool, bool, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 50), st.booleans(), st.booleans(), st.booleans()), max_size=15
+    )
+)
+def test_causes_are_stable_and_the_living_are_never_judged(
+    steps: list[tuple[float, bool, bool, bool]],
+) -> None:
     clock = Clock()
     now, beats = 0.0, 20
     for pause, worker_gone, supervisor_lost, beating in steps:
         now += pause
         beats += beating
         view = cluster(
-            TWO, gone={("s2", 1)} if worker_gone else set(), lost={"s2"} if supervisor_lost else set(), beats=beats
+            TWO,
+            gone={("s2", 1)} if worker_gone else set(),
+            lost={"s2"} if supervisor_lost else set(),
+            beats=beats,
         )
         before = clock.memory
         seen = clock.at(now, view)
@@ -403,7 +439,10 @@ class TestReassignment:
         assert offered.used == ()
         (offered,) = offered_supervisors(self.view(), placing=["x"], withheld=[("s1", 3)])
         assert offered.used == (1, 3)
-        assert offered_supervisors(replace(self.view(), blacklist=frozenset({"hs1"})), placing=[]) == ()
+        assert (
+            offered_supervisors(replace(self.view(), blacklist=frozenset({"hs1"})), placing=[])
+            == ()
+        )
         assert offered_supervisors(self.view(), placing=[], avoid=["s1"]) == ()
 
     def test_a_monitor_batch_names_the_dead_tasks_and_where_they_may_go(self) -> None:

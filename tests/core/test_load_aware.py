@@ -40,13 +40,17 @@ def test_targets_that_are_busy_in_turn_share_evenly() -> None:
 
 @given(
     st.tuples(
-        st.lists(st.integers(0, 100), max_size=4), st.integers(1, 100), st.lists(st.integers(0, 100), max_size=3)
+        st.lists(st.integers(0, 100), max_size=4),
+        st.integers(1, 100),
+        st.lists(st.integers(0, 100), max_size=3),
     ).map(lambda drawn: [*drawn[0], drawn[1], *drawn[2]])
 )
 def test_turns_are_spread_by_weight(weights: list[int]) -> None:
     total = sum(weights)
     turns = list(smooth_turns(weights, total))
-    assert Counter(turns) == Counter({index: weight for index, weight in enumerate(weights) if weight})
+    assert Counter(turns) == Counter(
+        {index: weight for index, weight in enumerate(weights) if weight}
+    )
     for index, weight in enumerate(weights):
         for until in range(1, total + 1):
             assert abs(turns[:until].count(index) - until * weight / total) < len(weights)

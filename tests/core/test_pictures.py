@@ -40,7 +40,9 @@ def test_a_trend_is_a_line_with_gaps_and_words() -> None:
     assert "script" not in hostile and len(hostile) < 500
 
 
-@pytest.mark.parametrize(("most", "top"), [(0, 1), (-1, 1), (0.3, 0.5), (1, 1), (7, 10), (18_200, 20_000), (24, 25)])
+@pytest.mark.parametrize(
+    ("most", "top"), [(0, 1), (-1, 1), (0.3, 0.5), (1, 1), (7, 10), (18_200, 20_000), (24, 25)]
+)
 def test_an_axis_ends_at_a_round_number(most: float, top: float) -> None:
     assert nice_top(most) == pytest.approx(top)
 
@@ -50,7 +52,9 @@ def test_names_are_text_and_tooltips_have_them_in_full() -> None:
     svg = graph_picture(
         [
             DrawnComponent("lines", "spout", 1, ("9/s", "lag 3")),
-            DrawnComponent(name, "slow", 2, ("9/s", "7 wait"), 1.4, errors=3, link='/t?focus="><script>'),
+            DrawnComponent(
+                name, "slow", 2, ("9/s", "7 wait"), 1.4, errors=3, link='/t?focus="><script>'
+            ),
         ],
         [DrawnEdge("lines", name, 1234.0, waits=True), DrawnEdge("lines", "unknown", 1.0)],
         "Components of <b>",
@@ -70,6 +74,11 @@ def test_names_are_text_and_tooltips_have_them_in_full() -> None:
 
 def test_more_tuples_make_a_thicker_line() -> None:
     parts = [DrawnComponent(name, "calm", 1) for name in "abcd"]
-    edges = [DrawnEdge("a", name, rate) for name, rate in (("b", 0.0), ("c", 100.0), ("d", 10_000.0))]
-    widths = [float(one.get("stroke-width") or 0) for one in classed(graph_picture(parts, edges, "t"), "flow")]
+    edges = [
+        DrawnEdge("a", name, rate) for name, rate in (("b", 0.0), ("c", 100.0), ("d", 10_000.0))
+    ]
+    widths = [
+        float(one.get("stroke-width") or 0)
+        for one in classed(graph_picture(parts, edges, "t"), "flow")
+    ]
     assert sorted(widths) == widths and len(set(widths)) == 3 and 0 < widths[0] < widths[-1] < 12

@@ -28,7 +28,9 @@ from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.topology import TopologySpec
 
 
-def component(parallelism: int = 1, *inputs: Any, fields: tuple[str, ...] = ("x",), **more: Any) -> dict[str, Any]:
+def component(
+    parallelism: int = 1, *inputs: Any, fields: tuple[str, ...] = ("x",), **more: Any
+) -> dict[str, Any]:
     return {
         "object": {"python": "mod:Part"},
         "parallelism": parallelism,
@@ -45,7 +47,9 @@ def reads(source: str, grouping: str = "shuffle", **more: Any) -> dict[str, Any]
 
 def topology(name: str = "wc", **parts: dict[str, Any]) -> TopologySpec:
     spouts = parts.get("spouts", {"s": component()})
-    return TopologySpec.model_validate({"name": name, "spouts": spouts, "bolts": parts.get("bolts", {})})
+    return TopologySpec.model_validate(
+        {"name": name, "spouts": spouts, "bolts": parts.get("bolts", {})}
+    )
 
 
 def check(spec: TopologySpec, **conf: Any) -> TopologySpec:
@@ -68,8 +72,18 @@ class TestConf:
         assert (conf["topology.workers"], conf["own"]) == (3, 1)
 
     def test_null_ackers_are_one_and_zero_are_none(self) -> None:
-        assert normalize_conf({}, {"topology.acker.executors": None}, topology(), "i")["topology.acker.executors"] == 1
-        assert normalize_conf({}, {"topology.acker.executors": 0}, topology(), "i")["topology.acker.executors"] == 0
+        assert (
+            normalize_conf({}, {"topology.acker.executors": None}, topology(), "i")[
+                "topology.acker.executors"
+            ]
+            == 1
+        )
+        assert (
+            normalize_conf({}, {"topology.acker.executors": 0}, topology(), "i")[
+                "topology.acker.executors"
+            ]
+            == 0
+        )
 
     def test_normalising_twice_changes_nothing(self) -> None:
         once = normalize_conf(default_conf(), {"topology.workers": 3}, topology(), "wc-1-2")
@@ -83,7 +97,9 @@ class TestConf:
 
     def test_all_wrong_keys_are_named_at_once(self) -> None:
         with pytest.raises(InvalidTopology) as caught:
-            validate_conf({"topology.workers": "two", "topology.debgu": True}, source="here", submitted=True)
+            validate_conf(
+                {"topology.workers": "two", "topology.debgu": True}, source="here", submitted=True
+            )
         assert "topology.workers must be an integer" in caught.value.message
         assert "did you mean 'topology.debug'" in caught.value.message
         assert validate_conf({"nimbus.x": 1}, source="here", unknown="warn", submitted=True)[1]
@@ -91,21 +107,41 @@ class TestConf:
 
 class TestParallelism:
     def test_a_component_with_no_tasks_does_not_run(self) -> None:
-        bolts = {"b": component(2, reads("s"), conf={"topology.tasks": 0}), "c": component(1, reads("b"))}
+        bolts = {
+            "b": component(2, reads("s"), conf={"topology.tasks": 0}),
+            "c": component(1, reads("b")),
+        }
         _, normal = normalize_submission(default_conf(), {}, topology(bolts=bolts))
         assert normalize_topology(total_conf(default_conf(), {}), normal) == normal
         whole = with_system_components(normal, total_conf(default_conf(), {}))
         assert "b" not in wanted_executors(whole) and wanted_executors(whole)["c"] == 1
-        assert set(number_tasks(whole, default_conf()).components) == {"s", "c", "__acker", "__topology_master"}
+        assert set(number_tasks(whole, default_conf()).components) == {
+            "s",
+            "c",
+            "__acker",
+            "__topology_master",
+        }
 
     @pytest.mark.parametrize(
         ("limits", "conf", "says"),
         [
             ({"nimbus.executors.perTopology": 4}, {}, None),
-            ({"nimbus.executors.perTopology": 3}, {}, "asks for 4 executors, nimbus.executors.perTopology allows 3"),
+            (
+                {"nimbus.executors.perTopology": 3},
+                {},
+                "asks for 4 executors, nimbus.executors.perTopology allows 3",
+            ),
             ({"nimbus.slots.perTopology": 2}, {"topology.workers": 2}, None),
-            ({"nimbus.slots.perTopology": 2}, {"topology.workers": 3}, "asks for 3 slots, nimbus.slots.perTopology"),
-            ({"nimbus.slots.perTopology": 2}, {"topology.workers": 3, "nimbus.slots.perTopology": 9}, "allows 2"),
+            (
+                {"nimbus.slots.perTopology": 2},
+                {"topology.workers": 3},
+                "asks for 3 slots, nimbus.slots.perTopology",
+            ),
+            (
+                {"nimbus.slots.perTopology": 2},
+                {"topology.workers": 3, "nimbus.slots.perTopology": 9},
+                "allows 2",
+            ),
         ],
     )
     def test_the_limits_of_the_cluster_name_the_number_that_exceeds_them(
@@ -127,7 +163,13 @@ class TestParallelism:
             (3, {}, {"topology.tasks": 5}, 3, 5),
             (3, {"topology.tasks": 9}, {"topology.max.task.parallelism": 4}, 3, 4),
             (2, {}, {"topology.bolt.parallelism": {"b": 7, "unknown": 9}}, 7, 7),
-            (2, {}, {"topology.bolt.parallelism": {"b": 7}, "topology.max.task.parallelism": 5}, 5, 5),
+            (
+                2,
+                {},
+                {"topology.bolt.parallelism": {"b": 7}, "topology.max.task.parallelism": 5},
+                5,
+                5,
+            ),
             (2, {}, {"topology.spout.parallelism": {"b": 7}}, 2, 2),
         ],
     )
@@ -153,30 +195,59 @@ class TestValidation:
             (topology(name="NULL"), "reserved"),
             (topology(spouts={}), "no spout"),
             (topology(spouts={"s": component(1, reads("s"))}), "spouts only emit"),
-            (topology(spouts={"x": component()}, bolts={"x": component()}), "names a spout and a bolt"),
+            (
+                topology(spouts={"x": component()}, bolts={"x": component()}),
+                "names a spout and a bolt",
+            ),
             (topology(bolts={"__b": component()}), "belongs to the system"),
             (topology(bolts={"a b": component()}), "may hold"),
             (topology(bolts={"b": component(0, reads("s"))}), "parallelism 0"),
             (topology(bolts={"b": component(-1, reads("s"))}), "parallelism -1"),
             (topology(bolts={"b": component(1, reads("z"))}), "components are b, s"),
-            (topology(spouts={"lines": component()}, bolts={"b": component(1, reads("line"))}), "mean 'lines'"),
+            (
+                topology(spouts={"lines": component()}, bolts={"b": component(1, reads("line"))}),
+                "mean 'lines'",
+            ),
             (topology(bolts={"b": component(1, reads("s", stream="defualt"))}), "mean 'default'"),
             (topology(bolts={"b": component(1, reads("s", "fields"))}), "names no field"),
-            (topology(bolts={"b": component(1, reads("s", "fields", fields=["y"]))}), "does not declare"),
-            (topology(bolts={"b": component(1, reads("s", "partial_key", fields=["y"]))}), "does not declare"),
+            (
+                topology(bolts={"b": component(1, reads("s", "fields", fields=["y"]))}),
+                "does not declare",
+            ),
+            (
+                topology(bolts={"b": component(1, reads("s", "partial_key", fields=["y"]))}),
+                "does not declare",
+            ),
             (topology(bolts={"b": component(1, reads("s", "direct"))}), "not a direct stream"),
             (topology(bolts={"b": component(1, reads("s", "custom"))}), "names no function"),
-            (topology(bolts={"b": component(1, reads("s", "custom", object="x"))}), "'module:name'"),
+            (
+                topology(bolts={"b": component(1, reads("s", "custom", object="x"))}),
+                "'module:name'",
+            ),
             (topology(bolts={"b": component(1, reads("s"), reads("s", "all"))}), "twice"),
             (topology(bolts={"b": component(fields=("a", "a"))}), "twice in stream"),
-            (topology(bolts={"b": component(object={"python": "__main__:B"})}), "only in the script"),
-            (topology(bolts={"b": component(object={"python": "m:f.<locals>.B"})}), "no worker can import"),
-            (topology(bolts={"b": component(object={"python": "m:<lambda>"})}), "no worker can import"),
+            (
+                topology(bolts={"b": component(object={"python": "__main__:B"})}),
+                "only in the script",
+            ),
+            (
+                topology(bolts={"b": component(object={"python": "m:f.<locals>.B"})}),
+                "no worker can import",
+            ),
+            (
+                topology(bolts={"b": component(object={"python": "m:<lambda>"})}),
+                "no worker can import",
+            ),
             (topology(bolts={"b": component(object={"python": "m;rm -rf:B"})}), "'module:name'"),
-            (topology(bolts={"b": component(outputs={"__x": {"fields": []}})}), "belongs to the system"),
+            (
+                topology(bolts={"b": component(outputs={"__x": {"fields": []}})}),
+                "belongs to the system",
+            ),
         ],
     )
-    def test_a_topology_that_cannot_run_is_refused_with_the_reason(self, spec: TopologySpec, message: str) -> None:
+    def test_a_topology_that_cannot_run_is_refused_with_the_reason(
+        self, spec: TopologySpec, message: str
+    ) -> None:
         with pytest.raises(InvalidTopology, match=message):
             check(spec)
 
@@ -199,7 +270,10 @@ class TestValidation:
             ({"topology.workers": None}, "not set"),
             ({"topology.acker.executors": -1}, "at least 0"),
             ({"topology.bolt.parallelism": {"b": "2"}}, "whole number"),
-            ({"use.userdefine.assignment": [{"hots": "h1"}]}, r"use\.userdefine\.assignment, worker 1"),
+            (
+                {"use.userdefine.assignment": [{"hots": "h1"}]},
+                r"use\.userdefine\.assignment, worker 1",
+            ),
         ],
     )
     def test_wrong_numbers_are_refused(self, conf: dict[str, Any], message: str) -> None:
@@ -227,15 +301,26 @@ class TestTasks:
 
     def test_ackers_are_capped_and_may_be_none(self) -> None:
         for ackers, most, expected in ((5, 2, 2), (0, None, 0), (None, None, 1)):
-            conf = {**default_conf(), "topology.acker.executors": ackers, "topology.max.task.parallelism": most}
+            conf = {
+                **default_conf(),
+                "topology.acker.executors": ackers,
+                "topology.max.task.parallelism": most,
+            }
             whole = with_system_components(topology(), conf)
             part = number_tasks(whole, conf).components.get("__acker")
             assert (len(part.ids) if part else 0) == expected
 
     def test_the_acker_hears_everyone(self) -> None:
-        whole = with_system_components(topology(bolts={"b": component(1, reads("s"))}), default_conf())
+        whole = with_system_components(
+            topology(bolts={"b": component(1, reads("s"))}), default_conf()
+        )
         heard = {(part.component, part.stream) for part in whole.bolts["__acker"].inputs}
-        assert heard == {("s", "__ack_init"), ("b", "__ack_ack"), ("b", "__ack_fail"), ("b", "__ack_reset_timeout")}
+        assert heard == {
+            ("s", "__ack_init"),
+            ("b", "__ack_ack"),
+            ("b", "__ack_fail"),
+            ("b", "__ack_reset_timeout"),
+        }
         for source, stream in heard:
             part = whole.component(source)
             assert part is not None and stream in part.outputs
@@ -243,9 +328,17 @@ class TestTasks:
 
     @pytest.mark.parametrize(
         ("tasks", "groups", "sizes"),
-        [(5, 3, [2, 2, 1]), (12, 8, [2, 2, 2, 2, 1, 1, 1, 1]), (2, 5, [1, 1]), (3, 0, []), (0, 2, [])],
+        [
+            (5, 3, [2, 2, 1]),
+            (12, 8, [2, 2, 2, 2, 1, 1, 1, 1]),
+            (2, 5, [1, 1]),
+            (3, 0, []),
+            (0, 2, []),
+        ],
     )
-    def test_a_partition_has_its_larger_groups_first(self, tasks: int, groups: int, sizes: list[int]) -> None:
+    def test_a_partition_has_its_larger_groups_first(
+        self, tasks: int, groups: int, sizes: list[int]
+    ) -> None:
         parts = partition(range(1, tasks + 1), groups)
         assert [len(part) for part in parts] == sizes
 
@@ -262,7 +355,9 @@ def table_of(**counts: int) -> TaskTable:
     components: dict[str, ComponentTasks] = {}
     first = 1
     for name, count in counts.items():
-        components[name] = ComponentTasks(type="bolt", tasks=encode_ranges(range(first, first + count)))
+        components[name] = ComponentTasks(
+            type="bolt", tasks=encode_ranges(range(first, first + count))
+        )
         first += count
     return TaskTable(components=components)
 
@@ -291,7 +386,9 @@ class TestRescale:
         st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9), min_size=1),
         st.dictionaries(st.sampled_from("abcd"), st.integers(1, 12)),
     )
-    def test_ids_stay_unique_and_others_never_change(self, counts: dict[str, int], wanted: dict[str, int]) -> None:
+    def test_ids_stay_unique_and_others_never_change(
+        self, counts: dict[str, int], wanted: dict[str, int]
+    ) -> None:
         before = table_of(**counts)
         after = rescale(before, wanted)
         ids = [task for part in after.components.values() for task in part.ids]

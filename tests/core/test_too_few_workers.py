@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS, Cause
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
-from storm_dagster.core.reassignment import Runnable, assignment_of, causes_still_true, monitor_batch, same_workers
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    causes_still_true,
+    monitor_batch,
+    same_workers,
+)
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.records import (
     Assignment,
@@ -60,7 +66,12 @@ class Cluster:
         topology = TopologyView(
             id="t-1-1",
             base=StormBase(
-                name="t", launch_time_secs=0, status="ACTIVE", workers=self.workers, executors={"b": TASKS}, token="k"
+                name="t",
+                launch_time_secs=0,
+                status="ACTIVE",
+                workers=self.workers,
+                executors={"b": TASKS},
+                token="k",
             ),
             base_at=Versioned(1, 1),
             tasks=TABLE,
@@ -69,13 +80,20 @@ class Cluster:
                 code_dir="t-1-1",
                 node_host={slot.node: slot.host for slot in slots},
                 workers=tuple(slots),
-                task_start_secs=Assignment.pack_start_secs(dict.fromkeys(range(1, TASKS + 1), self.version)),
+                task_start_secs=Assignment.pack_start_secs(
+                    dict.fromkeys(range(1, TASKS + 1), self.version)
+                ),
                 timestamp_ms=0,
             ),
             assignment_at=Versioned(self.version, self.version + 1),
             live_workers={
                 slot.slot: WorkerNode(
-                    pid=1, token="x", version=self.version, tasks=slot.tasks, started_ms=0, status="running"
+                    pid=1,
+                    token="x",
+                    version=self.version,
+                    tasks=slot.tasks,
+                    started_ms=0,
+                    status="running",
                 )
                 for slot in slots
                 if slot.node in self.hosts
@@ -83,7 +101,11 @@ class Cluster:
         )
         supervisors = {
             host: SupervisorInfo(
-                host=host, ports=tuple(range(1, self.ports + 1)), started=0, count=self.beats, version="t"
+                host=host,
+                ports=tuple(range(1, self.ports + 1)),
+                started=0,
+                count=self.beats,
+                version="t",
             )
             for host in sorted(self.hosts)
         }
@@ -99,20 +121,28 @@ class Cluster:
         true = causes_still_true(view, topology, causes)
         assert true == causes
         if true:
-            placement = plan_placement(monitor_batch(view, topology, RUNNABLE, TABLE, true)).placement("t")
+            placement = plan_placement(
+                monitor_batch(view, topology, RUNNABLE, TABLE, true)
+            ).placement("t")
             if placement.status == "assigned" and not same_workers(topology.assignment, placement):
-                self.place(assignment_of(placement, topology_id="t-1-1", previous=None, now_secs=0), true)
+                self.place(
+                    assignment_of(placement, topology_id="t-1-1", previous=None, now_secs=0), true
+                )
             return self.now + 1
         return result.next_check or float("inf")
 
     def place(self, assignment: Assignment, causes: list[Cause]) -> None:
         now = {worker.slot: worker.ids for worker in assignment.workers}
         before = {task: slot for slot, tasks in self.slots.items() for task in tasks}
-        moved = frozenset(task for slot, tasks in now.items() for task in tasks if before[task] != slot)
+        moved = frozenset(
+            task for slot, tasks in now.items() for task in tasks if before[task] != slot
+        )
         if causes[0].kind == "too_few_workers":
             self.spreads.append((self.now, moved))
             if self.placed_at is not None:
-                assert self.now - self.placed_at >= SPREAD_PAUSE_SECS, "a placement, and a spread soon after it"
+                assert self.now - self.placed_at >= SPREAD_PAUSE_SECS, (
+                    "a placement, and a spread soon after it"
+                )
         self.slots, self.version, self.placed_at = now, self.version + 1, self.now
 
     def run(self, secs: float) -> None:
@@ -165,7 +195,10 @@ def test_who_lacks_no_worker_or_is_being_changed_is_left_alone(change: dict[str,
         view = cluster.view()
         topology = view.topologies["t-1-1"]
         view = replace(
-            view, topologies={"t-1-1": replace(topology, base=topology.base.model_copy(update=dict(change)))}
+            view,
+            topologies={
+                "t-1-1": replace(topology, base=topology.base.model_copy(update=dict(change)))
+            },
         )
         result = healing_step(view, state, now, SETTINGS)
         assert not result.attempts
@@ -185,7 +218,9 @@ def test_slots_that_it_may_not_use_are_tried_every_ten_minutes() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["s2", "s3"]), st.integers(1, 900)), min_size=1, max_size=10),
+    st.lists(
+        st.tuples(st.sampled_from(["s2", "s3"]), st.integers(1, 900)), min_size=1, max_size=10
+    ),
     st.integers(2, 10),
     st.integers(2, 4),
 )

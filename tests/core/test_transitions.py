@@ -22,7 +22,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "upgrade": "UPGRADING",
         "drain": "INACTIVE",
     },
-    "INACTIVE": {"activate": "ACTIVE", "deactivate": "INACTIVE", "kill": "KILLED", "rebalance": "REBALANCING"},
+    "INACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+    },
     "KILLED": {"kill": "KILLED"},
     "REBALANCING": {"kill": "KILLED", "finish_rebalance": "ACTIVE"},
     "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},
@@ -31,7 +36,15 @@ ALLOWED: dict[str, dict[str, str]] = {
 
 
 def base(status: Any = "ACTIVE", **more: Any) -> StormBase:
-    return StormBase(name="wc", launch_time_secs=0, status=status, workers=1, executors={"a": 1}, token="t", **more)
+    return StormBase(
+        name="wc",
+        launch_time_secs=0,
+        status=status,
+        workers=1,
+        executors={"a": 1},
+        token="t",
+        **more,
+    )
 
 
 @pytest.mark.parametrize("status", get_args(TopologyStatus))
@@ -72,7 +85,11 @@ def test_a_drain_is_undone_after_its_delay_unless_somebody_ends_it() -> None:
 
 def test_a_kill_during_a_rebalance_wins() -> None:
     killed = apply_event(apply_event(base(), "rebalance", delay_secs=3), "kill", delay_secs=1)
-    assert (killed.status, killed.previous_status, killed.delay_secs) == ("KILLED", "REBALANCING", 1)
+    assert (killed.status, killed.previous_status, killed.delay_secs) == (
+        "KILLED",
+        "REBALANCING",
+        1,
+    )
     with pytest.raises(Conflict):
         apply_event(killed, "finish_rebalance")
 
@@ -89,7 +106,8 @@ def view(*bases: tuple[str, StormBase, int]) -> ClusterView:
         assignments_version=1,
         supervisors={},
         topologies={
-            topology_id: TopologyView(topology_id, part, Versioned(1, mzxid)) for topology_id, part, mzxid in bases
+            topology_id: TopologyView(topology_id, part, Versioned(1, mzxid))
+            for topology_id, part, mzxid in bases
         },
     )
 
@@ -106,10 +124,13 @@ def test_due_by_the_observers_clock() -> None:
     due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=120)
     assert [(action.topology_id, action.action) for action in due] == [("k", "remove")]
     assert decode_memory(DueMemory, encode_memory(memory)) == memory
-    assert due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=129, late_secs=10)[0] == []
-    assert due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=130, late_secs=10)[0], (
-        "others had their time"
+    assert (
+        due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=129, late_secs=10)[0]
+        == []
     )
+    assert due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=130, late_secs=10)[
+        0
+    ], "others had their time"
     assert due_actions(view(("k", killed, 6)), memory, boot_id="other", boot_now=9999)[0] == []
 
 
@@ -122,11 +143,16 @@ def test_no_delay_is_due_at_once_and_quiet_ones_never() -> None:
         ("u", base("INACTIVE", wanted_status="ACTIVE"), 1),
     )
     due, memory = due_actions(shown, DueMemory(), boot_id="b", boot_now=0)
-    assert [(part.topology_id, part.action) for part in due] == [("k", "remove"), ("r", "finish_rebalance")]
+    assert [(part.topology_id, part.action) for part in due] == [
+        ("k", "remove"),
+        ("r", "finish_rebalance"),
+    ]
     due, _ = due_actions(shown, memory, boot_id="b", boot_now=5)
     assert [part.action for part in due] == ["remove", "finish_rebalance", "activate"]
 
 
-@pytest.mark.parametrize("garbage", [None, [], {"seen": 3}, {"boot_id": "b", "seen": {"x": [1]}}, "x"])
+@pytest.mark.parametrize(
+    "garbage", [None, [], {"seen": 3}, {"boot_id": "b", "seen": {"x": [1]}}, "x"]
+)
 def test_a_bad_cursor_is_an_empty_memory(garbage: Any) -> None:
     assert decode_memory(DueMemory, json.dumps(garbage)) == DueMemory()

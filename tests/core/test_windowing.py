@@ -16,7 +16,11 @@ from storm_dagster.model.errors import InvalidTopology
 
 END = 10**6
 
-STEPS = st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 60)), st.tuples(st.just("clock"), st.just(0))))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 60)), st.tuples(st.just("clock"), st.just(0))
+    )
+)
 SMALL = st.integers(1, 12)
 
 
@@ -45,7 +49,16 @@ def run(
         nonlocal windows
         while (pane := windows.due()) is not None:
             assert windows.due() is pane
-            panes.append((pane.start_ms, pane.end_ms, list(pane.items), list(pane.new), list(pane.expired), pane.key))
+            panes.append(
+                (
+                    pane.start_ms,
+                    pane.end_ms,
+                    list(pane.items),
+                    list(pane.new),
+                    list(pane.expired),
+                    pane.key,
+                )
+            )
             windows.done()
         finished.extend(entry.item for entry in windows.take_finished())
         if restart:
@@ -53,7 +66,10 @@ def run(
 
     for number, (what, stamp) in enumerate(steps):
         if what == "add":
-            if windows.add((stamp, number), stamp, ("s",), key and key((stamp, number))) is not None:
+            if (
+                windows.add((stamp, number), stamp, ("s",), key and key((stamp, number)))
+                is not None
+            ):
                 accepted.append((stamp, number))
         else:
             windows.advance(0)
@@ -95,17 +111,28 @@ def test_a_window_in_time_holds_what_lies_in_it(
 
 
 @given(STEPS, SMALL, SMALL)
-def test_a_counted_window_holds_the_newest_tuples(steps: list[tuple[str, int]], length: int, slide: int) -> None:
-    panes, accepted, finished = run(WindowShape(length_count=length, slide_count=slide, event_time=True), steps)
+def test_a_counted_window_holds_the_newest_tuples(
+    steps: list[tuple[str, int]], length: int, slide: int
+) -> None:
+    panes, accepted, finished = run(
+        WindowShape(length_count=length, slide_count=slide, event_time=True), steps
+    )
     everything = accepted
-    expected = [everything[max(0, until - length) : until] for until in range(slide, len(everything) + 1, slide)]
+    expected = [
+        everything[max(0, until - length) : until]
+        for until in range(slide, len(everything) + 1, slide)
+    ]
     assert [pane[2] for pane in panes] == expected
     check_flow(panes, finished, accepted)
 
 
 @given(STEPS, SMALL, SMALL)
-def test_a_length_in_time_that_slides_by_count(steps: list[tuple[str, int]], length: int, slide: int) -> None:
-    panes, accepted, finished = run(WindowShape(length_ms=length, slide_count=slide, event_time=True), steps)
+def test_a_length_in_time_that_slides_by_count(
+    steps: list[tuple[str, int]], length: int, slide: int
+) -> None:
+    panes, accepted, finished = run(
+        WindowShape(length_ms=length, slide_count=slide, event_time=True), steps
+    )
     expected = []
     for until in range(slide, len(accepted) + 1, slide):
         newest = accepted[until - 1][0]
@@ -115,8 +142,12 @@ def test_a_length_in_time_that_slides_by_count(steps: list[tuple[str, int]], len
 
 
 @given(STEPS, SMALL, SMALL)
-def test_a_length_in_tuples_that_slides_by_time(steps: list[tuple[str, int]], length: int, slide: int) -> None:
-    panes, accepted, finished = run(WindowShape(length_count=length, slide_ms=slide, event_time=True), steps)
+def test_a_length_in_tuples_that_slides_by_time(
+    steps: list[tuple[str, int]], length: int, slide: int
+) -> None:
+    panes, accepted, finished = run(
+        WindowShape(length_count=length, slide_ms=slide, event_time=True), steps
+    )
     expected = []
     used = 0
     for end in range(0, 61 + slide, slide):
@@ -148,7 +179,9 @@ def test_a_session_ends_with_a_gap(steps: list[tuple[str, int]], gap: int, keys:
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans())), SMALL, SMALL)
-def test_processing_time_loses_nothing(steps: list[tuple[int, bool]], length: int, slide: int) -> None:
+def test_processing_time_loses_nothing(
+    steps: list[tuple[int, bool]], length: int, slide: int
+) -> None:
     windows = Windows(WindowShape(length_ms=length, slide_ms=slide))
     now, seen, finished = 1000, [], []
 
@@ -180,7 +213,11 @@ def test_storms_own_example_gives_storms_windows() -> None:
     windows = Windows(WindowShape(length_ms=20, slide_ms=10, event_time=True, lag_ms=5))
     for name, stamp in {"e1": 3, "e2": 5, "e3": 7, "e4": 18, "e5": 26, "e6": 36}.items():
         assert windows.add(name, stamp, "s")
-    assert panes_now(windows) == [(10, ["e1", "e2", "e3"]), (20, ["e1", "e2", "e3", "e4"]), (30, ["e4", "e5"])]
+    assert panes_now(windows) == [
+        (10, ["e1", "e2", "e3"]),
+        (20, ["e1", "e2", "e3", "e4"]),
+        (30, ["e4", "e5"]),
+    ]
     for name, stamp in {"e7": 7225, "e8": 7226, "e9": 7227, "e10": 7239}.items():
         assert windows.add(name, stamp, "s")
     # Storm's page leaves 8:00:20 - 8:00:40 to the next watermark as well.
@@ -199,7 +236,9 @@ def panes_now(windows: Windows) -> list[tuple[int | None, list[str]]]:
 
 
 def test_the_watermark_waits_for_every_source() -> None:
-    windows = Windows(WindowShape(length_ms=10, slide_ms=10, event_time=True), sources=["left", "right"])
+    windows = Windows(
+        WindowShape(length_ms=10, slide_ms=10, event_time=True), sources=["left", "right"]
+    )
     windows.add("a", 35, "left")
     assert panes_now(windows) == []
     windows.add("b", 12, "right")
@@ -214,7 +253,11 @@ def test_the_watermark_waits_for_every_source() -> None:
         ({}, "no window length"),
         ({"window.length.count": 5, "window.length.duration.ms": 5}, "two window lengths"),
         (
-            {"window.length.count": 5, "window.sliding.interval.count": 1, "window.sliding.interval.duration.ms": 1},
+            {
+                "window.length.count": 5,
+                "window.sliding.interval.count": 1,
+                "window.sliding.interval.duration.ms": 1,
+            },
             "two sliding intervals",
         ),
         ({"window.length.count": 5, "late.tuple.stream": "late"}, "no timestamp field"),
@@ -251,7 +294,9 @@ def test_windows_that_are_restored_from_values_are_the_same_ones(
 
 
 @given(st.lists(st.integers(0, 30), min_size=1), SMALL)
-def test_a_pane_that_was_not_answered_comes_again_after_a_restart(stamps: list[int], count: int) -> None:
+def test_a_pane_that_was_not_answered_comes_again_after_a_restart(
+    stamps: list[int], count: int
+) -> None:
     windows = Windows(WindowShape(length_count=count, slide_count=count))
     for number in stamps:
         windows.add(number, 0)
@@ -269,7 +314,9 @@ def test_the_watermark_is_that_of_every_task_and_a_silent_one_does_not_hold_it_f
         windows.advance(at)
     assert windows.watermark is None, "two have not sent anything yet"
     for at in range(100):
-        assert windows.add("behind", at, ("s", 2)) is not None, "it is not late because another task is ahead"
+        assert windows.add("behind", at, ("s", 2)) is not None, (
+            "it is not late because another task is ahead"
+        )
         windows.advance(100 + at)
     windows.add("ahead", 6000, ("s", 1))
     windows.advance(999)
@@ -304,7 +351,11 @@ def contents_of(windows: Windows, owner: Any) -> Contents:
     return contents
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5)), max_size=40), SMALL, st.integers(1, 4))
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5)), max_size=40),
+    SMALL,
+    st.integers(1, 4),
+)
 def test_sessions_move_with_their_keys_to_another_number_of_tasks(
     clicks: list[tuple[int, int]], gap: int, tasks: int
 ) -> None:
@@ -328,14 +379,22 @@ def test_sessions_move_with_their_keys_to_another_number_of_tasks(
     division = Partitioning(tasks, by_key=True)
     moved = []
     for index in range(tasks):
-        old = ((at, contents_of(windows, lambda entry: entry.key)) for at, windows in enumerate(filled()))
+        old = (
+            (at, contents_of(windows, lambda entry: entry.key))
+            for at, windows in enumerate(filled())
+        )
         contents = division.share(index, old, lambda key, values: values[0])
         assert all(entry.key % tasks == index for entry in contents.entries())
         moved.append(Windows(shape, (), contents.windows, contents.entries()))
     assert panes(moved) == panes(filled())
 
 
-@given(st.lists(st.integers(0, 60), max_size=30), st.lists(st.integers(0, 60), max_size=30), SMALL, SMALL)
+@given(
+    st.lists(st.integers(0, 60), max_size=30),
+    st.lists(st.integers(0, 60), max_size=30),
+    SMALL,
+    SMALL,
+)
 def test_tuples_of_two_tasks_are_in_each_window_once_when_one_goes_on(
     left: list[int], right: list[int], length: int, slide: int
 ) -> None:
@@ -364,7 +423,11 @@ def test_tuples_of_two_tasks_are_in_each_window_once_when_one_goes_on(
     merged = Windows(shape, (), contents.windows, contents.entries())
     assert merged.watermark == 20
     evaluate(merged, END)
-    times = {(stamp, task): stamps.count(stamp) for task, stamps in enumerate((left, right)) for stamp in stamps}
+    times = {
+        (stamp, task): stamps.count(stamp)
+        for task, stamps in enumerate((left, right))
+        for stamp in stamps
+    }
     for (stamp, task), number in times.items():
         ends = [end for end in range(0, 61 + length + slide, slide) if end - length < stamp <= end]
         assert sorted(seen.get((stamp, task), [])) == sorted(ends * number)
@@ -372,7 +435,9 @@ def test_tuples_of_two_tasks_are_in_each_window_once_when_one_goes_on(
 
 TUMBLING = st.one_of(
     st.builds(lambda ms: WindowShape(length_ms=ms, slide_ms=ms, event_time=True), SMALL),
-    st.builds(lambda count: WindowShape(length_count=count, slide_count=count, event_time=True), SMALL),
+    st.builds(
+        lambda count: WindowShape(length_count=count, slide_count=count, event_time=True), SMALL
+    ),
     st.builds(lambda ms: WindowShape(gap_ms=ms, event_time=True), SMALL),
 )
 
@@ -392,7 +457,10 @@ def test_windows_of_another_shape_begin_with_what_was_in_none(
             windows.done()
     windows.take_finished()
     changed = Windows(
-        WindowShape(length_ms=length, slide_ms=length, event_time=True), (), windows.position(), held(windows)
+        WindowShape(length_ms=length, slide_ms=length, event_time=True),
+        (),
+        windows.position(),
+        held(windows),
     )
     changed.watermark = END
     found = []

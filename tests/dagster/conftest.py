@@ -40,7 +40,10 @@ def world(
 
 @pytest.fixture
 def prod_world(
-    tmp_path: Path, instance: dg.DagsterInstance, zk_conf: dict[str, object], spark_resource: dict[str, Any]
+    tmp_path: Path,
+    instance: dg.DagsterInstance,
+    zk_conf: dict[str, object],
+    spark_resource: dict[str, Any],
 ) -> Iterator[DagsterWorld]:
     """Another cluster in the same instance, called ``prod``."""
     conf = {**zk_conf, "storm.zookeeper.root": f"{zk_conf['storm.zookeeper.root']}-prod"}

@@ -26,7 +26,15 @@ assert psutil.LINUX
 for name in ("fcntl", "pwd", "grp", "resource"):
     sys.modules[name] = None  # type: ignore[assignment]
 for owner, names in {
-    os: ("pidfd_open", "pipe2", "sched_getaffinity", "memfd_create", "eventfd", "splice", "copy_file_range"),
+    os: (
+        "pidfd_open",
+        "pipe2",
+        "sched_getaffinity",
+        "memfd_create",
+        "eventfd",
+        "splice",
+        "copy_file_range",
+    ),
     signal: ("pidfd_send_signal",),
     socket: ("SO_PEERCRED", "SOCK_CLOEXEC", "SOCK_NONBLOCK"),
     select: ("epoll",),
@@ -68,7 +76,12 @@ def ticks() -> dict[str, tuple[str, str]]:
     import dagster as dg
     from dagster.components.testing import create_defs_folder_sandbox
 
-    from storm_dagster import StormTopologyComponent, build_alert_sensor, build_storm_defs, build_zookeeper_sensor
+    from storm_dagster import (
+        StormTopologyComponent,
+        build_alert_sensor,
+        build_storm_defs,
+        build_zookeeper_sensor,
+    )
 
     found: dict[str, tuple[str, str]] = {}
     alerts = build_alert_sensor(print)
@@ -85,15 +98,23 @@ def ticks() -> dict[str, tuple[str, str]]:
     with create_defs_folder_sandbox() as sandbox, dg.instance_for_test() as instance:
         path = sandbox.scaffold_component(
             component_cls=StormTopologyComponent,
-            defs_yaml_contents={"type": "storm_dagster.StormTopologyComponent", "attributes": declared},
+            defs_yaml_contents={
+                "type": "storm_dagster.StormTopologyComponent",
+                "attributes": declared,
+            },
         )
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, own):
-            for defs in (dg.Definitions.merge(build_storm_defs(home=str(home), tick_secs=1.0), users), own):
+            for defs in (
+                dg.Definitions.merge(build_storm_defs(home=str(home), tick_secs=1.0), users),
+                own,
+            ):
                 dg.Definitions.validate_loadable(defs)
                 resources = dict(defs.resources or {})
                 repository = defs.get_repository_def()
                 for sensor in repository.sensor_defs:
-                    with dg.build_sensor_context(instance=instance, definitions=defs, resources=resources) as context:
+                    with dg.build_sensor_context(
+                        instance=instance, definitions=defs, resources=resources
+                    ) as context:
                         data = sensor.evaluate_tick(context)
                         found[sensor.name] = (type(data).__name__, data.skip_message or "")
                 for schedule in repository.schedule_defs:

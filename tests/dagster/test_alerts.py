@@ -57,7 +57,9 @@ class Desk:
         build_storm_defs()
         self.sensor = build_alert_sensor(self.receive, **options)
         self.defs = dg.Definitions(
-            assets=[active_topology, theirs], asset_checks=[invariants, their_check], sensors=[self.sensor]
+            assets=[active_topology, theirs],
+            asset_checks=[invariants, their_check],
+            sensors=[self.sensor],
         )
         self.tick()
 
@@ -73,7 +75,12 @@ class Desk:
         return [alert.title for alert in self.sent]
 
     def evaluate(
-        self, passed: bool, *, warn: bool = False, key: dg.AssetKey = ACTIVE_TOPOLOGY, name: str = "invariants"
+        self,
+        passed: bool,
+        *,
+        warn: bool = False,
+        key: dg.AssetKey = ACTIVE_TOPOLOGY,
+        name: str = "invariants",
     ) -> None:
         self.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
@@ -122,7 +129,9 @@ def test_a_failed_check_is_told_once_and_its_end_once(desk: Desk) -> None:
     assert desk.tick() == [f"ERROR: {CHECK}"]
 
 
-def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(instance: dg.DagsterInstance) -> None:
+def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(
+    instance: dg.DagsterInstance,
+) -> None:
     desk, curious = Desk(instance), Desk(instance, warnings=True, selection=dg.AssetSelection.all())
     desk.evaluate(False, warn=True)
     desk.evaluate(False, key=dg.AssetKey("theirs"), name="their_check")

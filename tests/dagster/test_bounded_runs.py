@@ -17,11 +17,18 @@ DAY = 86_400
 SETTINGS = HealingSettings(LivenessLimits(), "b")
 
 
-def one_of_two_hosts_is_lost(beat: int, *, epoch: int = 1, ports: tuple[int, ...] = (1,)) -> ClusterView:
-    slots = tuple(WorkerSlot(node=node, host=node, port=1, tasks=str(n)) for n, node in enumerate(("s1", "s2"), 1))
+def one_of_two_hosts_is_lost(
+    beat: int, *, epoch: int = 1, ports: tuple[int, ...] = (1,)
+) -> ClusterView:
+    slots = tuple(
+        WorkerSlot(node=node, host=node, port=1, tasks=str(n))
+        for n, node in enumerate(("s1", "s2"), 1)
+    )
     topology = TopologyView(
         id="t-1-1",
-        base=StormBase(name="t", launch_time_secs=0, status="ACTIVE", workers=2, executors={}, token="k"),
+        base=StormBase(
+            name="t", launch_time_secs=0, status="ACTIVE", workers=2, executors={}, token="k"
+        ),
         base_at=Versioned(1, 1),
         assignment=Assignment(
             topology_id="t-1-1",
@@ -46,7 +53,10 @@ class Sensor:
 
     def at(self, now: float, view: ClusterView) -> list[str]:
         self.beat += 1
-        infos = {node: info.model_copy(update={"count": self.beat}) for node, info in view.supervisors.items()}
+        infos = {
+            node: info.model_copy(update={"count": self.beat})
+            for node, info in view.supervisors.items()
+        }
         view = replace(view, supervisors=infos)
         step = healing_step(view, self.memory, now, SETTINGS)
         attempts, asked = spare_runs(view, step.attempts, step.memory, now)
@@ -64,7 +74,9 @@ def test_a_cause_that_cannot_be_placed_gets_ten_runs_a_day_at_most() -> None:
     assert asked
     for times in asked.values():
         assert len([now for now in times if now - times[0] < DAY]) <= 10
-        assert all(len([now for now in times if begin <= now < begin + DAY]) <= 10 for begin in times)
+        assert all(
+            len([now for now in times if begin <= now < begin + DAY]) <= 10 for begin in times
+        )
         assert times[4] - times[0] <= 120, "at once and with back-off at first"
 
 
@@ -74,10 +86,14 @@ def test_what_could_place_it_is_tried_at_once() -> None:
         sensor.at(float(now), one_of_two_hosts_is_lost(1))
     quiet = [sensor.at(float(now), one_of_two_hosts_is_lost(1)) for now in range(7200, 10_800, 5)]
     assert not any(quiet)
-    more = [sensor.at(float(now), one_of_two_hosts_is_lost(1, ports=(1, 2))) for now in range(10_800, 10_925, 5)]
+    more = [
+        sensor.at(float(now), one_of_two_hosts_is_lost(1, ports=(1, 2)))
+        for now in range(10_800, 10_925, 5)
+    ]
     assert any(more), "a slot came"
     led = [
-        sensor.at(float(now), one_of_two_hosts_is_lost(1, epoch=2, ports=(1, 2))) for now in range(10_925, 11_050, 5)
+        sensor.at(float(now), one_of_two_hosts_is_lost(1, epoch=2, ports=(1, 2)))
+        for now in range(10_925, 11_050, 5)
     ]
     assert any(led), "another leader"
 

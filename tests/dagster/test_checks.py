@@ -40,7 +40,8 @@ pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 def check(world: DagsterWorld, name: str) -> dg.AssetCheckEvaluation:
     """The evaluation of one check, run alone as the UI runs it."""
     job = dg.define_asset_job(
-        "one_check", selection=dg.AssetSelection.checks(*[c for c in checks(world) if c.name == name])
+        "one_check",
+        selection=dg.AssetSelection.checks(*[c for c in checks(world) if c.name == name]),
     )
     result = (
         dg.Definitions.merge(world.defs, dg.Definitions(jobs=[job]))
@@ -74,7 +75,10 @@ def test_every_check_passes_on_a_sound_cluster(world: DagsterWorld) -> None:
     names = {key.name for key in checks(world)}
     others = {"blobs_present", "invariants", SETTINGS_CHECK, EXPOSURES_CHECK, DIAGNOSIS_CHECK}
     assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, *others}
-    for name in names - {SETTINGS_CHECK, EXPOSURES_CHECK}:  # They look at Dagster, and at who reaches the cluster.
+    for name in names - {
+        SETTINGS_CHECK,
+        EXPOSURES_CHECK,
+    }:  # They look at Dagster, and at who reaches the cluster.
         evaluation = check(world, name)
         assert evaluation.passed, name
         assert shown(evaluation)["topologies"] == 1
@@ -85,9 +89,9 @@ def test_exposures_are_those_of_doctor_with_their_remedies(world: DagsterWorld) 
         evaluation = check(world, EXPOSURES_CHECK)
         listed = run_cli("doctor", "--security", "--json", home=world.home).document["findings"]
         rows = [record.data for record in shown(evaluation)["findings"]]
-        alike = [(row["check"], row["state"], row["found"], row["remedy"] or None) for row in rows] == [
-            (row["check"], row["state"], row["found"], row["mend"]) for row in listed
-        ]
+        alike = [
+            (row["check"], row["state"], row["found"], row["remedy"] or None) for row in rows
+        ] == [(row["check"], row["state"], row["found"], row["mend"]) for row in listed]
         return (evaluation, listed) if alike else None
 
     # Each gives ZooKeeper a second to tell its version.
@@ -105,13 +109,17 @@ def test_workers_of_this_machine_are_inspected_unless_conf_dir_names_another_clu
 ) -> None:
     inspected: list[Path | None] = []
 
-    def inspect(ops: OperationsContext, *, home: Path | None, stable_secs: float) -> InspectionResult:
+    def inspect(
+        ops: OperationsContext, *, home: Path | None, stable_secs: float
+    ) -> InspectionResult:
         inspected.append(home)
         return inspect_cluster(ops, stable_secs=stable_secs)
 
     monkeypatch.setattr("storm_dagster.defs.observe.checks.inspect_cluster", inspect)
     world.defs = build_storm_defs(
-        home=str(world.home), conf_dir=str(world.home) if elsewhere else None, blob_dir=str(world.home / "blobs")
+        home=str(world.home),
+        conf_dir=str(world.home) if elsewhere else None,
+        blob_dir=str(world.home / "blobs"),
     )
     assert check(world, "invariants").passed
     assert inspected == [None if elsewhere else world.home]
@@ -154,7 +162,10 @@ def test_a_rebalance_that_moved_too_much_is_found(world: DagsterWorld) -> None:
     stored = json.loads(world.blobs.read(key))
     one, other = stored["workers"]
     # As if the two workers had changed places.
-    before = {f"{a['node']}:{a['port']}": encode_ranges(b["tasks"]) for a, b in ((one, other), (other, one))}
+    before = {
+        f"{a['node']}:{a['port']}": encode_ranges(b["tasks"])
+        for a, b in ((one, other), (other, one))
+    }
     world.blobs.put(key, json.dumps({**stored, "moves": {"before": before, "slack": 1}}).encode())
     evaluation = check(world, "fewest_moves")
     assert not evaluation.passed
@@ -176,7 +187,9 @@ def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world: DagsterWor
     view = world.cluster.load_view()
     topology = named(view, "wc")
     first, second = topology.assignment.workers
-    both = topology.assignment.model_copy(update={"workers": (first, second.model_copy(update={"tasks": first.tasks}))})
+    both = topology.assignment.model_copy(
+        update={"workers": (first, second.model_copy(update={"tasks": first.tasks}))}
+    )
     found = findings(broken(view, "wc", assignment=Assignment.model_validate(both)))
     assert set(found) == {"one_slot_per_task"}
     text = " ".join(found["one_slot_per_task"])
@@ -191,8 +204,12 @@ def test_a_slot_of_two_topologies_is_found(world: DagsterWorld) -> None:
     view = world.cluster.load_view()
     a, b = named(view, "a"), named(view, "b")
     slot = a.assignment.workers[0]
-    moved = b.assignment.workers[0].model_copy(update={"node": slot.node, "host": slot.host, "port": slot.port})
-    found = findings(broken(view, "b", assignment=b.assignment.model_copy(update={"workers": (moved,)})))
+    moved = b.assignment.workers[0].model_copy(
+        update={"node": slot.node, "host": slot.host, "port": slot.port}
+    )
+    found = findings(
+        broken(view, "b", assignment=b.assignment.model_copy(update={"workers": (moved,)}))
+    )
     assert set(found) == {"slots_not_shared"}
 
 

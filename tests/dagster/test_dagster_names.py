@@ -16,7 +16,9 @@ from storm_dagster.defs import build_storm_defs
 PACKAGE = Path(storm_dagster.__file__).parent
 GUARDED = (PACKAGE / "launcher" / "compatibility.py", PACKAGE / "web" / "service.py")
 """What may take names that are not public: warm runs fall back where they are missing, the guarded UI does not start."""
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "dagster" in path.read_text(encoding="utf-8"))
+SOURCES = sorted(
+    path for path in PACKAGE.rglob("*.py") if "dagster" in path.read_text(encoding="utf-8")
+)
 
 
 def names_of(tree: ast.Module) -> set[str]:
@@ -24,7 +26,9 @@ def names_of(tree: ast.Module) -> set[str]:
     found = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dg"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "dg"
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "dagster":
@@ -33,9 +37,13 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_every_name_that_is_used_is_there() -> None:
-    used = {name for path in SOURCES for name in names_of(ast.parse(path.read_text(encoding="utf-8")))}
+    used = {
+        name for path in SOURCES for name in names_of(ast.parse(path.read_text(encoding="utf-8")))
+    }
     assert len(used) > 50, "the names are not found any more"
-    assert not [name for name in sorted(used) if not hasattr(dg, name)], f"not in Dagster {dg.__version__}"
+    assert not [name for name in sorted(used) if not hasattr(dg, name)], (
+        f"not in Dagster {dg.__version__}"
+    )
 
 
 def test_private_modules_of_dagster_are_taken_in_two_places() -> None:
@@ -57,16 +65,23 @@ def test_another_release_than_ours_is_refused_with_the_one_to_install() -> None:
         "metadata.version = lambda name: '1.9.13' if name == 'dagster' else real(name)\n"
         "import storm_dagster.defs"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     said = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and "MissingPart: storm_dagster.defs needs dagster<2,>=1.12, and 1.9.13 is" in said
+    assert (
+        done.returncode == 1
+        and "MissingPart: storm_dagster.defs needs dagster<2,>=1.12, and 1.9.13 is" in said
+    )
     assert f"{sys.executable} -m pip install 'dagster<2,>=1.12'" in said
 
 
 def test_every_run_of_ours_has_its_place_in_a_queue() -> None:
     """docs/dagster.md: 100 where a user waits, 1000 for healing, nothing for upkeep."""
     jobs = build_storm_defs(resource_prefix="", local_cluster=True).resolve_all_job_defs()
-    places = {job.name: job.tags.get("dagster/priority") for job in jobs if not job.name.startswith("__")}
+    places = {
+        job.name: job.tags.get("dagster/priority") for job in jobs if not job.name.startswith("__")
+    }
     upkeep = {"clean_inbox", "prune_history", "roll_up_metrics"}
     assert places.pop("reassign_topologies") == "1000"
     assert {name for name, place in places.items() if place is None} == upkeep

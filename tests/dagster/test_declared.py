@@ -69,7 +69,10 @@ class Project:
         (place / "shop_code.py").write_text(code, encoding="utf-8")
         declared = {"name": "shop", "target": "shop_code.py:Shop", **attributes}
         (place / "defs.yaml").write_text(
-            yaml.safe_dump({"type": "storm_dagster.StormTopologyComponent", "attributes": declared}), encoding="utf-8"
+            yaml.safe_dump(
+                {"type": "storm_dagster.StormTopologyComponent", "attributes": declared}
+            ),
+            encoding="utf-8",
         )
         return place
 
@@ -100,7 +103,9 @@ def ours(caught: BaseException, *kinds: type[Exception]) -> str:
 def test_spouts_and_bolts_stand_in_the_lineage(project: Project) -> None:
     project.declare(parallelism={"count": 3}, owners=["team:shop"], group="shop")
     specs = project.specs()
-    upstream = {key: {dep.asset_key.to_user_string() for dep in spec.deps} for key, spec in specs.items()}
+    upstream = {
+        key: {dep.asset_key.to_user_string() for dep in spec.deps} for key, spec in specs.items()
+    }
     assert upstream == {
         "topologies/shop": set(),
         "topologies/shop/lines": {"topologies/shop"},
@@ -108,7 +113,9 @@ def test_spouts_and_bolts_stand_in_the_lineage(project: Project) -> None:
         "topologies/shop/count": {"topologies/shop/split", "topologies/shop/lines"},
     }
     assert all((spec.group_name, spec.owners) == ("shop", ["team:shop"]) for spec in specs.values())
-    groupings = {row.data["grouping"] for row in specs["topologies/shop/count"].metadata["inputs"].records}
+    groupings = {
+        row.data["grouping"] for row in specs["topologies/shop/count"].metadata["inputs"].records
+    }
     assert groupings == {"fields on word", "all"}
     assert specs["topologies/shop/count"].metadata["executors"] == 3
 
@@ -138,7 +145,9 @@ class Shop(Topology):
 def test_what_sources_read_is_upstream_and_what_sinks_write_is_downstream(project: Project) -> None:
     project.declare(code=CONNECTED)
     specs = project.specs()
-    upstream = {key: {dep.asset_key.to_user_string() for dep in spec.deps} for key, spec in specs.items()}
+    upstream = {
+        key: {dep.asset_key.to_user_string() for dep in spec.deps} for key, spec in specs.items()
+    }
     assert upstream == {
         "kafka/orders": set(),
         "kafka/returns": set(),
@@ -168,7 +177,9 @@ def test_the_code_version_follows_code_and_conf_and_nothing_else(project: Projec
 
 
 @pytest.mark.parametrize(("declared", "own"), [(3, 3), (100, 0)])
-def test_topologies_share_one_sensor_and_many_share_their_jobs(project: Project, declared: int, own: int) -> None:
+def test_topologies_share_one_sensor_and_many_share_their_jobs(
+    project: Project, declared: int, own: int
+) -> None:
     for number in range(declared):
         project.declare(f"t{number}", name=f"t{number}", target="missing.py")
     defs = project.load()
@@ -188,7 +199,9 @@ def test_names_that_look_alike_as_identifiers_stay_apart(project: Project) -> No
     dg.Definitions.validate_loadable(project.load())
 
 
-def test_a_name_with_a_dot_stays_apart_or_is_refused_with_the_release_that_takes_it(project: Project) -> None:
+def test_a_name_with_a_dot_stays_apart_or_is_refused_with_the_release_that_takes_it(
+    project: Project,
+) -> None:
     for folder, name in (("one", "a-b"), ("two", "a.b")):
         project.declare(folder, name=name, target="missing.py")
     try:
@@ -201,15 +214,24 @@ def test_a_name_with_a_dot_stays_apart_or_is_refused_with_the_release_that_takes
 
 def test_assets_say_what_they_read_what_they_emit_and_where_their_code_is(project: Project) -> None:
     # Templates of the first releases of 1.12 know no ``dg``.
-    word = "dg.AutomationCondition" if "dg" in dg.ResolutionContext.default().scope else "automation_condition"
-    place = project.declare(deps=["lake/prices"], kinds=["kafka"], automation_condition=f"{{{{ {word}.eager() }}}}")
+    word = (
+        "dg.AutomationCondition"
+        if "dg" in dg.ResolutionContext.default().scope
+        else "automation_condition"
+    )
+    place = project.declare(
+        deps=["lake/prices"], kinds=["kafka"], automation_condition=f"{{{{ {word}.eager() }}}}"
+    )
     specs = project.specs()
     shop, count = specs["topologies/shop"], specs["topologies/shop/count"]
     assert {dep.asset_key.to_user_string() for dep in shop.deps} == {"lake/prices"}
     assert shop.kinds == {"kafka"}
     assert shop.automation_condition == dg.AutomationCondition.eager()
     assert count.automation_condition is None
-    assert [column.name for column in count.metadata["dagster/column_schema"].columns] == ["word", "count"]
+    assert [column.name for column in count.metadata["dagster/column_schema"].columns] == [
+        "word",
+        "count",
+    ]
     references = count.metadata["dagster/code_references"].code_references
     line = CODE.splitlines().index("class Count(Bolt):") + 1
     assert (str(place / "shop_code.py"), line) in {
@@ -218,11 +240,20 @@ def test_assets_say_what_they_read_what_they_emit_and_where_their_code_is(projec
 
 
 def test_rows_of_workers_link_to_their_logs() -> None:
-    worker = {"node": "s1", "host": "one", "port": 6700, "pid": 7, "tasks": [1, 2, 3], "version": "abc"}
+    worker = {
+        "node": "s1",
+        "host": "one",
+        "port": 6700,
+        "pid": 7,
+        "tasks": [1, 2, 3],
+        "version": "abc",
+    }
     text = workers_markdown({"id": "wc-1-1", "workers": [worker]}, {"s1": "http://one:8000"}).value
     assert "[one:6700](http://one:8000/api/v1/log?file=wc-1-1%2F6700%2Fworker.log)" in str(text)
     assert "1-3" in str(text)
-    assert "](" not in str(workers_markdown({"id": "wc-1-1", "workers": [worker]}, {"s1": None}).value)
+    assert "](" not in str(
+        workers_markdown({"id": "wc-1-1", "workers": [worker]}, {"s1": None}).value
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +264,9 @@ def test_rows_of_workers_link_to_their_logs() -> None:
         ("x = 1\n", "has no attribute 'Shop'"),
     ],
 )
-def test_a_target_that_fails_is_declared_and_says_why(project: Project, code: str, words: str) -> None:
+def test_a_target_that_fails_is_declared_and_says_why(
+    project: Project, code: str, words: str
+) -> None:
     project.declare(code=code)
     (spec,) = project.specs().values()
     assert words in (spec.description or "")
@@ -271,9 +304,14 @@ def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:
     project.declare()
     plain = project.load()
     assert not list(plain.schedules or [])
-    project.declare(schedule={"deploy": "*/10 * * * *", "rebalance": "0 3 * * *"}, alerts={"complete_ms": 500})
+    project.declare(
+        schedule={"deploy": "*/10 * * * *", "rebalance": "0 3 * * *"}, alerts={"complete_ms": 500}
+    )
     full = project.load()
-    assert {item.name for item in full.schedules or []} == {"deploy_shop_schedule", "rebalance_shop_schedule"}
+    assert {item.name for item in full.schedules or []} == {
+        "deploy_shop_schedule",
+        "rebalance_shop_schedule",
+    }
     checks = {key.name for check in full.asset_checks or [] for key in check.check_keys}
     assert checks == {"all_tasks_run", "as_declared", "fresh", "latency_within_limit"}
     dg.Definitions.validate_loadable(full)
@@ -286,7 +324,12 @@ def test_drift_is_found_in_every_part() -> None:
     assert differences(declared, described, same) == {}
     assert set(differences(declared, described, None)) == {"running"}
     other = Actual("shop-1-1", "INACTIVE", 2, {"count": 1}, "old")
-    assert set(differences(declared, described, other)) == {"code", "workers", "parallelism.count", "status"}
+    assert set(differences(declared, described, other)) == {
+        "code",
+        "workers",
+        "parallelism.count",
+        "status",
+    }
     foreign = Actual("shop-1-1", "ACTIVE", 3, {"count": 4}, None)
     assert "not deployed from here" in differences(declared, described, foreign)["code"]
 
@@ -295,7 +338,11 @@ def test_nothing_runs_once_it_was_killed_though_its_workers_still_do() -> None:
     document = {"id": "shop-1-1", "status": "KILLED", "tasks": [{"id": 1, "status": "running"}]}
     killed = Actual("shop-1-1", "KILLED", 1, {}, "v")
     found = check_results(
-        Declaration("shop", "x"), Described(code_version="v"), killed, document, TopologyAlerts(errors=1)
+        Declaration("shop", "x"),
+        Described(code_version="v"),
+        killed,
+        document,
+        TopologyAlerts(errors=1),
     )
     assert not any(verdict.passed for verdict in found.values())
 
@@ -313,7 +360,9 @@ def test_limits_are_judged_by_what_spouts_did() -> None:
     }
     running = Actual("shop-1-1", "ACTIVE", 1, {}, "v")
     alerts = TopologyAlerts(complete_ms=19, failed_ratio=0.1, errors=0)
-    found = check_results(Declaration("shop", "x"), Described(code_version="v"), running, document, alerts)
+    found = check_results(
+        Declaration("shop", "x"), Described(code_version="v"), running, document, alerts
+    )
     assert {name: verdict.passed for name, verdict in found.items()} == {
         "all_tasks_run": True,
         "as_declared": True,
@@ -329,7 +378,9 @@ def test_the_actual_state_is_read_from_zookeeper_and_blobs(world: DagsterWorld) 
     blobstore = BlobStoreResource(home=str(world.home), local_dir=str(world.home / "blobs"))
     with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
         assert read_actual(cluster, blobs, "wc") is None
-        assert world.submit("wc", conf={"topology.workers": 2, "declared.code.version": "abc"}).success
+        assert world.submit(
+            "wc", conf={"topology.workers": 2, "declared.code.version": "abc"}
+        ).success
         actual = read_actual(cluster, blobs, "wc")
     assert actual is not None
     assert (actual.workers, actual.executors["count"], actual.code_version) == (2, 2, "abc")

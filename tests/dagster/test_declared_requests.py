@@ -7,7 +7,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described
 from storm_dagster.defs.declared.deploy import next_batch
@@ -37,7 +41,9 @@ def ask(instance: dg.DagsterInstance, actual: Actual | None, later: float = 0.0)
     )
 
 
-def launched(instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus, **tags: str) -> None:
+def launched(
+    instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus, **tags: str
+) -> None:
     @dg.job(name="deploy_declared")
     def deploy_declared() -> None: ...
 
@@ -47,7 +53,13 @@ def launched(instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.Da
 
 @pytest.mark.parametrize(
     "actual",
-    [None, running("new"), running(status="KILLED"), running(status="ROLLBACK"), running(status="UPGRADING")],
+    [
+        None,
+        running("new"),
+        running(status="KILLED"),
+        running(status="ROLLBACK"),
+        running(status="UPGRADING"),
+    ],
     ids=["nothing runs", "as declared", "killed", "rolled back", "somebody upgrades it"],
 )
 def test_nothing_is_asked_for_when_there_is_nothing_to_deploy_onto(
@@ -56,7 +68,9 @@ def test_nothing_is_asked_for_when_there_is_nothing_to_deploy_onto(
     assert ask(instance, actual) is None
 
 
-def test_each_change_is_asked_for_once_and_after_another_deploy_again(instance: dg.DagsterInstance) -> None:
+def test_each_change_is_asked_for_once_and_after_another_deploy_again(
+    instance: dg.DagsterInstance,
+) -> None:
     request = ask(instance, running())
     launched(instance, request, dg.DagsterRunStatus.STARTED)
     assert ask(instance, running(), later=3600) is None, "a run is at it"
@@ -65,13 +79,17 @@ def test_each_change_is_asked_for_once_and_after_another_deploy_again(instance: 
         assert ask(later, running(code_dir="wc-1-1.5")).run_key != request.run_key
 
 
-def test_a_run_that_died_with_its_process_holds_up_deploys_for_two_hours(instance: dg.DagsterInstance) -> None:
+def test_a_run_that_died_with_its_process_holds_up_deploys_for_two_hours(
+    instance: dg.DagsterInstance,
+) -> None:
     launched(instance, ask(instance, running()), dg.DagsterRunStatus.STARTED)
     assert ask(instance, running(), later=3600) is None
     assert ask(instance, running(), later=7300) is not None
 
 
-def test_a_run_in_the_queue_holds_up_deploys_however_old_it_is(instance: dg.DagsterInstance) -> None:
+def test_a_run_in_the_queue_holds_up_deploys_however_old_it_is(
+    instance: dg.DagsterInstance,
+) -> None:
     @dg.job(name="deploy_declared")
     def deploy_declared() -> None: ...
 

@@ -18,7 +18,11 @@ import pytest
 
 from storm_dagster.defs.declared import sensor as declared_sensor
 from storm_dagster.defs.declared.assets import topology_assets
-from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
+from storm_dagster.defs.declared.checks import (
+    FreshnessAttributes,
+    ScheduleAttributes,
+    TopologyAlerts,
+)
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.deploy import alone
 from storm_dagster.defs.declared.runs import topology_definitions
@@ -95,9 +99,18 @@ class Busy:
         topology = self.world.topology("wc")
         if topology is None:
             raise NotAlive(f"{path} does not run")
-        stats = {"emitted": 1000 * self.calls, "acked": 990 * self.calls, "complete_ms": 3 + self.calls % 7}
-        tasks = {str(task): {"status": "running", "stats": stats} for task in topology.tasks.component_of()}
-        return show_document(self.world.cluster.load_view(), topology.id, {"tasks": tasks}, now_secs=0)
+        stats = {
+            "emitted": 1000 * self.calls,
+            "acked": 990 * self.calls,
+            "complete_ms": 3 + self.calls % 7,
+        }
+        tasks = {
+            str(task): {"status": "running", "stats": stats}
+            for task in topology.tasks.component_of()
+        }
+        return show_document(
+            self.world.cluster.load_view(), topology.id, {"tasks": tasks}, now_secs=0
+        )
 
 
 class BusyNimbus(NimbusResource):
@@ -124,8 +137,17 @@ class Shop:
     def load(self, **attributes: Any) -> None:
         declaration = Declaration("wc", f"{self.file}:Wc")
         described = describe_declared(declaration)
-        common = {"group_name": "g", "owners": [], "tags": {}, "description": None, "kinds": ["storm"], "deps": []}
-        assets = topology_assets(declaration, described, prefix=["topologies"], automation_condition=None, **common)
+        common = {
+            "group_name": "g",
+            "owners": [],
+            "tags": {},
+            "description": None,
+            "kinds": ["storm"],
+            "deps": [],
+        }
+        assets = topology_assets(
+            declaration, described, prefix=["topologies"], automation_condition=None, **common
+        )
         first, *others = [asset.spec for asset in assets]
         home = str(self.world.home)
         BusyNimbus.busy[home] = Busy(self.world)
@@ -158,7 +180,9 @@ class Shop:
         self.submitted += 1
         conf = {"topology.workers": 2, "declared.code.version": version}
         form = {
-            "handle": self.world.upload(f"handle-{self.submitted}", topology or word_count(2), conf),
+            "handle": self.world.upload(
+                f"handle-{self.submitted}", topology or word_count(2), conf
+            ),
             "token": f"token-{self.submitted}",
         }
         self.world.instance.add_dynamic_partitions(PARTITIONS_NAME, [name])
@@ -173,7 +197,9 @@ class Shop:
     def tick(self, secs: float = 30.0) -> tuple[list[Any], dg.SensorResult]:
         """Events and result of a tick."""
         self.now += secs
-        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor, definitions=self.defs) as context:
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursor, definitions=self.defs
+        ) as context:
             answer = self.defs.resolve_sensor_def("declared_topologies_sensor")(context)
         assert isinstance(answer, dg.SensorResult)
         self.cursor = answer.cursor
@@ -183,7 +209,11 @@ class Shop:
 
     def checks(self, secs: float = 70.0) -> dict[str, dg.AssetCheckEvaluation]:
         events, _ = self.tick(secs)
-        return {event.check_name: event for event in events if isinstance(event, dg.AssetCheckEvaluation)}
+        return {
+            event.check_name: event
+            for event in events
+            if isinstance(event, dg.AssetCheckEvaluation)
+        }
 
     def schedule(self, name: str) -> Any:
         with dg.build_schedule_context(instance=self.instance) as context:
@@ -206,7 +236,9 @@ def shop(world: DagsterWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
-def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one_fresh(shop: Shop) -> None:
+def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one_fresh(
+    shop: Shop,
+) -> None:
     eager = dg.AutomationCondition.eager()
 
     @dg.asset(deps=[KEY], automation_condition=eager)
@@ -220,7 +252,9 @@ def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one
 
     def requested() -> int:
         nonlocal cursor
-        result = dg.evaluate_automation_conditions(dg.Definitions.merge(mine, shop.defs), shop.instance, cursor=cursor)
+        result = dg.evaluate_automation_conditions(
+            dg.Definitions.merge(mine, shop.defs), shop.instance, cursor=cursor
+        )
         cursor = result.cursor
         for asset in (report, counts):
             if result.get_num_requested(asset.key):
@@ -265,8 +299,12 @@ def test_six_hours_of_a_busy_topology_of_300_tasks_are_a_quarter_of_a_megabyte_a
         written = events = 0
         for path in (tmp_path / "six hours").rglob("*.db"):
             with sqlite3.connect(path) as database:
-                if database.execute("select 1 from sqlite_master where name = 'event_logs'").fetchone():
-                    size, count = database.execute("select total(length(event)), count(*) from event_logs").fetchone()
+                if database.execute(
+                    "select 1 from sqlite_master where name = 'event_logs'"
+                ).fetchone():
+                    size, count = database.execute(
+                        "select total(length(event)), count(*) from event_logs"
+                    ).fetchone()
                     written, events = written + size, events + count
         assert events > 25
         assert written < 250_000, f"{events} events, {written} bytes"
@@ -289,14 +327,18 @@ def test_an_ended_topology_stays_ended_and_its_checks_fail(shop: Shop) -> None:
     assert "does not run" in str(shop.schedule("rebalance_wc_schedule").skip_message)
     # A run that a schedule had asked for before somebody ended the topology.
     job = shop.defs.resolve_job_def("deploy_declared")
-    late = job.execute_in_process(instance=shop.instance, tags={"dagster/schedule_name": "deploy_wc_schedule"})
+    late = job.execute_in_process(
+        instance=shop.instance, tags={"dagster/schedule_name": "deploy_wc_schedule"}
+    )
     assert late.success
     assert shop.world.topology("wc") is None
     checks = shop.checks(25 * 60.0)
     assert not checks["fresh"].passed and checks["fresh"].severity == dg.AssetCheckSeverity.ERROR
 
 
-def test_changed_code_is_asked_for_by_the_sensor_or_the_schedule_and_not_by_both(shop: Shop) -> None:
+def test_changed_code_is_asked_for_by_the_sensor_or_the_schedule_and_not_by_both(
+    shop: Shop,
+) -> None:
     shop.now = time.time()
     shop.runs(version="older")
     (request,) = list(shop.tick()[1].run_requests or [])
@@ -333,9 +375,14 @@ def test_one_deploy_at_a_time_and_the_same_version_is_left_to_the_first(shop: Sh
             assert later
 
 
-def test_a_run_that_meets_a_deploy_of_the_same_version_is_green_and_changes_nothing(shop: Shop) -> None:
+def test_a_run_that_meets_a_deploy_of_the_same_version_is_green_and_changes_nothing(
+    shop: Shop,
+) -> None:
     version = shop.topology.described.code_version
-    with shop.topology.zookeeper.cluster() as cluster, alone(cluster, "wc", version, "run-1", print):
+    with (
+        shop.topology.zookeeper.cluster() as cluster,
+        alone(cluster, "wc", version, "run-1", print),
+    ):
         result = shop.defs.resolve_job_def("deploy_wc").execute_in_process(instance=shop.instance)
     assert result.success and shop.world.topology("wc") is None
 
@@ -392,7 +439,9 @@ def test_a_cluster_out_of_reach_is_not_fresh_after_a_while(shop: Shop, tmp_path:
     (tmp_path / "away" / "storm.yaml").write_text(
         "storm.zookeeper.servers: ['127.0.0.1']\nstorm.zookeeper.port: 9\nstorm.zookeeper.connection.timeout: 300\n"
     )
-    shop.topologies["wc"] = replace(shop.topology, zookeeper=ZooKeeperResource(home=str(tmp_path / "away")))
+    shop.topologies["wc"] = replace(
+        shop.topology, zookeeper=ZooKeeperResource(home=str(tmp_path / "away"))
+    )
     assert shop.tick(120.0)[0] == [], "a moment without ZooKeeper is no news"
     assert not shop.checks(15 * 60.0)["fresh"].passed
     assert shop.tick(120.0)[0] == []
@@ -416,8 +465,12 @@ def test_all_topologies_of_a_cluster_take_one_session_and_a_short_cursor(
     shop.runs()
     for number in range(29):
         declaration = replace(shop.topology.declaration, name=f"other{number}")
-        spec = shop.topology.specs[0].replace_attributes(key=dg.AssetKey(["topologies", f"other{number}"]))
-        shop.topologies[f"other{number}"] = replace(shop.topology, declaration=declaration, specs=[spec])
+        spec = shop.topology.specs[0].replace_attributes(
+            key=dg.AssetKey(["topologies", f"other{number}"])
+        )
+        shop.topologies[f"other{number}"] = replace(
+            shop.topology, declaration=declaration, specs=[spec]
+        )
     opened: list[Any] = []
     opening = StormClusterState.open
 
@@ -436,5 +489,7 @@ def test_all_topologies_of_a_cluster_take_one_session_and_a_short_cursor(
 
 def test_a_deploy_passes_other_runs_of_a_queue(shop: Shop) -> None:
     jobs = [job for job in shop.defs.resolve_all_job_defs() if not job.name.startswith("__")]
-    assert {"deploy_wc", "submit_wc", "kill_wc", "deploy_declared", "kill_declared"} <= {job.name for job in jobs}
+    assert {"deploy_wc", "submit_wc", "kill_wc", "deploy_declared", "kill_declared"} <= {
+        job.name for job in jobs
+    }
     assert {job.tags.get("dagster/priority") for job in jobs} == {"100"}

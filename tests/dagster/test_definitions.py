@@ -36,7 +36,11 @@ def test_loading_imports_no_pyspark_and_no_pandas() -> None:
         "print(json.dumps([m for m in ('pyspark', 'pandas', 'dagster_pyspark', 'pyarrow', 'zmq') if m in sys.modules]))"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert json.loads(done.stdout) == []
 
@@ -65,7 +69,12 @@ def test_the_six_assets_form_one_chain_in_one_group(defs: dg.Definitions) -> Non
 def test_sensors_and_schedules_run_from_the_start(defs: dg.Definitions) -> None:
     sensors = {sensor.name: sensor for sensor in defs.sensors or []}
     schedules = {schedule.name: schedule for schedule in defs.schedules or []}
-    assert sensors.keys() == {"heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor"}
+    assert sensors.keys() == {
+        "heartbeat_sensor",
+        "lifecycle_sensor",
+        "supervisor_sensor",
+        "leader_sensor",
+    }
     assert schedules.keys() == {
         "rebalance_schedule",
         "inbox_cleanup_schedule",
@@ -75,7 +84,9 @@ def test_sensors_and_schedules_run_from_the_start(defs: dg.Definitions) -> None:
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
     assert all(s.default_status == dg.DefaultScheduleStatus.RUNNING for s in schedules.values())
     rebalance = schedules["rebalance_schedule"]
-    assert isinstance(rebalance, dg.ScheduleDefinition) and rebalance.cron_schedule == "*/10 * * * *"
+    assert (
+        isinstance(rebalance, dg.ScheduleDefinition) and rebalance.cron_schedule == "*/10 * * * *"
+    )
 
 
 def test_resources_are_the_six_of_the_contract(defs: dg.Definitions) -> None:
@@ -116,7 +127,9 @@ def test_the_packaged_instance_settings_are_read_by_dagster(tmp_path: Path) -> N
 
 
 def test_docker_has_the_same_settings_over_postgres() -> None:
-    own = yaml.safe_load((ROOT / "storm_dagster" / "defs" / "dagster.yaml").read_text(encoding="utf-8"))
+    own = yaml.safe_load(
+        (ROOT / "storm_dagster" / "defs" / "dagster.yaml").read_text(encoding="utf-8")
+    )
     docker = yaml.safe_load((ROOT / "docker" / "dagster.yaml").read_text(encoding="utf-8"))
     assert docker.pop("storage")["postgres"]["postgres_db"]["scheme"] == "postgresql+psycopg2"
     assert docker == own

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.zookeeper
 
 
 def test_a_deploy_that_lost_its_session_leaves_the_next_ones_node(
-    zk_cluster: StormClusterState, zk_conf: dict[str, object], zk_expire: Callable[[ZkSession], None]
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    zk_expire: Callable[[ZkSession], None],
 ) -> None:
     other = StormClusterState.open(zk_conf)
     path = paths.deploy("wc")

@@ -36,7 +36,9 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
     observations = [event for event in events if isinstance(event, dg.AssetObservation)]
     assert [event.asset_key for event in observations] == [SUPERVISORS, WORKERS, TOPOLOGIES]
     assert stored_bytes(events) < 100_000
-    assert len(events) == len(events_of([cluster(300)])), "the first poll adds all of it, so the next days nothing"
+    assert len(events) == len(events_of([cluster(300)])), (
+        "the first poll adds all of it, so the next days nothing"
+    )
     links = shown(observations[2])
     assert links["metrics"] == f"{HTTP}/metrics" and links["statistics"] == f"{HTTP}/v1/topologies"
 
@@ -44,7 +46,9 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
 @pytest.mark.long  # a healthy day is in every run
 def test_a_day_with_a_crash_and_a_rebalance_every_hour_stays_below_a_megabyte() -> None:
     events = events_of(day_of_crashes(300))
-    assert {event.asset_key for event in events if isinstance(event, dg.AssetObservation)} >= {WORKERS}
+    assert {event.asset_key for event in events if isinstance(event, dg.AssetObservation)} >= {
+        WORKERS
+    }
     assert stored_bytes(events) < 1_000_000
 
 
@@ -82,7 +86,9 @@ def test_cursors_stay_small_in_the_largest_cluster(zk_cluster: StormClusterState
 
 
 @pytest.mark.zookeeper
-def test_the_lifecycle_sensors_cursor_stays_small_with_all_the_names_that_it_marks(world: DagsterWorld) -> None:
+def test_the_lifecycle_sensors_cursor_stays_small_with_all_the_names_that_it_marks(
+    world: DagsterWorld,
+) -> None:
     add_topologies(world.cluster, 400)
     tick = tick_sensor("lifecycle_sensor", world.instance, defs=world.defs)
     (request,) = tick.partition_requests

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import (
+    InProcessCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
 from dagster._core.scheduler.instigation import (
     InstigatorState,
     InstigatorStatus,
@@ -40,14 +44,19 @@ def sqlite(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def ended(
-    instance: dg.DagsterInstance, job_name: str, partition: str | None = None, tags: dict[str, str] | None = None
+    instance: dg.DagsterInstance,
+    job_name: str,
+    partition: str | None = None,
+    tags: dict[str, str] | None = None,
 ) -> str:
     """A run that ended; with a partition, one that materialized a stage of that topology."""
 
     @dg.op(name=f"{job_name}_op")
     def op() -> None:
         if partition is not None:
-            dg.OpExecutionContext.get().log_event(dg.AssetMaterialization(STAGE, partition=partition))
+            dg.OpExecutionContext.get().log_event(
+                dg.AssetMaterialization(STAGE, partition=partition)
+            )
 
     @dg.job(name=job_name, tags=tags)
     def job() -> None:
@@ -70,7 +79,9 @@ def tomorrow() -> datetime:
     return datetime.now(tz=timezone.utc) + timedelta(days=1)
 
 
-def test_old_runs_of_ours_go_and_others_stay(sqlite: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_runs_of_ours_go_and_others_stay(
+    sqlite: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history, "_PAGE", 2)
     sqlite.add_dynamic_partitions("storm_topologies", ["wc"])
     theirs = ended(sqlite, "nightly")
@@ -90,18 +101,29 @@ def test_old_runs_of_ours_go_and_others_stay(sqlite: dg.DagsterInstance, monkeyp
     assert left(sqlite) == here - {elsewhere}
     assert not left(sqlite) & set(gone)
     # What the topology's asset shows is as it was.
-    newest = sqlite.fetch_materializations(dg.AssetRecordsFilter(STAGE, asset_partitions=["wc"]), limit=1).records
+    newest = sqlite.fetch_materializations(
+        dg.AssetRecordsFilter(STAGE, asset_partitions=["wc"]), limit=1
+    ).records
     assert newest[0].run_id == shown
     # Another cluster's runs have other names.
     assert prune_runs(sqlite, DagsterNames("prod"), tomorrow()) == 0
 
 
-def ticks(instance: dg.DagsterInstance, name: str, location: str, days: list[int]) -> Callable[[], int]:
+def ticks(
+    instance: dg.DagsterInstance, name: str, location: str, days: list[int]
+) -> Callable[[], int]:
     target = LoadableTargetOrigin(executable_path="python", module_name="m")
-    repository = RemoteRepositoryOrigin(InProcessCodeLocationOrigin(target, location_name=location), "__repository__")
+    repository = RemoteRepositoryOrigin(
+        InProcessCodeLocationOrigin(target, location_name=location), "__repository__"
+    )
     origin = RemoteInstigatorOrigin(repository, name)
     state = instance.add_instigator_state(
-        InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData(min_interval=30))
+        InstigatorState(
+            origin,
+            InstigatorType.SENSOR,
+            InstigatorStatus.RUNNING,
+            SensorInstigatorData(min_interval=30),
+        )
     )
     for age in days:
         instance.create_tick(
@@ -133,13 +155,17 @@ def declared() -> dg.Definitions:
     attributes = {"name": "wc", "target": "wc.py:WordCount", "schedule": {"deploy": "*/10 * * * *"}}
     contents = {"type": "storm_dagster.StormTopologyComponent", "attributes": attributes}
     with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(component_cls=StormTopologyComponent, defs_yaml_contents=contents)
+        path = sandbox.scaffold_component(
+            component_cls=StormTopologyComponent, defs_yaml_contents=contents
+        )
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
             return defs
 
 
 @pytest.mark.long
-def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlite: dg.DagsterInstance) -> None:
+def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(
+    sqlite: dg.DagsterInstance,
+) -> None:
     everything = dg.Definitions.merge(
         build_storm_defs(local_cluster=True),
         declared(),
@@ -149,14 +175,26 @@ def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlit
     jobs = [*everything.resolve_all_job_defs(), ask]
     names = {job.name for job in jobs if job.name != "__ASSET_JOB"}
     assert names >= {"submit_topology", "start_local_cluster", "ask_for_rebalance"}
-    assert names >= {"deploy_declared", "kill_declared", "rebalance_declared", "submit_wc", "deploy_wc", "kill_wc"}
+    assert names >= {
+        "deploy_declared",
+        "kill_declared",
+        "rebalance_declared",
+        "submit_wc",
+        "deploy_wc",
+        "kill_wc",
+    }
     theirs = ended(sqlite, "nightly")
     for name in sorted(names):
         ended(sqlite, name)
     assert prune_runs(sqlite, NAMES, tomorrow()) == len(names)
     assert left(sqlite) == {theirs}
     clocks = {clock.name for clock in (*(everything.sensors or ()), *(everything.schedules or ()))}
-    assert clocks >= {"heartbeat_sensor", "pager", "declared_topologies_sensor", "deploy_wc_schedule"}
+    assert clocks >= {
+        "heartbeat_sensor",
+        "pager",
+        "declared_topologies_sensor",
+        "deploy_wc_schedule",
+    }
     for name in ("their_sensor", "nightly_rebalance", *clocks):
         ticks(sqlite, name, "storm", [9, 8])
     assert prune_ticks(sqlite, NAMES, tomorrow()) == len(clocks) + 1

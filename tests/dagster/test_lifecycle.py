@@ -54,17 +54,23 @@ def test_a_late_run_does_not_do_again_what_the_leader_did(world: DagsterWorld) -
     """Dagster launches it after the leader gave up on it: somebody may have said the contrary since."""
     world.submit("wc")
     conf = load_cluster_conf(None, None)
-    ctx = OperationsContext(cluster=world.cluster, blobs=world.blobs, conf=conf, planner=plan_placement)
+    ctx = OperationsContext(
+        cluster=world.cluster, blobs=world.blobs, conf=conf, planner=plan_placement
+    )
     LeaderOutbox().take(ctx, "done-by-the-leader")
     config = op("deactivate_topology", name="wc")
-    assert world.run("deactivate_topology", config=config, tags={REQUEST_TAG: "done-by-the-leader"}).success
+    assert world.run(
+        "deactivate_topology", config=config, tags={REQUEST_TAG: "done-by-the-leader"}
+    ).success
     assert world.topology("wc").base.status == "ACTIVE"
     assert world.run("deactivate_topology", config=config, tags={REQUEST_TAG: "another"}).success
     assert world.topology("wc").base.status == "INACTIVE"
 
 
 @pytest.mark.parametrize("wait_secs", [0, 1])
-def test_kill_waits_for_the_end_and_drops_the_partition_key(world: DagsterWorld, wait_secs: int) -> None:
+def test_kill_waits_for_the_end_and_drops_the_partition_key(
+    world: DagsterWorld, wait_secs: int
+) -> None:
     world.submit("wc")
     result = world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=wait_secs))
     assert result.success
@@ -118,7 +124,9 @@ def test_a_restart_is_done_when_every_worker_is_a_new_process(
     supervisors.join()
 
 
-def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(world: DagsterWorld) -> None:
+def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(
+    world: DagsterWorld,
+) -> None:
     world.submit("wc", conf={"topology.workers": 1})
     before = world.topology("wc")
     wrong = world.upload("wrong", topology={"spouts": {}, "bolts": {}})
@@ -126,7 +134,9 @@ def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wr
     assert failure_type(result) == "InvalidTopology"
     assert world.topology("wc") == before
     handle = world.upload("new", conf={"topology.workers": 3})
-    assert world.run("update_topology", config=op("update_topology", name="wc", handle=handle)).success
+    assert world.run(
+        "update_topology", config=op("update_topology", name="wc", handle=handle)
+    ).success
     after = world.topology("wc")
     assert after.id != before.id
     assert len(after.assignment.workers) == 3
@@ -138,7 +148,13 @@ def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wr
 def test_rebalance_materializes_plan_and_assignment_of_the_partition(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
-    config = {"ops": {"storm__assignment": {"config": {"workers": 3, "executors": {"count": 4}, "wait_secs": 0}}}}
+    config = {
+        "ops": {
+            "storm__assignment": {
+                "config": {"workers": 3, "executors": {"count": 4}, "wait_secs": 0}
+            }
+        }
+    }
     result = world.run("rebalance_topology", partition="wc", config=config)
     assert result.success
     events = result.get_asset_materialization_events()
@@ -156,7 +172,9 @@ def test_rebalance_materializes_plan_and_assignment_of_the_partition(world: Dags
 def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world: DagsterWorld) -> None:
     world.submit("wc")
     before = world.topology("wc").assignment
-    config = {"ops": {"storm__assignment": {"config": {"executors": {"nonsense": 2}, "wait_secs": 0}}}}
+    config = {
+        "ops": {"storm__assignment": {"config": {"executors": {"nonsense": 2}, "wait_secs": 0}}}
+    }
     result = world.run("rebalance_topology", partition="wc", config=config)
     assert failure_type(result) == "InvalidRequest"
     assert world.topology("wc").assignment == before
@@ -191,13 +209,17 @@ def test_reassign_logs_one_materialization_for_each_topology_and_asset(world: Da
     for cause in causes:
         world.cluster.state.delete_node(f"/workers/{cause.topology_id}/s1-{cause.port}")
     result = world.run(
-        "reassign_topologies", config=op("reassign_topologies", causes=[cause.to_json() for cause in causes])
+        "reassign_topologies",
+        config=op("reassign_topologies", causes=[cause.to_json() for cause in causes]),
     )
     assert result.success
     for name in ("a", "b"):
         assignment = world.topology(name).assignment
         assert {worker.node for worker in assignment.workers} == {"s2"}
-        assert (assignment.history[0].action, assignment.history[0].run) == ("healed", result.run_id)
+        assert (assignment.history[0].action, assignment.history[0].run) == (
+            "healed",
+            result.run_id,
+        )
     logged = [
         (event.asset_key, event.step_materialization_data.materialization.partition)
         for event in result.all_events
@@ -225,7 +247,9 @@ def test_an_overtaken_cause_is_void(world: DagsterWorld) -> None:
     cause = causes_of(world, "s1")[0]
     old = Cause(**{**cause.__dict__, "generation": 99})
     before = world.topology("wc").assignment
-    assert world.run("reassign_topologies", config=op("reassign_topologies", causes=[old.to_json()])).success
+    assert world.run(
+        "reassign_topologies", config=op("reassign_topologies", causes=[old.to_json()])
+    ).success
     assert world.topology("wc").assignment == before
 
 

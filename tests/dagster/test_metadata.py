@@ -36,7 +36,12 @@ def test_long_tables_are_cut_and_say_so() -> None:
 
 def test_tables_name_what_they_show() -> None:
     tasks = TaskTable(components={"count": ComponentTasks(type="bolt", tasks="1-3,7")})
-    assert tasks_table(tasks).records[0].data == {"component": "count", "type": "bolt", "tasks": "1-3,7", "count": 4}
+    assert tasks_table(tasks).records[0].data == {
+        "component": "count",
+        "type": "bolt",
+        "tasks": "1-3,7",
+        "count": 4,
+    }
     assert table("key bytes:int", []).records == []
 
 
@@ -49,7 +54,9 @@ def test_typed_errors_become_failures_that_keep_their_type() -> None:
     failure = failure_of(InvalidTopology("topology 'x' has no spout: add one"))
     assert failure.description == "topology 'x' has no spout: add one"
     assert failure.metadata["error_type"] == dg.MetadataValue.text("InvalidTopology")
-    assert failure.metadata["message"] == dg.MetadataValue.text("topology 'x' has no spout: add one")
+    assert failure.metadata["message"] == dg.MetadataValue.text(
+        "topology 'x' has no spout: add one"
+    )
     assert failure.allow_retries is False
     assert failure_of(Fenced("over")).allow_retries is False
     assert failure_of(Unavailable("later")).allow_retries is True

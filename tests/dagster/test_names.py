@@ -56,7 +56,10 @@ def project(**others: Any) -> dg.Definitions:
 
 def executors(defs: dg.Definitions) -> dict[str, str]:
     repository = defs.get_repository_def()
-    return {name: repository.get_job(name).executor_def.name for name in ("nightly", "mine_job", "__ASSET_JOB")}
+    return {
+        name: repository.get_job(name).executor_def.name
+        for name in ("nightly", "mine_job", "__ASSET_JOB")
+    }
 
 
 def names_of(defs: dg.Definitions) -> dict[str, set[str]]:
@@ -66,7 +69,10 @@ def names_of(defs: dg.Definitions) -> dict[str, set[str]]:
     return {
         "assets": {spec.key.to_user_string() for spec in specs},
         "groups": {str(spec.group_name) for spec in specs},
-        "checks": {f"{key.asset_key.to_user_string()}:{key.name}" for key in repository.asset_graph.asset_check_keys},
+        "checks": {
+            f"{key.asset_key.to_user_string()}:{key.name}"
+            for key in repository.asset_graph.asset_check_keys
+        },
         "jobs": {job.name for job in jobs},
         "ops": {node.name for job in jobs for node in job.nodes},
         "sensors": {sensor.name for sensor in repository.sensor_defs},
@@ -81,7 +87,11 @@ def names_of(defs: dg.Definitions) -> dict[str, set[str]]:
 
 
 def test_a_project_keeps_its_executor_its_resources_and_its_jobs() -> None:
-    for own in (project(), project(executor=dg.multiprocess_executor), project(executor=dg.in_process_executor)):
+    for own in (
+        project(),
+        project(executor=dg.multiprocess_executor),
+        project(executor=dg.in_process_executor),
+    ):
         merged = dg.Definitions.merge(own, build_storm_defs())
         dg.Definitions.validate_loadable(merged)
         assert executors(merged) == executors(own)
@@ -98,7 +108,9 @@ def test_a_project_keeps_its_executor_its_resources_and_its_jobs() -> None:
 def test_the_location_of_this_repository_keeps_every_name_and_default() -> None:
     defs = own_location()
     found = names_of(defs)
-    assert {kind: sorted(set(STABLE[kind]) - found[kind]) for kind in found} == {kind: [] for kind in found}
+    assert {kind: sorted(set(STABLE[kind]) - found[kind]) for kind in found} == {
+        kind: [] for kind in found
+    }
     assert found["resources"] == set(STABLE["resources"])
     repository = defs.get_repository_def()
     assert repository.get_job("__ASSET_JOB").executor_def.name == STABLE["implicit_executor"]
@@ -169,7 +181,9 @@ def test_a_wrong_name_of_a_cluster_is_refused() -> None:
 
 
 def test_bound_functions_ask_for_the_keys_of_their_cluster() -> None:
-    def sensor(context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles) -> tuple[Any, ...]:
+    def sensor(
+        context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles
+    ) -> tuple[Any, ...]:
         return context, names, handles
 
     names = DagsterNames("prod")
@@ -185,7 +199,9 @@ def test_bound_functions_ask_for_the_keys_of_their_cluster() -> None:
 
 
 @pytest.mark.zookeeper
-def test_two_clusters_in_one_location_do_not_meet(world: DagsterWorld, prod_world: DagsterWorld) -> None:
+def test_two_clusters_in_one_location_do_not_meet(
+    world: DagsterWorld, prod_world: DagsterWorld
+) -> None:
     merged = dg.Definitions.merge(project(), world.defs, prod_world.defs)
     world.defs = prod_world.defs = merged
     assert world.submit("wc", conf={"topology.workers": 1}).success

@@ -54,9 +54,21 @@ def test_all_that_is_the_projects_own_stays(
     dg.Definitions.validate_loadable(merged)
     # As Dagster itself loads it, which takes only one `Definitions` of a module.
     loaded = subprocess.run(
-        [sys.executable, "-m", "dagster", "definitions", "validate", "-m", f"{PACKAGE}.definitions"],
+        [
+            sys.executable,
+            "-m",
+            "dagster",
+            "definitions",
+            "validate",
+            "-m",
+            f"{PACKAGE}.definitions",
+        ],
         cwd=project.root,
-        env={**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster"), "DAGSTER_DISABLE_TELEMETRY": "yes"},
+        env={
+            **os.environ,
+            "DAGSTER_HOME": str(tmp_path / "dagster"),
+            "DAGSTER_DISABLE_TELEMETRY": "yes",
+        },
         capture_output=True,
         text=True,
         timeout=150,
@@ -85,7 +97,11 @@ def test_eager_assets_follow_their_own_dependencies_and_deploys(
         nonlocal cursor
         result = dg.evaluate_automation_conditions(defs, stock, cursor=cursor)
         cursor = result.cursor
-        keys = {key for key, subset in ((r.key, r.true_subset) for r in result.results) if not subset.is_empty}
+        keys = {
+            key
+            for key, subset in ((r.key, r.true_subset) for r in result.results)
+            if not subset.is_empty
+        }
         for key in keys:  # As the run that was asked for.
             stock.report_runless_asset_event(dg.AssetMaterialization(key))
         return {key.to_user_string() for key in keys}

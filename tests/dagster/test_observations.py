@@ -72,7 +72,10 @@ def test_workers_link_to_their_logs(world: DagsterWorld) -> None:
     first, second = sorted((worker.node, worker.host, worker.port) for worker in topology.workers)
 
     def logs(**services: str | None) -> str:
-        found = {node: info.model_copy(update={"http": services.get(node)}) for node, info in view.supervisors.items()}
+        found = {
+            node: info.model_copy(update={"http": services.get(node)})
+            for node, info in view.supervisors.items()
+        }
         return shown(workers_observation(replace(view, supervisors=found), WORKERS))["logs"]
 
     node, host, port = first

@@ -24,11 +24,15 @@ PROGRAM = Path(__file__).with_name("other_system.py")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, zookeeper_server: str) -> Iterator[dict[str, Any]]:
+def seen(
+    tmp_path_factory: pytest.TempPathFactory, zookeeper_server: str
+) -> Iterator[dict[str, Any]]:
     """Observations of the program on a cluster on which a topology runs."""
     folder = tmp_path_factory.mktemp("other")
     conf = {"storm.zookeeper.root": "/other-system"}
-    with Daemons(folder / "cluster", [zookeeper_server], nimbuses=1, supervisors=1, conf=conf) as daemons:
+    with Daemons(
+        folder / "cluster", [zookeeper_server], nimbuses=1, supervisors=1, conf=conf
+    ) as daemons:
         daemons.wait_running(daemons.submit(str(STEADY), "steady"))
         home = folder / "laptop"
         home.mkdir()
@@ -45,12 +49,20 @@ def seen(tmp_path_factory: pytest.TempPathFactory, zookeeper_server: str) -> Ite
 def test_definitions_load_and_every_sensor_and_schedule_ticks(seen: dict[str, Any]) -> None:
     ticks = {name: text for name, (_, text) in seen["ticks"].items()}
     assert {"heartbeat_sensor", "lifecycle_sensor", "inbox_cleanup_schedule"} <= set(ticks)
-    assert [name for name in ticks if "declared" in name], "a declared topology has a sensor of its own"
+    assert [name for name in ticks if "declared" in name], (
+        "a declared topology has a sensor of its own"
+    )
     # Each saw the cluster: a sensor that cannot reach it skips as well, and says why.
-    assert ticks["heartbeat_sensor"].startswith("2 workers of 1 topologies live on 1 supervisors"), ticks
+    assert ticks["heartbeat_sensor"].startswith(
+        "2 workers of 1 topologies live on 1 supervisors"
+    ), ticks
     assert ticks["alert_sensor"] == "0 alerts sent, 0 problems known"
-    assert re.match(r"/other-system/topology has not changed since zxid [1-9]", ticks["change_sensor"]), ticks
-    assert not [name for name, text in ticks.items() if "out of reach" in text or "Linux" in text], ticks
+    assert re.match(
+        r"/other-system/topology has not changed since zxid [1-9]", ticks["change_sensor"]
+    ), ticks
+    assert not [
+        name for name, text in ticks.items() if "out of reach" in text or "Linux" in text
+    ], ticks
 
 
 def test_the_command_line_lists_topologies(seen: dict[str, Any]) -> None:

@@ -43,8 +43,14 @@ def test_a_translator_renames_assets_checks_and_dependencies() -> None:
     assert {key.path[0] for key in specs} == {"streams"}
     for before, key in zip((None, *STAGES), STAGES, strict=False):
         spec = specs[key.with_prefix("streams")]
-        assert (spec.group_name, spec.owners, spec.tags["domain"]) == ("our_stage", ["team:data"], "streaming")
-        assert [dep.asset_key for dep in spec.deps] == ([before.with_prefix("streams")] if before else [])
+        assert (spec.group_name, spec.owners, spec.tags["domain"]) == (
+            "our_stage",
+            ["team:data"],
+            "streaming",
+        )
+        assert [dep.asset_key for dep in spec.deps] == (
+            [before.with_prefix("streams")] if before else []
+        )
     checks = [key for check in defs.asset_checks or [] for key in check.check_keys]
     assert checks
     assert {key.asset_key.path[0] for key in checks} == {"streams"}
@@ -79,7 +85,11 @@ def test_runs_checks_and_sensors_report_under_the_translated_keys(world: Dagster
     assert SUPERVISORS.with_prefix("streams") in keys
     assert {key.path[0] for key in keys} == {"streams"}
     # The checks run under the new keys as well.
-    (blobs,) = [c for c in world.defs.asset_checks or [] if "blobs_present" in {k.name for k in c.check_keys}]
+    (blobs,) = [
+        c
+        for c in world.defs.asset_checks or []
+        if "blobs_present" in {k.name for k in c.check_keys}
+    ]
     outcome = dg.materialize(
         [blobs],
         instance=world.instance,
@@ -95,9 +105,13 @@ def test_sensors_and_schedules_stand_alone() -> None:
     defs = dg.Definitions(
         sensors=[
             storm_dagster.build_heartbeat_sensor(job=storm_dagster.build_reassign_job()),
-            storm_dagster.build_zookeeper_sensor("shop_config", "/shop/config", lambda context, change: None),
+            storm_dagster.build_zookeeper_sensor(
+                "shop_config", "/shop/config", lambda context, change: None
+            ),
         ],
-        schedules=[storm_dagster.build_rebalance_schedule(cron_schedule="0 * * * *", topologies=["wc"])],
+        schedules=[
+            storm_dagster.build_rebalance_schedule(cron_schedule="0 * * * *", topologies=["wc"])
+        ],
         resources=storm_dagster.build_storm_resources(),
     )
     dg.Definitions.validate_loadable(defs)

@@ -43,20 +43,27 @@ def test_one_component_has_one_colour_and_two_have_two() -> None:
         title = group.getElementsByTagName("title")[0].firstChild
         assert isinstance(title, xml.dom.minidom.Text)
         component = title.data.split(": ")[1]
-        colours.setdefault(component, set()).add(group.getElementsByTagName("rect")[0].getAttribute("fill"))
+        colours.setdefault(component, set()).add(
+            group.getElementsByTagName("rect")[0].getAttribute("fill")
+        )
     assert all(len(found) == 1 for found in colours.values())
     assert len({next(iter(found)) for found in colours.values()}) == len(colours)
 
 
 def test_many_tasks_become_bars_and_many_slots_are_counted() -> None:
-    slots = [SlotTasks(f"s{n:03}", f"h{n}", 6900, tuple(range(10 * n + 1, 10 * n + 11))) for n in range(200)]
+    slots = [
+        SlotTasks(f"s{n:03}", f"h{n}", 6900, tuple(range(10 * n + 1, 10 * n + 11)))
+        for n in range(200)
+    ]
     components = {task: f"c{task % 3}" for task in range(1, 2001)}
     svg = slots_picture(slots, components, "large")
     found = texts(svg)
     assert "and 160 more supervisors" in found
     assert "c0 x4" in found
     assert len(svg) < 200_000
-    few = slots_picture([SlotTasks(s.node, s.host, s.port, s.tasks[:2]) for s in slots], components, "small")
+    few = slots_picture(
+        [SlotTasks(s.node, s.host, s.port, s.tasks[:2]) for s in slots], components, "small"
+    )
     assert "and 80 more slots" in texts(few)
 
 

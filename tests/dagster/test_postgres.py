@@ -47,7 +47,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def instance(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+def instance(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dg.DagsterInstance]:
     """Dagster with docker/dagster.yaml as it stands, but for the port."""
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(settings_for(postgres)))
     for key, value in postgres.environment.items():
@@ -57,7 +59,9 @@ def instance(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.long
-def test_a_submission_and_a_kill_are_stored_in_postgres(world: DagsterWorld, instance: dg.DagsterInstance) -> None:
+def test_a_submission_and_a_kill_are_stored_in_postgres(
+    world: DagsterWorld, instance: dg.DagsterInstance
+) -> None:
     assert type(instance.run_storage).__name__ == "PostgresRunStorage"
     result = world.submit("wc", conf={"topology.workers": 2})
     assert result.success
@@ -118,7 +122,9 @@ def test_topologies_outlive_the_storage_of_dagster(
         now = cluster.show("wc")
         assert [w["pid"] for w in now["workers"]] == [w["pid"] for w in before["workers"]]
         eventually(lambda: emitted(cluster) > emitted_in(now), 60, "tuples flowing", interval=0.5)
-        eventually(lambda: cluster.cli("status")["healer"] is False, 120, "no armed sensor", interval=1.0)
+        eventually(
+            lambda: cluster.cli("status")["healer"] is False, 120, "no armed sensor", interval=1.0
+        )
         lost = now["workers"][0]["node"]
         cluster.kill("dev")  # it would start the supervisor again
         cluster.kill("supervisor", lost)

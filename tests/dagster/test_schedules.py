@@ -73,7 +73,9 @@ def test_what_was_just_placed_is_not_moved_again_and_a_tick_reads_the_cluster_on
     world.submit("other")
     reads: list[object] = []
     load_view = StormClusterState.load_view
-    monkeypatch.setattr(StormClusterState, "load_view", lambda state: reads.append(state) or load_view(state))
+    monkeypatch.setattr(
+        StormClusterState, "load_view", lambda state: reads.append(state) or load_view(state)
+    )
     assert tick(world, "rebalance_schedule").run_requests
     assert len(reads) == 1
     monkeypatch.undo()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.liveness.causes import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
+from storm_dagster.core.liveness.causes import (
+    FirstSeen,
+    LivenessMemory,
+    MissingSlot,
+    StartingWorker,
+    TopologyMemory,
+)
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory
 from storm_dagster.defs.lifecycle.sensor import LifecycleMemory
@@ -51,7 +57,15 @@ def test_the_healing_record_keeps_its_form() -> None:
 
 
 def test_damaged_records_are_empty_memories() -> None:
-    for raw in (None, b"", b"{}", b"[]", HEALING[:-1], HEALING.replace(b'"alarm"', b'"alarms"'), b"\xff"):
+    for raw in (
+        None,
+        b"",
+        b"{}",
+        b"[]",
+        HEALING[:-1],
+        HEALING.replace(b'"alarm"', b'"alarms"'),
+        b"\xff",
+    ):
         assert decode_memory(HealingMemory, raw) == HealingMemory()
 
 

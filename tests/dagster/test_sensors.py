@@ -140,7 +140,9 @@ def test_a_lost_host_is_one_run_for_all_its_topologies(world: DagsterWorld, repl
         assert {worker.node for worker in world.topology(name).assignment.workers} == {"s2"}
 
 
-def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(world: DagsterWorld) -> None:
+def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(
+    world: DagsterWorld,
+) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")
@@ -157,14 +159,18 @@ def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(worl
 def test_the_attempt_rises_with_back_off_while_the_cause_persists(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    world.supervisor("s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2"))
+    world.supervisor(
+        "s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2")
+    )
     lose_host(world, "s1")  # Nowhere to go: every try fails.
     first = evaluate(world, "heartbeat_sensor", cursor)
     assert not launch(world, first.run_requests[0]).success
     memory = world.stored_memory(first.cursor)
     for attempt in memory["attempts"].values():
         attempt[1] += 30  # However slow this machine is: within the back-off.
-    assert not evaluate(world, "heartbeat_sensor", world.with_memory(first.cursor, memory)).run_requests
+    assert not evaluate(
+        world, "heartbeat_sensor", world.with_memory(first.cursor, memory)
+    ).run_requests
 
     def second() -> list[dg.RunRequest]:
         return evaluate(world, "heartbeat_sensor", first.cursor).run_requests
@@ -183,7 +189,10 @@ def test_a_run_in_progress_is_not_doubled(world: DagsterWorld) -> None:
     request = first.run_requests[0]
     job = world.defs.resolve_job_def("reassign_topologies")
     world.instance.create_run_for_job(
-        job, run_config=request.run_config, tags=dict(request.tags), status=dg.DagsterRunStatus.STARTED
+        job,
+        run_config=request.run_config,
+        tags=dict(request.tags),
+        status=dg.DagsterRunStatus.STARTED,
     )
     memory = world.stored_memory(first.cursor)
     assert memory["attempts"]
@@ -261,7 +270,9 @@ def test_a_restart_in_place_is_an_observation_and_no_run(world: DagsterWorld) ->
     assert not evaluate(world, "heartbeat_sensor", result.cursor).asset_events
 
 
-def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world: DagsterWorld) -> None:
+def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(
+    world: DagsterWorld,
+) -> None:
     for number in (3, 4):
         world.supervisor(f"s{number}")
     running(world, "wc", workers=4)
@@ -286,7 +297,9 @@ def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world: 
 
 def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: DagsterWorld) -> None:
     running(world, "wc")
-    defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0)
+    defs = build_storm_defs(
+        home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0
+    )
     cursor = evaluate(world, "heartbeat_sensor").cursor
     assert not world.cluster.state.exists(paths.HEALER)
     found: list[SensorTick] = []
@@ -316,7 +329,9 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> No
             assert tick_sensor(name, instance, defs=defs).skipped, name
         for name in ("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule"):
             schedule = defs.resolve_schedule_def(name)
-            with dg.build_schedule_context(instance=instance, resources=dict(defs.resources or {})) as context:
+            with dg.build_schedule_context(
+                instance=instance, resources=dict(defs.resources or {})
+            ) as context:
                 data = schedule.evaluate_tick(context)
             assert data.skip_message, name
             assert not data.run_requests
@@ -328,7 +343,10 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: Dagst
     from storm_dagster.operations.live import lifecycle
 
     ops = OperationsContext(
-        cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
+        cluster=world.cluster,
+        blobs=world.blobs,
+        conf=cluster_conf(world.home),
+        planner=plan_placement,
     )
     lifecycle.kill(ops, "wc", 1)
     for worker in world.topology("wc").assignment.workers:
@@ -353,7 +371,10 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterW
     from storm_dagster.operations.submit import submission
 
     ops = OperationsContext(
-        cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
+        cluster=world.cluster,
+        blobs=world.blobs,
+        conf=cluster_conf(world.home),
+        planner=plan_placement,
     )
     submission.stage_conf(ops, name="wc", token="t", handle=handle)
     submission.stage_code(ops, token="t")
@@ -371,15 +392,22 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterW
     eventually(active, what="the activation", interval=0.5)
 
 
-def test_the_lifecycle_sensor_ends_a_rebalance_without_spark_in_the_code_server(world: DagsterWorld) -> None:
+def test_the_lifecycle_sensor_ends_a_rebalance_without_spark_in_the_code_server(
+    world: DagsterWorld,
+) -> None:
     running(world, "wc")
     ops = OperationsContext(
-        cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
+        cluster=world.cluster,
+        blobs=world.blobs,
+        conf=cluster_conf(world.home),
+        planner=plan_placement,
     )
     assert rebalance(ops, "wc", workers=1, wait_secs=1, stay=False).outcome == "waiting"
     home = str(world.home)
     resources = {"spark": NoSpark(home=home)}
-    defs = build_storm_defs(home=home, blob_dir=str(world.home / "blobs"), resources=resources, tick_secs=0.0)
+    defs = build_storm_defs(
+        home=home, blob_dir=str(world.home / "blobs"), resources=resources, tick_secs=0.0
+    )
     cursor: str | None = None
 
     def active() -> bool:

@@ -31,7 +31,11 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 @pytest.fixture
 def spark_resource(tmp_path: Path, spark_remote: str) -> dict[str, Any]:
     """The real resource, pointed at the test's server."""
-    return {"spark": SparkResource(home=str(tmp_path / "home"), overrides={"spark.remote": spark_remote})}
+    return {
+        "spark": SparkResource(
+            home=str(tmp_path / "home"), overrides={"spark.remote": spark_remote}
+        )
+    }
 
 
 @pytest.mark.zookeeper
@@ -47,9 +51,13 @@ def test_a_submission_is_planned_with_pyspark(world: DagsterWorld) -> None:
     assert materialized(again, "assignment")["planner"] == "pyspark"
 
 
-def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(world: DagsterWorld) -> None:
+def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(
+    world: DagsterWorld,
+) -> None:
     spark = SparkResource(home=str(world.home), overrides={"spark.remote": "sc://127.0.0.1:9"})
-    world.defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), resources={"spark": spark})
+    world.defs = build_storm_defs(
+        home=str(world.home), blob_dir=str(world.home / "blobs"), resources={"spark": spark}
+    )
     result = world.submit("wc")
     assert not result.success
     (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
@@ -61,14 +69,18 @@ def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_plan
 def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote: str) -> None:
     from dagster_pyspark import LazyPySparkResource
 
-    (tmp_path / "storm.yaml").write_text(yaml.safe_dump({"spark.remote": spark_remote}), encoding="utf-8")
+    (tmp_path / "storm.yaml").write_text(
+        yaml.safe_dump({"spark.remote": spark_remote}), encoding="utf-8"
+    )
     resource = SparkResource(home=str(tmp_path)).pyspark()
     assert isinstance(resource, LazyPySparkResource)
     assert resource.spark_session.range(5).count() == 5
 
 
 @pytest.mark.long
-def test_a_users_process_that_ends_leaves_a_session_that_the_url_names(tmp_path: Path, spark_remote: str) -> None:
+def test_a_users_process_that_ends_leaves_a_session_that_the_url_names(
+    tmp_path: Path, spark_remote: str
+) -> None:
     """Others use it too."""
     url = f"{spark_remote}/;session_id={uuid.uuid4()};user_id=me"
     code = (
@@ -86,7 +98,9 @@ def test_a_users_process_that_ends_leaves_a_session_that_the_url_names(tmp_path:
 
 
 @pytest.mark.long
-def test_a_users_process_ends_although_its_spark_server_is_gone(tmp_path: Path, spark_server: SparkServer) -> None:
+def test_a_users_process_ends_although_its_spark_server_is_gone(
+    tmp_path: Path, spark_server: SparkServer
+) -> None:
     """pyspark's exit hook alone would go on asking the dead server for ten minutes."""
     code = (
         "import sys\n"
@@ -97,7 +111,9 @@ def test_a_users_process_ends_although_its_spark_server_is_gone(tmp_path: Path, 
     )
     with FaultProxy("127.0.0.1", spark_server.port) as link:
         command = [sys.executable, "-c", code, str(tmp_path), f"sc://127.0.0.1:{link.port}"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None and process.stdout.readline() == "5\n"
             link.close()
             try:
@@ -121,10 +137,16 @@ def after(hours: int) -> datetime.datetime:
 
 @pytest.fixture
 def session(tmp_path: Path, spark_remote: str) -> Any:
-    return SparkResource(home=str(tmp_path), overrides={"spark.remote": spark_remote}).pyspark().spark_session
+    return (
+        SparkResource(home=str(tmp_path), overrides={"spark.remote": spark_remote})
+        .pyspark()
+        .spark_session
+    )
 
 
-def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_path: Path, session: Any) -> None:
+def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(
+    tmp_path: Path, session: Any
+) -> None:
     root = tmp_path / "m"
 
     def executed(hour: datetime.datetime, *rows: tuple[Any, ...]) -> dict[str, int]:
@@ -132,7 +154,10 @@ def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_p
         return {row["component"]: row["executed"] for row in found}
 
     assert executed(TEN, sample(TEN, 100)) == {"count": 100}
-    assert executed(after(1), sample(after(1), 160), sample(after(1), 7, "new")) == {"count": 60, "new": 7}
+    assert executed(after(1), sample(after(1), 160), sample(after(1), 7, "new")) == {
+        "count": 60,
+        "new": 7,
+    }
     # A worker was restarted and counts from zero again.
     assert executed(after(2), sample(after(2), 40)) == {"count": 40}
     # Repeated, with whatever is counted now: the sample of the hour stands.
@@ -145,7 +170,9 @@ def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_p
         ("2026-01-01-11", "new"): 7,
         ("2026-01-01-12", "count"): 40,
     }
-    with pytest.raises(Unavailable, match="no sample was taken at the end of hour 2026-01-01 20:00"):
+    with pytest.raises(
+        Unavailable, match="no sample was taken at the end of hour 2026-01-01 20:00"
+    ):
         roll_up_hour(session, root, after(10), None)
 
 
@@ -157,10 +184,15 @@ def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session: Any) -
     for hours in (0, 1, 2):  # What would fail to be read, is not.
         for part in (root / "samples" / f"hour=2026-01-01-{10 + hours}").glob("*.parquet"):
             part.write_bytes(b"damaged")
-    assert [row["executed"] for row in roll_up_hour(session, root, after(4), None).collect()] == [10]
+    assert [row["executed"] for row in roll_up_hour(session, root, after(4), None).collect()] == [
+        10
+    ]
     drop_older(session, root, after(3))
     for kind in ("samples", "hourly"):
-        assert sorted(part.name for part in (root / kind).iterdir()) == ["hour=2026-01-01-13", "hour=2026-01-01-14"]
+        assert sorted(part.name for part in (root / kind).iterdir()) == [
+            "hour=2026-01-01-13",
+            "hour=2026-01-01-14",
+        ]
 
 
 @pytest.mark.long
@@ -169,7 +201,8 @@ def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(
 ) -> None:
     conf = world.home / "storm.yaml"
     conf.write_text(
-        conf.read_text(encoding="utf-8") + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
+        conf.read_text(encoding="utf-8")
+        + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
         encoding="utf-8",
     )
     world.defs = build_storm_defs(home=str(world.home), resource_prefix="")
@@ -201,7 +234,10 @@ def test_clusters_that_share_a_home_have_hours_of_their_own(
     monkeypatch.setattr("storm_dagster.defs.observe.metrics_rollup.roll_up_hour", record)
     for cluster in (None, "east", "west"):
         defs = build_storm_defs(
-            cluster=cluster, home=str(world.home), conf_dir=str(world.home), overrides={"spark.remote": spark_remote}
+            cluster=cluster,
+            home=str(world.home),
+            conf_dir=str(world.home),
+            overrides={"spark.remote": spark_remote},
         )
         world.defs, world.names = defs, DagsterNames(cluster)
         world.run("roll_up_metrics", partition="2026-01-01-20:00")

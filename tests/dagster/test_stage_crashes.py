@@ -69,7 +69,14 @@ for line in sys.stdin:
 LAST_STEP = dict(
     zip(
         STAGES,
-        ("stage.newest", "store.stormcode.ser", "stage.tasks", "stage.placement", "publish", "activate"),
+        (
+            "stage.newest",
+            "store.stormcode.ser",
+            "stage.tasks",
+            "stage.placement",
+            "publish",
+            "activate",
+        ),
         strict=True,
     )
 )
@@ -91,7 +98,11 @@ _ALWAYS = {STAGES[0], STAGES[3]}
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(key, marks=() if key in _ALWAYS else pytest.mark.chaos, id=key.path[-1]) for key in STAGES]
+    "stage",
+    [
+        pytest.param(key, marks=() if key in _ALWAYS else pytest.mark.chaos, id=key.path[-1])
+        for key in STAGES
+    ],
 )
 def test_killed_in_a_stage_and_run_again_from_there(
     world: DagsterWorld, runs: subprocess.Popen[str], tmp_path: Path, stage: dg.AssetKey
@@ -121,7 +132,9 @@ def test_killed_in_a_stage_and_run_again_from_there(
         result = (
             dg.Definitions.merge(world.defs, dg.Definitions(jobs=[job]))
             .resolve_job_def("rest")
-            .execute_in_process(instance=instance, partition_key="wc", tags={TOKEN_TAG: "t"}, raise_on_error=False)
+            .execute_in_process(
+                instance=instance, partition_key="wc", tags={TOKEN_TAG: "t"}, raise_on_error=False
+            )
         )
     assert result.success
     (topology,) = world.cluster.load_view().topologies.values()

@@ -17,7 +17,11 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    SensorInstigatorData,
+)
 
 from storm_dagster import build_zookeeper_sensor
 from storm_dagster.defs import build_storm_defs
@@ -46,7 +50,9 @@ def tick(
 ) -> SensorTick:
     defs = world.defs
     if tick_secs:
-        defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=tick_secs)
+        defs = build_storm_defs(
+            home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=tick_secs
+        )
     return tick_sensor(name, instance or world.instance, cursor, defs)
 
 
@@ -81,7 +87,10 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
         result = tick(world, "heartbeat_sensor", tick_secs=50.0, instance=stock)
         assert time.monotonic() - began < 40
     said = result.skip_message
-    assert "2 workers of 1 topologies live" in said and "sensors.use_threads: true in dagster.yaml" in said
+    assert (
+        "2 workers of 1 topologies live" in said
+        and "sensors.use_threads: true in dagster.yaml" in said
+    )
     # It heals all the same.
     lose_host(world, "s1")
     with dg.DagsterInstance.ephemeral() as stock:
@@ -90,18 +99,24 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
 
 
 @pytest.mark.parametrize(
-    ("settings", "waits_ms"), [({}, 2000), ({"sensors": {"use_threads": True}}, 15000)], ids=["stock", "threads"]
+    ("settings", "waits_ms"),
+    [({}, 2000), ({"sensors": {"use_threads": True}}, 15000)],
+    ids=["stock", "threads"],
 )
 def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_ms: int
 ) -> None:
     waits = connection_waits(monkeypatch)
     home = str(world.home)
-    watched = build_zookeeper_sensor("prices", "/prices", lambda *_: None, job_name="kill_topology", home=home)
+    watched = build_zookeeper_sensor(
+        "prices", "/prices", lambda *_: None, job_name="kill_topology", home=home
+    )
     with dg.DagsterInstance.ephemeral(settings=settings) as instance:
         for sensor in (*(world.defs.sensors or ()), watched):
             before = len(waits)
-            tick_sensor(sensor.name if sensor is not watched else watched, instance, defs=world.defs)
+            tick_sensor(
+                sensor.name if sensor is not watched else watched, instance, defs=world.defs
+            )
             assert waits[before:] == [waits_ms], sensor.name
 
 
@@ -126,7 +141,8 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     # A waiting tick leaves the node to nobody, so that the leader's backstop comes; afterwards it is held again.
     found: list[SensorTick] = []
     thread = threading.Thread(
-        target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)), daemon=True
+        target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)),
+        daemon=True,
     )
     thread.start()
     for _ in range(10):
@@ -138,7 +154,9 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     healed = world.topology("wc")
     assert {worker.node for worker in healed.assignment.workers} == {"s2"}
 
-    late = world.run(str(request.job_name), config=dict(request.run_config), tags=dict(request.tags))
+    late = world.run(
+        str(request.job_name), config=dict(request.run_config), tags=dict(request.tags)
+    )
     assert late.success
     assert world.topology("wc").assignment_at == healed.assignment_at
     world.instance.delete_run(queued.run_id)
@@ -147,7 +165,9 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     assert found
 
 
-def test_a_queued_run_of_any_age_is_not_asked_for_again(world: DagsterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queued_run_of_any_age_is_not_asked_for_again(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
     monkeypatch.setattr(heartbeat_sensor, "_LONGEST_RUN_SECS", 0.0)
     running(world, "wc")
@@ -159,7 +179,9 @@ def test_a_queued_run_of_any_age_is_not_asked_for_again(world: DagsterWorld, mon
     assert not tick(world, "heartbeat_sensor", cursor).run_requests
     # One that was started so long ago is dead.
     world.instance.delete_run(run.run_id)
-    world.instance.create_run_for_job(job, run_config=request.run_config, status=dg.DagsterRunStatus.STARTED)
+    world.instance.create_run_for_job(
+        job, run_config=request.run_config, status=dg.DagsterRunStatus.STARTED
+    )
     assert tick(world, "heartbeat_sensor", cursor).run_requests
 
 
@@ -167,7 +189,10 @@ def test_a_queued_run_of_any_age_is_not_asked_for_again(world: DagsterWorld, mon
     ("text", "advised"),
     [
         ("", {"sensors.use_threads", "run_queue.dequeue_interval_seconds"}),
-        ("sensors: {num_workers: 4}", {"sensors.use_threads", "run_queue.dequeue_interval_seconds"}),
+        (
+            "sensors: {num_workers: 4}",
+            {"sensors.use_threads", "run_queue.dequeue_interval_seconds"},
+        ),
         ("sensors: {use_threads: true}\nrun_queue: {dequeue_interval_seconds: 1}", set()),
         (
             "sensors: {use_threads: true}\nrun_queue: {dequeue_interval_seconds: 1, max_concurrent_runs: 1}",
@@ -190,8 +215,12 @@ def test_real_settings_are_read(tmp_path: Path, text: str, advised: set[str]) ->
         assert {row.setting for row in instance_advice(read_settings(instance))} == advised
 
 
-def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(world: DagsterWorld) -> None:
-    check = next(c for c in world.defs.asset_checks or [] if SETTINGS_CHECK in {k.name for k in c.check_keys})
+def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(
+    world: DagsterWorld,
+) -> None:
+    check = next(
+        c for c in world.defs.asset_checks or [] if SETTINGS_CHECK in {k.name for k in c.check_keys}
+    )
     with dg.DagsterInstance.ephemeral() as stock:
         outcome = dg.materialize([check], instance=stock, selection=dg.AssetSelection.checks(check))
         (evaluation,) = outcome.get_asset_check_evaluations()
@@ -200,7 +229,11 @@ def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(world
         first = tick(world, "lifecycle_sensor", instance=stock)
         (event,) = first.checks
         assert len(first.asset_events) == 1
-        assert (event.asset_key, event.check_name, event.passed) == (SUPERVISORS, SETTINGS_CHECK, False)
+        assert (event.asset_key, event.check_name, event.passed) == (
+            SUPERVISORS,
+            SETTINGS_CHECK,
+            False,
+        )
         assert not tick(world, "lifecycle_sensor", first.cursor, instance=stock).asset_events
     (event,) = tick(world, "lifecycle_sensor", first.cursor).checks
     assert event.passed
@@ -216,7 +249,8 @@ def remember_elsewhere(instance: dg.DagsterInstance, cursor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alive_there", "dropped"), [(["wc"], False), (["other"], True), ([f"t{n}" for n in range(500)], False)]
+    ("alive_there", "dropped"),
+    [(["wc"], False), (["other"], True), ([f"t{n}" for n in range(500)], False)],
 )
 def test_the_key_of_a_topology_that_lives_in_another_cluster_stays(
     world: DagsterWorld, alive_there: list[str], dropped: bool
@@ -235,4 +269,6 @@ def test_the_key_of_a_topology_that_lives_in_another_cluster_stays(
         assert instance.has_dynamic_partition(PARTITIONS_NAME, "wc") is not dropped
         instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
         requests = tick(world, "lifecycle_sensor", cursor).partition_requests
-        assert [list(request.partition_keys) for request in requests] == ([["wc"]] if dropped else [])
+        assert [list(request.partition_keys) for request in requests] == (
+            [["wc"]] if dropped else []
+        )

@@ -26,7 +26,9 @@ def defs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_remote: str) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:9']\n", encoding="utf-8")
+    (tmp_path / "home" / "storm.yaml").write_text(
+        "nimbus.seeds: ['127.0.0.1:9']\n", encoding="utf-8"
+    )
     loaded = dg.load_from_defs_folder(path_within_project=EXAMPLES / "streams_and_batch")
     resources = {
         "storm_spark": SparkResource(overrides={"spark.remote": spark_remote}),
@@ -39,12 +41,17 @@ def land(lake: Path, day: str) -> None:
     """Files of the stream, with one duplicate view."""
     folder = lake / "clicks" / f"day={day}"
     folder.mkdir(parents=True)
-    rows = [{"view": v, "user": 1, "page": p, "at": 0} for v, p in (("1", "/"), ("2", "/docs"), ("3", "/docs"))]
+    rows = [
+        {"view": v, "user": 1, "page": p, "at": 0}
+        for v, p in (("1", "/"), ("2", "/docs"), ("3", "/docs"))
+    ]
     for number, part in enumerate((rows, rows[:1])):
         pq.write_table(pa.Table.from_pylist(part), folder / f"part-{number}.parquet")
 
 
-def report(defs: dg.Definitions, instance: dg.DagsterInstance, day: str) -> dg.ExecuteInProcessResult:
+def report(
+    defs: dg.Definitions, instance: dg.DagsterInstance, day: str
+) -> dg.ExecuteInProcessResult:
     return defs.resolve_job_def("daily_report").execute_in_process(
         instance=instance, partition_key=day, raise_on_error=False
     )

@@ -19,7 +19,13 @@ from storm_rigs.dagster_world import DagsterWorld
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 WIDE = {
-    "spouts": {"s": {"object": {"python": "wc:S"}, "parallelism": 30, "outputs": {"default": {"fields": ["x"]}}}},
+    "spouts": {
+        "s": {
+            "object": {"python": "wc:S"},
+            "parallelism": 30,
+            "outputs": {"default": {"fields": ["x"]}},
+        }
+    },
     "bolts": {},
 }
 
@@ -27,7 +33,9 @@ WIDE = {
 def test_a_submission_has_six_steps_and_ends_active(world: DagsterWorld) -> None:
     result = world.submit("wc", conf={"topology.workers": 3, "topology.acker.executors": 1})
     assert result.success
-    steps = [event.step_key for event in result.all_events if event.event_type_value == "STEP_SUCCESS"]
+    steps = [
+        event.step_key for event in result.all_events if event.event_type_value == "STEP_SUCCESS"
+    ]
     assert steps == [key.to_python_identifier() for key in STAGES]
     assert [event.asset_key for event in result.get_asset_materialization_events()] == list(STAGES)
     topology = world.topology("wc")
@@ -43,7 +51,8 @@ def test_the_metadata_shows_what_a_person_wants(world: DagsterWorld) -> None:
     assert re.fullmatch(r"wc-\d+-\d+", conf["topology_id"])
     assert conf["token"] == "token-wc"
     assert {record.data["key"] for record in code["blobs"]} == {
-        f"{conf['topology_id']}-{part}" for part in ("stormjar.jar", "stormconf.ser", "stormcode.ser")
+        f"{conf['topology_id']}-{part}"
+        for part in ("stormjar.jar", "stormconf.ser", "stormcode.ser")
     }
     assert all(re.fullmatch("[0-9a-f]{64}", record.data["sha256"]) for record in code["blobs"])
     tasks, planned = materialized(result, "task_info"), materialized(result, "assignment")
@@ -82,14 +91,18 @@ def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world: DagsterWorl
     handle = world.upload("again")
     result = world.run(
         "submit_topology",
-        config={"ops": {"storm__topology_conf": {"config": {"handle": handle, "token": "t-again"}}}},
+        config={
+            "ops": {"storm__topology_conf": {"config": {"handle": handle, "token": "t-again"}}}
+        },
         tags={"dagster/partition": "again", TOKEN_TAG: "t-again"},
     )
     assert result.success
     assert world.instance.has_dynamic_partition(PARTITIONS_NAME, "again")
 
 
-def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(world: DagsterWorld) -> None:
+def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(
+    world: DagsterWorld,
+) -> None:
     result = world.submit("bad", topology={"spouts": {}, "bolts": {}})
     assert step_failure(result)[0] == "InvalidTopology"
     assert result.get_asset_materialization_events() == []
@@ -106,7 +119,9 @@ def test_too_few_slots_fail_before_anything_is_visible(world: DagsterWorld) -> N
     assert materialized == list(STAGES[:3])
 
 
-def test_a_repeated_submission_with_the_same_token_is_the_same_topology(world: DagsterWorld) -> None:
+def test_a_repeated_submission_with_the_same_token_is_the_same_topology(
+    world: DagsterWorld,
+) -> None:
     first = materialized(world.submit("wc"), "topology_conf")["topology_id"]
     again = world.submit("wc")
     assert again.success

@@ -73,10 +73,14 @@ def stand_ins(world: DagsterWorld) -> UpgradeStandIns:
 def test_batch_by_batch_to_the_end(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
-        first = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", handle=handle, number=1))
+        first = world.run(
+            "gray_upgrade_topology", config=op("gray_upgrade_topology", handle=handle, number=1)
+        )
         assert first.success
         assert world.topology("wc").base.status == "UPGRADING"
-        rest = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", component="split"))
+        rest = world.run(
+            "gray_upgrade_topology", config=op("gray_upgrade_topology", component="split")
+        )
         assert rest.success
         last = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", number=9))
         assert last.success or step_failure(last)[0] == "InvalidRequest"
@@ -91,7 +95,9 @@ def test_batch_by_batch_to_the_end(world: DagsterWorld, stand_ins: UpgradeStandI
     assert (done["upgraded"], done["former"], done["status"]) == (1, 2, "UPGRADING")
 
 
-def test_an_upgrade_may_be_completed_before_its_last_worker(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
+def test_an_upgrade_may_be_completed_before_its_last_worker(
+    world: DagsterWorld, stand_ins: UpgradeStandIns
+) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
         config = op("gray_upgrade_topology", handle=handle, number=1)

@@ -40,7 +40,13 @@ def sensor(zk_conf: dict[str, object], tmp_path: Path) -> MakeSensor:
     """Makes a sensor on a path, with ticks of no length."""
 
     def make(path: str, on_change: ChangeFunction, **options: Any) -> dg.SensorDefinition:
-        options = {"job": react, "home": str(tmp_path), "overrides": zk_conf, "tick_secs": 0.0, **options}
+        options = {
+            "job": react,
+            "home": str(tmp_path),
+            "overrides": zk_conf,
+            "tick_secs": 0.0,
+            **options,
+        }
         return build_zookeeper_sensor("shop", path, on_change, **options)
 
     return make
@@ -58,7 +64,9 @@ def ask(_: dg.SensorEvaluationContext, change: ZooKeeperChange) -> dg.RunRequest
 def ignore(_: dg.SensorEvaluationContext, change: ZooKeeperChange) -> None: ...
 
 
-def test_each_change_is_handed_over_once(sensor: MakeSensor, zk_cluster: StormClusterState, node: str) -> None:
+def test_each_change_is_handed_over_once(
+    sensor: MakeSensor, zk_cluster: StormClusterState, node: str
+) -> None:
     seen: list[ZooKeeperChange] = []
 
     def on_change(_: dg.SensorEvaluationContext, change: ZooKeeperChange) -> dg.RunRequest:
@@ -88,7 +96,9 @@ def test_each_change_is_handed_over_once(sensor: MakeSensor, zk_cluster: StormCl
     assert not tick(made, gone.cursor).run_requests
 
 
-def test_children_count_when_asked_for(sensor: MakeSensor, zk_cluster: StormClusterState, node: str) -> None:
+def test_children_count_when_asked_for(
+    sensor: MakeSensor, zk_cluster: StormClusterState, node: str
+) -> None:
     found: list[tuple[str, ...]] = []
     made = sensor(node, lambda _, change: found.append(change.children), children=True)
     cursor = tick(made).cursor
@@ -103,7 +113,9 @@ def test_children_count_when_asked_for(sensor: MakeSensor, zk_cluster: StormClus
     assert found == [("a", "b")]
 
 
-def test_a_waiting_tick_wakes_at_the_change(sensor: MakeSensor, zk_cluster: StormClusterState, node: str) -> None:
+def test_a_waiting_tick_wakes_at_the_change(
+    sensor: MakeSensor, zk_cluster: StormClusterState, node: str
+) -> None:
     made = sensor(node, ask, tick_secs=50.0)
     cursor = tick(sensor(node, ignore)).cursor
     found: list[SensorTick] = []
@@ -113,10 +125,14 @@ def test_a_waiting_tick_wakes_at_the_change(sensor: MakeSensor, zk_cluster: Stor
     zk_cluster.state.set_data("/shop", b"now")
     eventually(lambda: bool(found), timeout=30, what="the tick's end")
     thread.join()
-    assert found[0].run_requests  # A tick that had not woken would go on, and ask for nothing at its end.
+    assert found[
+        0
+    ].run_requests  # A tick that had not woken would go on, and ask for nothing at its end.
 
 
-def test_what_the_function_raises_loses_no_change(sensor: MakeSensor, zk_cluster: StormClusterState, node: str) -> None:
+def test_what_the_function_raises_loses_no_change(
+    sensor: MakeSensor, zk_cluster: StormClusterState, node: str
+) -> None:
     def broken(_: dg.SensorEvaluationContext, change: ZooKeeperChange) -> None:
         raise ValueError("not today")
 

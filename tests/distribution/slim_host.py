@@ -43,13 +43,18 @@ class Visible(PathFinder):
     @classmethod
     def find_spec(cls, fullname: str, path=None, target=None) -> ModuleSpec | None:
         owners = cls.names.get(fullname.partition(".")[0])
-        return None if owners and not owners & cls.listed else PathFinder.find_spec(fullname, path, target)
+        return (
+            None
+            if owners and not owners & cls.listed
+            else PathFinder.find_spec(fullname, path, target)
+        )
 
 
 def main() -> None:
     requirements, program, *arguments = sys.argv[1:]
     Visible.names = {
-        module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()
+        module: {canonicalize_name(name) for name in names}
+        for module, names in packages_distributions().items()
     }
     Visible.listed = {*wanted(Path(requirements)), "storm-dagster"}
     for module in [name for name in sys.modules if name.partition(".")[0] in Visible.names]:

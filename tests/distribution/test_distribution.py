@@ -60,7 +60,9 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, *args: str, cwd: Path) -> str:
-    done = subprocess.run([str(python), *args], capture_output=True, text=True, timeout=150, cwd=cwd)
+    done = subprocess.run(
+        [str(python), *args], capture_output=True, text=True, timeout=150, cwd=cwd
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -72,7 +74,9 @@ def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel: zipfi
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {"storm_dagster/py.typed", "storm_dagster/model/conf_keys.yaml"} <= wanted
-    names = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+    names = {
+        name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")
+    }
     assert names == wanted
 
 
@@ -85,7 +89,9 @@ def test_the_metadata_says_what_an_installer_asks(wheel: zipfile.ZipFile) -> Non
     assert metadata["License-Expression"] == "Apache-2.0"
     requires = metadata.get_all("Requires-Dist") or []
     (dagster,) = [each for each in map(Requirement, requires) if each.name == "dagster"]
-    assert "1.13.27" in dagster.specifier and "2.0" not in dagster.specifier, "other releases fit beside ours"
+    assert "1.13.27" in dagster.specifier and "2.0" not in dagster.specifier, (
+        "other releases fit beside ours"
+    )
     assert not [line for line in requires if "pytest" in line or "ruff" in line]
     assert (metadata.get_payload() or "").startswith("# storm_dagster")
     entry_points = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
@@ -98,12 +104,18 @@ def test_the_source_distribution_holds_what_a_packager_needs(built: Path) -> Non
     with tarfile.open(found) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "tests/conftest.py"} <= names
-    assert not [name for name in names if name.startswith((".venv", ".storm-dagster", "build/", "dist/"))]
+    assert not [
+        name for name in names if name.startswith((".venv", ".storm-dagster", "build/", "dist/"))
+    ]
 
 
 def test_the_version_and_public_addresses_stand_in_one_place() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.scripts]")[0]
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    project = (
+        (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.scripts]")[0]
+    )
     assert "version" in project.partition("dynamic = [")[2].partition("]")[0]
     assert "\nversion" not in project and "://" not in project
     releasing = (ROOT / "RELEASING.md").read_text(encoding="utf-8")
@@ -114,16 +126,26 @@ def test_the_version_and_public_addresses_stand_in_one_place() -> None:
 
 
 def test_links_of_the_readme_become_absolute_where_addresses_are_given() -> None:
-    spec = importlib.util.spec_from_file_location("release_metadata", ROOT / "release" / "metadata.py")
+    spec = importlib.util.spec_from_file_location(
+        "release_metadata", ROOT / "release" / "metadata.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     files, pictures = "https://example.org/files/", "https://example.org/raw/"
     made = module.absolute_links(text, files=files, pictures=pictures)
-    relative = [link for link in re.findall(r"\]\(([^)]+)\)", made) if not link.startswith(("https://", "#"))]
+    relative = [
+        link
+        for link in re.findall(r"\]\(([^)]+)\)", made)
+        if not link.startswith(("https://", "#"))
+    ]
     assert relative == []
-    assert f"]({files}docs/security.md)" in made and "![" in made and f"]({pictures}docs/images/" in made
+    assert (
+        f"]({files}docs/security.md)" in made
+        and "![" in made
+        and f"]({pictures}docs/images/" in made
+    )
     assert module.absolute_links(text, files="", pictures="") == text
 
 

@@ -40,8 +40,11 @@ def slim(program: str, *arguments: str, **env: str) -> subprocess.CompletedProce
     """Run it where only the listed distributions can be imported."""
     return subprocess.run(
         [sys.executable, str(SLIM), str(LISTED), textwrap.dedent(program), *arguments],
-        capture_output=True, text=True, timeout=150, env={**os.environ, **env},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, **env},
+    )
 
 
 def test_the_list_asks_for_the_versions_that_the_package_asks_for() -> None:
@@ -57,9 +60,13 @@ def test_the_worker_image_is_installed_from_the_list() -> None:
     assert stage.startswith("python AS worker") and "-r /opt/requirements-worker.txt" in stage
     assert "--no-deps /code/*.whl" in stage
     assert "jre" not in stage, "no JVM runs on such a host"
-    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))[
+        "services"
+    ]
     for name, service in services.items():
-        assert service["image"].startswith("storm-dagster-worker:") == name.startswith("supervisor"), name
+        assert service["image"].startswith("storm-dagster-worker:") == name.startswith(
+            "supervisor"
+        ), name
 
 
 def test_supervisors_and_workers_load_with_the_listed_distributions_alone() -> None:
@@ -91,11 +98,16 @@ def test_supervisors_and_workers_load_with_the_listed_distributions_alone() -> N
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )
-def test_a_verb_names_the_part_that_it_lacks(verb: list[str], kind: str, part: str, tmp_path: Path) -> None:
+def test_a_verb_names_the_part_that_it_lacks(
+    verb: list[str], kind: str, part: str, tmp_path: Path
+) -> None:
     done = slim(
-        "from storm_dagster.cli import main; main()", *verb, "--home", str(tmp_path / "home"),
+        "from storm_dagster.cli import main; main()",
+        *verb,
+        "--home",
+        str(tmp_path / "home"),
         DAGSTER_HOME=str(tmp_path),
-    )  # fmt: skip
+    )
     last = done.stderr.strip().splitlines()[-1]
     assert (done.returncode, last.split(":")[0]) == (4, kind), done.stderr[-2000:]
     assert "pip install" in last and part in last
@@ -106,11 +118,17 @@ def test_a_verb_names_the_part_that_it_lacks(verb: list[str], kind: str, part: s
     [
         ("import storm_dagster.defs", "dagster"),
         ("import storm_dagster; storm_dagster.build_storm_defs", "dagster"),
-        ("import storm_dagster.worker.dataplane.routes as r; r.resolve('storm_dagster.spark.assignment.groups:X')", "pyarrow"),
-        ("import storm_dagster.api.spark_session as s; s._connect(('local', 'local[1]'), {})", "pyspark"),
+        (
+            "import storm_dagster.worker.dataplane.routes as r; r.resolve('storm_dagster.spark.assignment.groups:X')",
+            "pyarrow",
+        ),
+        (
+            "import storm_dagster.api.spark_session as s; s._connect(('local', 'local[1]'), {})",
+            "pyspark",
+        ),
     ],
     ids=["definitions", "public name", "class of a component", "spark component"],
-)  # fmt: skip
+)
 def test_code_names_the_part_that_it_lacks(program: str, part: str) -> None:
     done = slim(
         f"""
@@ -131,9 +149,17 @@ def test_a_worker_whose_interpreter_lacks_a_part_says_so_in_one_line(tmp_path: P
     few = tmp_path / "few.txt"
     few.write_text("PyYAML\npydantic\nmsgspec\npyzmq\n")
     done = subprocess.run(
-        [sys.executable, str(SLIM), str(few), "import runpy; runpy.run_module('storm_dagster.worker')", "x"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(SLIM),
+            str(few),
+            "import runpy; runpy.run_module('storm_dagster.worker')",
+            "x",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode != 0
     (said,) = done.stderr.strip().splitlines()
     assert said.startswith("MissingPart: a worker needs kazoo")
@@ -165,13 +191,24 @@ class Slim(Topology):
 @pytest.mark.long
 @pytest.mark.zookeeper
 @pytest.mark.timeout(900)
-def test_a_slim_host_runs_the_tasks_of_a_topology(tmp_path: Path, zookeeper_server: str, zk_root: str) -> None:
+def test_a_slim_host_runs_the_tasks_of_a_topology(
+    tmp_path: Path, zookeeper_server: str, zk_root: str
+) -> None:
     """Installs from the package index (or pip's cache of it)."""
     measured = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "install_size.py"), "--only", "worker", "--json",
-         "--into", str(tmp_path)],
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "install_size.py"),
+            "--only",
+            "worker",
+            "--json",
+            "--into",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert measured.returncode == 0, measured.stderr[-4000:]
     (row,) = json.loads(measured.stdout)
     assert row["mb"] <= 80
@@ -179,7 +216,9 @@ def test_a_slim_host_runs_the_tasks_of_a_topology(tmp_path: Path, zookeeper_serv
     log = tmp_path / "supervisor.out"
     (tmp_path / "slim.py").write_text(TOPOLOGY)
     root = {"storm.zookeeper.root": zk_root}
-    with Daemons(tmp_path / "cluster", [zookeeper_server], nimbuses=1, supervisors=0, conf=root) as daemons:
+    with Daemons(
+        tmp_path / "cluster", [zookeeper_server], nimbuses=1, supervisors=0, conf=root
+    ) as daemons:
         conf = {
             **root,
             "storm.zookeeper.servers": [zookeeper_server],
@@ -187,24 +226,45 @@ def test_a_slim_host_runs_the_tasks_of_a_topology(tmp_path: Path, zookeeper_serv
             "supervisor.http.port": ports[0],
             "supervisor.slots.ports": ports[1:],
         }
-        pairs = [part for key, value in conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+        pairs = [
+            part for key, value in conf.items() for part in ("-c", f"{key}={json.dumps(value)}")
+        ]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         with log.open("wb") as output:
             supervisor = subprocess.Popen(
-                [str(tmp_path / "worker" / "bin" / "storm-dagster"), "supervisor", "--home", str(here),
-                 "--id", "slim", *pairs],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=clean, cwd=tmp_path,
-            )  # fmt: skip
+                [
+                    str(tmp_path / "worker" / "bin" / "storm-dagster"),
+                    "supervisor",
+                    "--home",
+                    str(here),
+                    "--id",
+                    "slim",
+                    *pairs,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=clean,
+                cwd=tmp_path,
+            )
         try:
             with daemons.cluster() as cluster:
                 eventually(lambda: "slim" in cluster.load_view().supervisors, 120, "the supervisor")
-                running = daemons.wait_running(daemons.submit(str(tmp_path / "slim.py"), "slim"), 300)
+                running = daemons.wait_running(
+                    daemons.submit(str(tmp_path / "slim.py"), "slim"), 300
+                )
                 assert {node for node, _ in running} == {"slim"} and len(running) == 2
                 for pid, _ in running.values():
                     assert Path(f"/proc/{pid}/exe").exists()
-                    assert f"{tmp_path}/worker/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+                    assert (
+                        f"{tmp_path}/worker/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+                    )
                 logs = list(here.rglob("worker.log"))
-                eventually(lambda: any("the first number arrived" in each.read_text() for each in logs), 60, "a tuple")
+                eventually(
+                    lambda: any("the first number arrived" in each.read_text() for each in logs),
+                    60,
+                    "a tuple",
+                )
                 url = cluster.load_view().supervisors["slim"].http
             # Its HTTP service works without what speeds uvicorn up elsewhere.
             assert httpx.get(f"{url}/healthz", trust_env=False, timeout=30).status_code == 200

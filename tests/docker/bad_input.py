@@ -19,7 +19,9 @@ def last_line(made: Containers, *options: str, command: tuple[str, ...] = NIMBUS
     """The one line with which a container of these options ends; :class:`Failure` if it says more, or goes on."""
     name = "storm-dagster-test-bad-input"
     environment = ("--env", f"WRITES={HOME}", "--env", f"READS={SECRET}")
-    text = made.docker("run", "--rm", "--name", name, *environment, *options, IMAGE, *command, check=False)
+    text = made.docker(
+        "run", "--rm", "--name", name, *environment, *options, IMAGE, *command, check=False
+    )
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) != 1:
         made.docker("rm", "--force", name, check=False)
@@ -36,12 +38,19 @@ def expect(line: str, *parts: str) -> None:
 
 def setup_line(folder: Path, secret: str) -> str:
     """What docker/setup says of a secret."""
-    env = {**os.environ, "SECRETS": str(folder / "none"), "TOPOLOGIES": str(folder / "none"), "STORM_SECRET": secret}
+    env = {
+        **os.environ,
+        "SECRETS": str(folder / "none"),
+        "TOPOLOGIES": str(folder / "none"),
+        "STORM_SECRET": secret,
+    }
     done = subprocess.run(
         [str(ROOT / "docker" / "setup")], env=env, text=True, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )  # fmt: skip
     if done.returncode != 2 or len(done.stdout.splitlines()) != 1:
-        raise Failure(f"docker/setup with the secret {secret!r} ended with {done.returncode}: {done.stdout}")
+        raise Failure(
+            f"docker/setup with the secret {secret!r} ended with {done.returncode}: {done.stdout}"
+        )
     return done.stdout
 
 
@@ -78,16 +87,29 @@ def check_all(made: Containers, say: Callable[[str], None]) -> None:
         "-c", " && ".join(f"chown 10001 /tls/{name} && chmod 400 /tls/{name}" for name in own),
     )  # fmt: skip
     conf = ("--volume", f"{folder}/plain.yaml:{HOME}/storm.yaml:ro")
-    expect(last_line(made, "--volume", f"{folder}/empty:{SECRET}:ro"), SECRET, "is empty", "docker/setup")
+    expect(
+        last_line(made, "--volume", f"{folder}/empty:{SECRET}:ro"),
+        SECRET,
+        "is empty",
+        "docker/setup",
+    )
     weak = last_line(made, *conf, "--volume", f"{folder}/weak:{SECRET}:ro")
     expect(weak, "storm.secret", "fewer than 16 characters", "openssl rand -hex 32")
     unwritable = last_line(made, "--volume", good, "--volume", f"{folder}/root:{HOME}")
     expect(unwritable, HOME, "cannot be written", "chown 10001")
     wrong = last_line(
-        made, "--volume", good, "--volume", f"{folder}/tls.yaml:{HOME}/storm.yaml:ro", "--volume", f"{folder}:/tls:ro"
+        made,
+        "--volume",
+        good,
+        "--volume",
+        f"{folder}/tls.yaml:{HOME}/storm.yaml:ro",
+        "--volume",
+        f"{folder}:/tls:ro",
     )
     expect(wrong, "storm.tls.cert", "PEM files that belong together")
-    say("a missing, empty or weak secret, an unwritable volume and a wrong certificate end with one line each")
+    say(
+        "a missing, empty or weak secret, an unwritable volume and a wrong certificate end with one line each"
+    )
 
 
 def check_port(made: Containers, say: Callable[[str], None]) -> None:

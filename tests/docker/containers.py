@@ -54,7 +54,13 @@ class Containers:
             "PROMETHEUS_PORT": str(free_port()),
         }
 
-    def command(self, *command: str, timeout: float, env: Mapping[str, str] | None = None, check: bool = True) -> str:
+    def command(
+        self,
+        *command: str,
+        timeout: float,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> str:
         """The output of a command; :class:`Failure` when it fails or does not end in time."""
         try:
             done = subprocess.run(
@@ -64,9 +70,13 @@ class Containers:
         except subprocess.TimeoutExpired as late:
             text = late.output or ""
             text = text.decode(errors="replace") if isinstance(text, bytes) else text
-            raise Failure(f"{' '.join(command)} did not end within {timeout:.0f} s: {text[-2000:]}") from None
+            raise Failure(
+                f"{' '.join(command)} did not end within {timeout:.0f} s: {text[-2000:]}"
+            ) from None
         if check and done.returncode != 0:
-            raise Failure(f"{' '.join(command)} failed with exit code {done.returncode}: {done.stdout[-4000:]}")
+            raise Failure(
+                f"{' '.join(command)} failed with exit code {done.returncode}: {done.stdout[-4000:]}"
+            )
         return done.stdout
 
     def setup(self, timeout: float = 1200.0, **env: str) -> str:
@@ -78,7 +88,9 @@ class Containers:
     def compose(self, *arguments: str, timeout: float = 120.0, check: bool = True) -> str:
         """``docker compose`` for this project."""
         files = [part for file in self.files for part in ("-f", str(file))]
-        return self.command("docker", "compose", "-p", PROJECT, *files, *arguments, timeout=timeout, check=check)
+        return self.command(
+            "docker", "compose", "-p", PROJECT, *files, *arguments, timeout=timeout, check=check
+        )
 
     def cli(self, *arguments: str, timeout: float = 300.0) -> str:
         """``storm-dagster`` in a container of the service ``cli``, which starts what is not there."""
@@ -108,8 +120,13 @@ class Containers:
         """Give each image that runs one layer more, under its own name, as a release with other code would."""
         recipe = self.folder / "mark"
         recipe.mkdir(exist_ok=True)
-        (recipe / "Dockerfile").write_text("ARG IMAGE\nFROM ${IMAGE}\nARG MARK\nLABEL mark=${MARK}\n", encoding="utf-8")
-        images = {self.docker("inspect", "--format", "{{.Config.Image}}", self.name(name)).strip() for name in LASTING}
+        (recipe / "Dockerfile").write_text(
+            "ARG IMAGE\nFROM ${IMAGE}\nARG MARK\nLABEL mark=${MARK}\n", encoding="utf-8"
+        )
+        images = {
+            self.docker("inspect", "--format", "{{.Config.Image}}", self.name(name)).strip()
+            for name in LASTING
+        }
         for image in sorted(images):
             self.docker(
                 "build", "--network", "none", "--build-arg", f"IMAGE={image}", "--build-arg", f"MARK={mark}",
@@ -165,7 +182,9 @@ class Containers:
         for service, state in self.states().items():
             if state.startswith("paused"):
                 self.docker("unpause", self.name(service), check=False)
-        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=240)
+        self.compose(
+            "--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=240
+        )
 
 
 @contextlib.contextmanager
@@ -178,7 +197,9 @@ def containers(keep_logs: Path | None = None, *more_files: Path) -> Iterator[Con
     made.topologies.chmod(0o755)
     try:
         # What a run that was killed left behind.
-        made.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "1", timeout=240)
+        made.compose(
+            "--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "1", timeout=240
+        )
         yield made
     except BaseException:
         if keep_logs is not None:

@@ -36,7 +36,10 @@ def all_faults(made: Containers, watcher: Watcher) -> dict[str, Fault]:
     }
 
     def each(how: str, action: Callable[[Containers, str], None]) -> dict[str, Fault]:
-        return {f"{what} {how}": lambda target=target: action(made, target()) for what, target in targets.items()}
+        return {
+            f"{what} {how}": lambda target=target: action(made, target())
+            for what, target in targets.items()
+        }
 
     return {
         **each("killed", kill),
@@ -95,7 +98,9 @@ def eat_memory(made: Containers) -> None:
 def fill_disk(made: Containers, service: str) -> None:
     """HOME of a supervisor has no room (its volume is small in this test)."""
     path = "/var/lib/storm_dagster/fill"
-    made.exec(service, "bash", "-c", f"dd if=/dev/zero of={path} bs=1M 2>/dev/null; true", timeout=120)
+    made.exec(
+        service, "bash", "-c", f"dd if=/dev/zero of={path} bs=1M 2>/dev/null; true", timeout=120
+    )
     try:
         time.sleep(60)
     finally:

@@ -109,7 +109,9 @@ def short(made: Containers) -> None:
     victim = sorted(counting)[0]
     made.docker("kill", made.name(victim))
     say(f"docker kill {victim}, where words are counted")
-    say(f"all tasks run elsewhere after {wait_running(made, 'wordcount', 300, without=victim):.1f} s")
+    say(
+        f"all tasks run elsewhere after {wait_running(made, 'wordcount', 300, without=victim):.1f} s"
+    )
     deadline = time.monotonic() + 240
     while (now := counts(made))["done"] < LIMIT:
         check(time.monotonic() < deadline, f"not everything was counted in time: {now}")
@@ -138,7 +140,9 @@ def full(made: Containers, names: list[str], rounds: int, sample: int) -> bool:
         for name in [*chosen, *(name for part in more for name in part)]:
             row = watcher.run(name, faults[name])
             healed = "NOT healed" if row.healed is None else f"well after {row.healed:.0f} s"
-            say(f"{name}: {healed}, {row.lost} lost, {row.repeated} repeated, {watcher.last['done']} in all")
+            say(
+                f"{name}: {healed}, {row.lost} lost, {row.repeated} repeated, {watcher.last['done']} in all"
+            )
             if row.healed is None or row.lost:
                 say(f"seen: {watcher.last}")
                 made.logs(LOGS)
@@ -156,12 +160,19 @@ def full(made: Containers, names: list[str], rounds: int, sample: int) -> bool:
     finally:
         print(table(watcher.rows), flush=True)
         watcher.close()
-    return all(row.healed is not None and not row.lost for row in watcher.rows) and not watcher.last["missing"]
+    return (
+        all(row.healed is not None and not row.lost for row in watcher.rows)
+        and not watcher.last["missing"]
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="at most 20 minutes with the base image")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="at most 20 minutes with the base image"
+    )
     parser.add_argument("--faults", default="", help="these alone, separated by commas")
     parser.add_argument("--rounds", type=int, default=0, help="afterwards so many samples")
     parser.add_argument("--sample", type=int, default=10, help="faults of a sample")
@@ -186,7 +197,12 @@ def main() -> int:
             if options.short:
                 short(made)
             else:
-                sound = full(made, [name for name in options.faults.split(",") if name], options.rounds, options.sample)
+                sound = full(
+                    made,
+                    [name for name in options.faults.split(",") if name],
+                    options.rounds,
+                    options.sample,
+                )
             say("ending the cluster")
         check(project_is_empty(made), "containers or volumes are left")
     except Failure as error:

@@ -29,13 +29,26 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("storm-dagster")}
+OURS = {
+    name: service
+    for name, service in SERVICES.items()
+    if service["image"].startswith("storm-dagster")
+}
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 ONE_SHOT = {"spark-warm", "cli"}
 
 
 def test_the_production_shape_is_complete() -> None:
-    assert {"zk1", "zk2", "zk3", "nimbus1", "nimbus2", "supervisor1", "supervisor2", "supervisor3"} <= SERVICES.keys()
+    assert {
+        "zk1",
+        "zk2",
+        "zk3",
+        "nimbus1",
+        "nimbus2",
+        "supervisor1",
+        "supervisor2",
+        "supervisor3",
+    } <= SERVICES.keys()
     assert {
         "spark",
         "spark-master",
@@ -54,7 +67,9 @@ def test_every_dependency_volume_network_and_secret_is_declared() -> None:
     for name, service in SERVICES.items():
         for other in service.get("depends_on", {}):
             assert other in SERVICES, f"{name} depends on {other}"
-            assert service["depends_on"][other]["condition"] == "service_healthy" or other in ONE_SHOT
+            assert (
+                service["depends_on"][other]["condition"] == "service_healthy" or other in ONE_SHOT
+            )
         for volume in service.get("volumes", []):
             source = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
             known = source in COMPOSE["volumes"] or (source.startswith("./") and source != "./")
@@ -65,7 +80,11 @@ def test_every_dependency_volume_network_and_secret_is_declared() -> None:
         assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
 
 
-STORM = {name: s["command"] for name, s in SERVICES.items() if s.get("command", [""])[0] == "storm-dagster"}
+STORM = {
+    name: s["command"]
+    for name, s in SERVICES.items()
+    if s.get("command", [""])[0] == "storm-dagster"
+}
 
 
 @pytest.mark.parametrize("service", sorted(STORM))
@@ -74,7 +93,10 @@ def test_a_daemon_command_is_one_that_the_command_line_accepts(service: str) -> 
 
     _, verb, *arguments = STORM[service]
     # The file is the container's.
-    arguments = [str(DOCKER / "workspace.yaml") if part.endswith("workspace.yaml") else part for part in arguments]
+    arguments = [
+        str(DOCKER / "workspace.yaml") if part.endswith("workspace.yaml") else part
+        for part in arguments
+    ]
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None, f"{verb} is no verb"
     command.make_context(verb, arguments, resilient_parsing=False)
@@ -104,9 +126,17 @@ def test_every_service_is_hardened_and_bounded() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["mem_limit"] and service["pids_limit"], name
         assert service["logging"]["options"]["max-size"], name
-        assert "cap_add" not in service and "privileged" not in service and service.get("user") != "root", name
+        assert (
+            "cap_add" not in service
+            and "privileged" not in service
+            and service.get("user") != "root"
+        ), name
         if name not in ONE_SHOT:
-            assert service["restart"] == "unless-stopped" and service["healthcheck"]["test"] and service["cpus"], name
+            assert (
+                service["restart"] == "unless-stopped"
+                and service["healthcheck"]["test"]
+                and service["cpus"]
+            ), name
 
 
 def test_the_first_command_starts_every_service_that_lasts() -> None:
@@ -139,7 +169,8 @@ def test_a_daemon_starts_again_on_another_address(tmp_path: Path, address: str, 
         (commands / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
     entry = subprocess.Popen(
-        [DOCKER / "parts" / "entrypoint", "storm-dagster", "3" if not ends else "300"], env=environment
+        [DOCKER / "parts" / "entrypoint", "storm-dagster", "3" if not ends else "300"],
+        env=environment,
     )
     while not (tmp_path / "read").exists():
         time.sleep(0.01)
@@ -152,7 +183,10 @@ def test_the_connect_server_runs_its_jobs_on_the_workers() -> None:
     assert "spark-master" in SERVICES["spark"]["depends_on"]
     for name in ("spark-worker1", "spark-worker2"):
         service = SERVICES[name]
-        assert "spark-master" in service["depends_on"] and service["image"] == SERVICES["spark"]["image"]
+        assert (
+            "spark-master" in service["depends_on"]
+            and service["image"] == SERVICES["spark"]["image"]
+        )
         assert f"storm.local.hostname={name}" in service["command"] and service["hostname"] == name
         port = service["command"][service["command"].index("--port") + 1]
         assert service["healthcheck"]["test"][-3:] == ["tcp", name, port]
@@ -173,7 +207,10 @@ def test_every_service_of_the_cluster_gets_the_secret_in_a_file() -> None:
     for name, service in OURS.items():
         if service["image"].split(":")[0] in ("storm-dagster", "storm-dagster-worker"):
             assert "storm_secret" in service["secrets"], name
-        assert not any("PASSWORD" in key and not key.endswith("_FILE") for key in service.get("environment", {})), name
+        assert not any(
+            "PASSWORD" in key and not key.endswith("_FILE")
+            for key in service.get("environment", {})
+        ), name
     for secret in COMPOSE["secrets"].values():
         assert re.fullmatch(r"\$\{SECRETS:-\./secrets\}/\w+", secret["file"])
 
@@ -181,7 +218,9 @@ def test_every_service_of_the_cluster_gets_the_secret_in_a_file() -> None:
 def test_what_must_survive_lies_in_volumes() -> None:
     for name in ("zk1", "zk2", "zk3"):
         targets = {volume.split(":")[1] for volume in SERVICES[name]["volumes"]}
-        assert targets == {"/data", "/datalog"}, "a transaction log in no volume is lost with the container"
+        assert targets == {"/data", "/datalog"}, (
+            "a transaction log in no volume is lost with the container"
+        )
     state = load_cluster_conf(DOCKER)["topology.state.dir"]
     for name in ("supervisor1", "supervisor2", "supervisor3"):
         assert f"state:{state}" in SERVICES[name]["volumes"], "a task that moves finds its state"
@@ -193,7 +232,11 @@ def test_the_image_copies_only_files_that_exist() -> None:
         *sources, _target = line.split()
         for source in sources:
             assert (ROOT / source).exists(), source
-    for name in ("setup", "base/make", *(f"parts/{part.name}" for part in (DOCKER / "parts").iterdir())):
+    for name in (
+        "setup",
+        "base/make",
+        *(f"parts/{part.name}" for part in (DOCKER / "parts").iterdir()),
+    ):
         assert os.access(DOCKER / name, os.X_OK), f"docker/{name} is not executable"
 
 
@@ -210,18 +253,28 @@ def test_images_have_the_version_and_the_user_of_the_repository() -> None:
 def test_the_locked_versions_are_those_that_the_package_asks_for() -> None:
     lines = (DOCKER / "requirements.lock").read_text(encoding="utf-8").splitlines()
     locked = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
     for requirement in map(Requirement, [*declared, "dagster-postgres"]):
         version = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} is locked to {version}"
 
 
-@pytest.mark.parametrize(("secret", "said"), [("", "there is no secret"), ("short", "is weak"), ("a" * 64, "is weak")])
-def test_setup_refuses_a_missing_or_weak_secret_with_one_line(tmp_path: Path, secret: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("secret", "said"), [("", "there is no secret"), ("short", "is weak"), ("a" * 64, "is weak")]
+)
+def test_setup_refuses_a_missing_or_weak_secret_with_one_line(
+    tmp_path: Path, secret: str, said: str
+) -> None:
     env = {**os.environ, "STORM_SECRET": secret, "SECRETS": str(tmp_path / "none")}
-    done = subprocess.run([str(DOCKER / "setup")], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(DOCKER / "setup")], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not done.stdout
-    assert said in done.stderr and "STORM_SECRET=$(openssl rand -hex 32) docker/setup" in done.stderr
+    assert (
+        said in done.stderr and "STORM_SECRET=$(openssl rand -hex 32) docker/setup" in done.stderr
+    )
 
 
 def test_dagster_yaml_and_workspace_parse() -> None:

@@ -49,11 +49,34 @@ class Watcher:
         made.docker("rm", "--force", self._name, check=False)
         files = [part for file in made.files for part in ("-f", str(file))]
         self._process = subprocess.Popen(
-            ["docker", "compose", "-p", PROJECT, *files, "run", "--rm", "-T", "--no-deps", "--name", self._name,
-             "--volume", f"{PROBE}:/probe:ro", "--volume", f"{PROJECT}_state:/var/lib/storm_state",
-             "--entrypoint", "/opt/storm/bin/python", "cli", "/probe/watch.py", NAME],
-            env=made.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            [
+                "docker",
+                "compose",
+                "-p",
+                PROJECT,
+                *files,
+                "run",
+                "--rm",
+                "-T",
+                "--no-deps",
+                "--name",
+                self._name,
+                "--volume",
+                f"{PROBE}:/probe:ro",
+                "--volume",
+                f"{PROJECT}_state:/var/lib/storm_state",
+                "--entrypoint",
+                "/opt/storm/bin/python",
+                "cli",
+                "/probe/watch.py",
+                NAME,
+            ],
+            env=made.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -144,6 +167,12 @@ def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
     lines = ["| fault | healed after | lost | repeated |", "|---|---|---|---|"]
     for row in rows:
-        healed = "not healed" if row.healed is None else f"{row.healed:.0f} s" if row.healed else "less than 3 s"
+        healed = (
+            "not healed"
+            if row.healed is None
+            else f"{row.healed:.0f} s"
+            if row.healed
+            else "less than 3 s"
+        )
         lines.append(f"| {row.fault} | {healed} | {row.lost} | {row.repeated} |")
     return "\n".join(lines)

@@ -20,13 +20,19 @@ TESTS = Path(__file__).parent / "prometheus-alerts.test.yml"
 
 
 def rules() -> list[dict]:
-    return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+    return [
+        rule
+        for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def test_every_rule_is_over_metrics_of_nimbus_and_names_a_remedy() -> None:
     code = Path(metrics.__file__)
     known = set(re.findall(r'"(storm_\w+)"', code.read_text(encoding="utf-8")))
-    known |= set(re.findall(r"^  (storm_\w+):", code.with_suffix(".yaml").read_text(encoding="utf-8"), re.M))
+    known |= set(
+        re.findall(r"^  (storm_\w+):", code.with_suffix(".yaml").read_text(encoding="utf-8"), re.M)
+    )
     for rule in rules():
         names = re.findall(r"storm_\w+", rule["expr"])
         used = {name if name in known else name.removesuffix("_total") for name in names}
@@ -48,5 +54,7 @@ def test_promtool_accepts_the_rules_and_their_cases() -> None:
     if promtool is None:
         pytest.skip("no promtool: make promtool fetches it on Debian and Ubuntu")
     for arguments in (["check", "rules", str(RULES)], ["test", "rules", str(TESTS)]):
-        done = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [promtool, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr

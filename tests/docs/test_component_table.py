@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Spout, StatefulBolt, TopologyBuilder, Tuple, Window, WindowedBolt
+from storm_dagster.api import (
+    Bolt,
+    Spout,
+    StatefulBolt,
+    TopologyBuilder,
+    Tuple,
+    Window,
+    WindowedBolt,
+)
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 
@@ -20,7 +28,10 @@ HEAD = "## What holds for each kind of component"
 GUARD, THREADS = "tests/worker/test_guard.py::", "tests/worker/test_threads.py::"
 STATE, WINDOWS = "tests/api/test_state.py::", "tests/api/test_windows.py::"
 MULTILANG, PROGRAMS = "tests/worker/test_multilang.py::", "tests/worker/test_shell_pending.py::"
-ROWS, SPARK = "tests/spark_components/test_bad_rows.py::", "tests/spark_components/test_pipeline.py::"
+ROWS, SPARK = (
+    "tests/spark_components/test_bad_rows.py::",
+    "tests/spark_components/test_pipeline.py::",
+)
 VALUES, HERE = "tests/worker/test_values.py::", "tests/docs/test_component_table.py::"
 EVERY_KIND = "tests/worker/test_hostile_values.py::test_every_tuple_is_acked_or_failed_once_whatever_its_bolt_does"
 PROOFS = {
@@ -97,7 +108,8 @@ PROOFS = {
     ),
     "the task closes": (
         "tests/worker/test_graceful_stop.py::test_nothing_is_applied_twice_by_a_graceful_stop",
-        GUARD + "test_all_threads_close_side_by_side_and_one_that_is_stuck_takes_no_time_from_the_others",
+        GUARD
+        + "test_all_threads_close_side_by_side_and_one_that_is_stuck_takes_no_time_from_the_others",
         HERE + "test_coroutines_in_flight_are_canceled_when_their_task_closes",
         ROWS + "test_a_batch_whose_function_exits_is_gathered_until_the_task_restarts",
     ),
@@ -107,7 +119,11 @@ PROOFS = {
 def table() -> list[list[str]]:
     """Cells of the table's rows, without its head."""
     lines = PAGE.split(HEAD)[1].split("\n## ")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
     return rows[2:]
 
 
@@ -121,7 +137,9 @@ def test_each_row_is_full_and_has_its_tests() -> None:
 def test_each_proof_exists(proof: str) -> None:
     path, _, name = proof.partition("::")
     functions = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
-    assert name in {function.name for function in functions if isinstance(function, ast.FunctionDef)}
+    assert name in {
+        function.name for function in functions if isinstance(function, ast.FunctionDef)
+    }
 
 
 class Numbers(Spout):
@@ -168,7 +186,8 @@ class OrderedEventTime(OrderedWindow):
 
 
 @pytest.mark.parametrize(
-    "bolt", [Ordered, OrderedBlocking, OrderedAsync, OrderedStateful, OrderedWindow, OrderedEventTime]
+    "bolt",
+    [Ordered, OrderedBlocking, OrderedAsync, OrderedStateful, OrderedWindow, OrderedEventTime],
 )
 def test_tuples_are_processed_in_the_order_of_the_table(
     bolt: type[Bolt], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -190,7 +209,11 @@ def test_tuples_are_processed_in_the_order_of_the_table(
     if bolt is not OrderedAsync:
         assert Ordered.seen == wanted
     finished = [values[0] for values in result.values("bolt")]
-    assert (sorted(finished) == sorted(wanted) and finished != wanted) if bolt is OrderedAsync else finished == wanted
+    assert (
+        (sorted(finished) == sorted(wanted) and finished != wanted)
+        if bolt is OrderedAsync
+        else finished == wanted
+    )
 
 
 @pytest.mark.parametrize("bolt", [Ordered, OrderedBlocking, OrderedAsync, OrderedStateful])
@@ -206,8 +229,12 @@ def test_no_call_begins_while_a_target_is_full(
         harness.run(timeout=30)
         # Over what the engine sets: the harness has no back pressure of its own.
         held = [True]
-        monkeypatch.setattr(type(runner), "in_cycle", property(lambda _: False, lambda *_: None), raising=False)
-        monkeypatch.setattr(type(runner), "held", property(lambda _: held[0], lambda *_: None), raising=False)
+        monkeypatch.setattr(
+            type(runner), "in_cycle", property(lambda _: False, lambda *_: None), raising=False
+        )
+        monkeypatch.setattr(
+            type(runner), "held", property(lambda _: held[0], lambda *_: None), raising=False
+        )
         harness.give("numbers", *([n] for n in range(5)))
         with suppress(TimeoutError):
             harness.run(timeout=0.5)
@@ -226,7 +253,9 @@ class Waits(Bolt):
         await asyncio.sleep(3600)
 
 
-def test_coroutines_in_flight_are_canceled_when_their_task_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coroutines_in_flight_are_canceled_when_their_task_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Waits, "begun", [])
     builder = TopologyBuilder("waits")
     builder.set_spout("numbers", Numbers, outputs=["n"])
@@ -240,6 +269,8 @@ def test_coroutines_in_flight_are_canceled_when_their_task_closes(monkeypatch: p
         eventually(both_begun, 60, interval=0.001)
         (runner,) = (one for one in harness.engine.runners.values() if one.component == "waits")
         failed: list[Tuple] = []
-        monkeypatch.setattr(type(harness.shared.ledger), "fail", lambda _, tup, *__: failed.append(tup))
+        monkeypatch.setattr(
+            type(harness.shared.ledger), "fail", lambda _, tup, *__: failed.append(tup)
+        )
     assert sorted(tup.values[0] for tup in failed) == [1, 2]
     assert runner.has_ended() and not harness.errors

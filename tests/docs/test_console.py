@@ -18,7 +18,9 @@ def test_a_command_is_followed_by_what_it_prints(command: ConsoleCommand) -> Non
     if command.program in SILENT:
         assert not any(command.output), "it prints nothing"
     else:
-        assert any(line.strip(". ") for line in command.output), "at least one line of it, besides `...`"
+        assert any(line.strip(". ") for line in command.output), (
+            "at least one line of it, besides `...`"
+        )
 
 
 def test_all_three_pages_have_commands() -> None:

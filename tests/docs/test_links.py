@@ -31,7 +31,9 @@ def is_title(text: str) -> bool:
 def wrong_links(page: Path) -> list[str]:
     """Links whose text is neither the title of the page nor its path nor a part of a sentence."""
     text = page.read_text(encoding="utf-8")
-    named = {found for found in LINK.findall(text) if is_title(found[0])} | set(LIST_LINK.findall(text))
+    named = {found for found in LINK.findall(text) if is_title(found[0])} | set(
+        LIST_LINK.findall(text)
+    )
     return [
         f"[{shown}]({target}) leads to {title_of(page.parent / target)!r}"
         for shown, target in sorted(named)
@@ -47,7 +49,9 @@ def test_a_link_has_the_title_of_its_page(page: Path) -> None:
 def test_another_title_is_found(tmp_path: Path) -> None:
     (tmp_path / "there.md").write_text("# A title\n")
     page = tmp_path / "here.md"
-    page.write_text("[A title](there.md), [the page](there.md), [Part](there.md#part), [THERE.md](there.md)\n")
+    page.write_text(
+        "[A title](there.md), [the page](there.md), [Part](there.md#part), [THERE.md](there.md)\n"
+    )
     assert wrong_links(page) == []
     page.write_text("See [Another\ntitle](there.md).\n\n* [the page](there.md)\n")
     assert len(wrong_links(page)) == 2

@@ -11,7 +11,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.plan_document import PlanComponent, PlanDocument, PlanOldWorker, PlanSupervisor, PlanTopology
+from storm_dagster.model.plan_document import (
+    PlanComponent,
+    PlanDocument,
+    PlanOldWorker,
+    PlanSupervisor,
+    PlanTopology,
+)
 from storm_dagster.operations.read.plan_file import parse_plans, result_document
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
@@ -34,7 +40,9 @@ def rows_of(name: str, outcome: dict[str, Any]) -> list[list[str]]:
                 worker["node"],
                 f"{worker['host']}:{worker['port']}",
                 ", ".join(map(str, worker["tasks"])),
-                ", ".join(f"{component} {count}" for component, count in worker["components"].items()),
+                ", ".join(
+                    f"{component} {count}" for component, count in worker["components"].items()
+                ),
                 "yes" if worker["kept"] else "no",
             ]
             for worker in outcome["workers"]
@@ -59,7 +67,9 @@ def test_an_example_is_planned_as_the_page_shows(plan: str, shown: str) -> None:
     ],
 )
 def test_a_table_has_every_key_and_its_default(head: str, model: type[BaseModel]) -> None:
-    (table,) = re.findall(rf"^\*\*{re.escape(head)}\*\*\n\n(.*?)(?=\n\n|\Z)", PAGE, flags=re.S | re.M)
+    (table,) = re.findall(
+        rf"^\*\*{re.escape(head)}\*\*\n\n(.*?)(?=\n\n|\Z)", PAGE, flags=re.S | re.M
+    )
     shown = {
         key: default.strip("` ")
         for keys, default in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, flags=re.M)

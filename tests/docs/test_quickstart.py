@@ -23,7 +23,13 @@ from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.console import SILENT, ConsoleCommand, console_commands, difference
 
-pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.timeout(900),
+]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("QUICKSTART_BIN") or Path(sys.executable).parent)
@@ -48,10 +54,15 @@ class Reader:
         """What it prints, on both channels and in that order, as on a terminal."""
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder,
+            ["bash", "-c", command],
+            cwd=self.folder,
             env={**os.environ, "STORM_DAGSTER_HOME": str(self.home), "PATH": path},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=400,
+            stdin=subprocess.DEVNULL,
+        )
         assert done.returncode == 0, f"{command}: {done.stdout[-4000:]}"
         return done.stdout
 
@@ -80,7 +91,9 @@ class Reader:
     def _compare(self, typed: ConsoleCommand, said: str) -> str | None:
         lines = said.splitlines()
         pages: Sequence[ConsoleCommand | None] = (typed, EVERYWHERE.get(typed.command))
-        return next((wrong for page in pages if page and (wrong := difference(page.output, lines))), None)
+        return next(
+            (wrong for page in pages if page and (wrong := difference(page.output, lines))), None
+        )
 
     def _hold(self, typed: ConsoleCommand, said: str) -> None:
         wrong = self._compare(typed, said)
@@ -97,7 +110,11 @@ class Reader:
 
         def again() -> bool:
             document = self.show(name)
-            slot = [w for w in document["workers"] if (w["node"], w["port"]) == (killed["node"], killed["port"])]
+            slot = [
+                w
+                for w in document["workers"]
+                if (w["node"], w["port"]) == (killed["node"], killed["port"])
+            ]
             return (
                 bool(slot)
                 and slot[0]["pid"] not in (None, killed["pid"])
@@ -117,7 +134,9 @@ class Reader:
         finally:
             if RunFile.read_all(self.home):
                 self.run("storm-dagster stop")
-        assert not [process for process in psutil.process_iter(["cmdline"]) if _mentions(process, self.home)]
+        assert not [
+            process for process in psutil.process_iter(["cmdline"]) if _mentions(process, self.home)
+        ]
 
     def verbs(self) -> list[str]:
         """The verbs that were typed."""
@@ -146,7 +165,9 @@ def test_the_tutorial_as_it_stands(tmp_path: Path) -> None:
     reader.read(page)
     before, after, *_ = reader.counts("show", r"│ count +│ (\w+) +│ (\d+)")
     assert before["dagster"] == pytest.approx(before["and"], rel=0.5)
-    assert after["dagster"] < after["and"] - before["dagster"] / 2, "a dictionary is lost with its process"
+    assert after["dagster"] < after["and"] - before["dagster"] / 2, (
+        "a dictionary is lost with its process"
+    )
     counts = reader.counts("state", r'"(\w+)" +│ (\d+)')
     known: dict[str, int] = {}
     for reading in counts:
@@ -154,8 +175,15 @@ def test_the_tutorial_as_it_stands(tmp_path: Path) -> None:
             assert count > known.get(word, 0), f"{word!r} counts on, whatever happens to its worker"
         known |= reading
     last = counts[-1]
-    assert last["storm"] == last["and"] == last["dagster"] == sum(last[str(digit)] for digit in range(7))
-    assert 0 < last["spark"] == last["on"] < last["storm"], "the new code ran, and the old one before it"
+    assert (
+        last["storm"]
+        == last["and"]
+        == last["dagster"]
+        == sum(last[str(digit)] for digit in range(7))
+    )
+    assert 0 < last["spark"] == last["on"] < last["storm"], (
+        "the new code ran, and the old one before it"
+    )
 
 
 def _mentions(process: psutil.Process, folder: Path) -> bool:

@@ -26,7 +26,11 @@ def test_the_first_topology_is_a_topology(tmp_path: Path) -> None:
     assert topology.bolts["count"].inputs[0].grouping.fields == ("word",)
 
 
-COMMANDS = [line[2:].split("#")[0].strip() for line in README.splitlines() if line.startswith("$ storm-dagster ")]
+COMMANDS = [
+    line[2:].split("#")[0].strip()
+    for line in README.splitlines()
+    if line.startswith("$ storm-dagster ")
+]
 
 
 @pytest.mark.parametrize("line", COMMANDS)

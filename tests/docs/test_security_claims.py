@@ -43,9 +43,13 @@ def test_the_table_of_nodes_is_what_workers_may_do() -> None:
     for line in table:
         nodes, may = line.strip("| ").split(" | ")
         for node in re.findall(r"`([^`]+)`", nodes):
-            shown["/" + node.replace("ID", "a-1-1")] = sum(bit for word, bit in rights.items() if word in may)
+            shown["/" + node.replace("ID", "a-1-1")] = sum(
+                bit for word, bit in rights.items() if word in may
+            )
     depths = ("", "/x", "/x/y", "/x/y/z")
-    for first in (value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)):
+    for first in (
+        value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)
+    ):
         for node in (first, f"{first}/a-1-1", f"{first}/a-1-1/log_levels", f"{first}/a-1-1/state"):
             # Parts of a record belong to it, and so do the nodes below those that workers fill.
             union = 0

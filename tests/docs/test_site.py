@@ -29,7 +29,18 @@ INTERNAL = {"storm_dagster.blobstore", "storm_dagster.cli"}
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "dirhtml", "docs", str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "dirhtml",
+            "docs",
+            str(folder),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -55,21 +66,36 @@ def test_every_conf_key_is_described(site: Path) -> None:
 def public_packages() -> dict[str, list[str]]:
     """Package -> the names that it exports."""
     packages = [
-        name for _, name, is_package in pkgutil.iter_modules(storm_dagster.__path__, "storm_dagster.") if is_package
+        name
+        for _, name, is_package in pkgutil.iter_modules(storm_dagster.__path__, "storm_dagster.")
+        if is_package
     ]
     modules = [storm_dagster, *map(importlib.import_module, packages)]
-    exported = {each.__name__: [*getattr(each, "__all__", ())] for each in modules if each.__name__ not in INTERNAL}
+    exported = {
+        each.__name__: [*getattr(each, "__all__", ())]
+        for each in modules
+        if each.__name__ not in INTERNAL
+    }
     return {name: sorted({*names} - {"__version__"}) for name, names in exported.items() if names}
 
 
 def test_every_public_name_is_described(site: Path) -> None:
-    pages = [(site / "reference" / name / "index.html").read_text(encoding="utf-8") for name in ("api", "dagster")]
+    pages = [
+        (site / "reference" / name / "index.html").read_text(encoding="utf-8")
+        for name in ("api", "dagster")
+    ]
     described = set(re.findall(r"storm_dagster(?:\.\w+)+", "".join(pages)))
     public = public_packages()
     assert {
-        f"storm_dagster.{name}" for name in ("api", "client", "connectors", "defs", "launcher", "testing")
+        f"storm_dagster.{name}"
+        for name in ("api", "client", "connectors", "defs", "launcher", "testing")
     } <= public.keys()
-    names = [f"{package}.{name}" for package, found in public.items() for name in found if package != "storm_dagster"]
+    names = [
+        f"{package}.{name}"
+        for package, found in public.items()
+        for name in found
+        if package != "storm_dagster"
+    ]
     assert [name for name in names if name not in described] == []
     # What the package itself has of the API is described there.
     own = [name for name in public["storm_dagster"] if f"storm_dagster.api.{name}" not in described]
@@ -77,11 +103,16 @@ def test_every_public_name_is_described(site: Path) -> None:
     resources = [type(resource).__name__ for resource in build_storm_resources().values()]
     assert [name for name in resources if f".{name}" not in pages[1]] == []
     functions = dict(
-        re.findall(r"<code[^>]*><span class=\"pre\">([\w-]+)</span></code>.*?([a-z_]+)</span></code>", pages[0], re.S)
+        re.findall(
+            r"<code[^>]*><span class=\"pre\">([\w-]+)</span></code>.*?([a-z_]+)</span></code>",
+            pages[0],
+            re.S,
+        )
     )
-    assert {verb: getattr(storm_dagster.client, functions[verb]).keywords["verb"] for verb in VERBS_OF_TOPOLOGIES} == {
-        verb: verb for verb in VERBS_OF_TOPOLOGIES
-    }
+    assert {
+        verb: getattr(storm_dagster.client, functions[verb]).keywords["verb"]
+        for verb in VERBS_OF_TOPOLOGIES
+    } == {verb: verb for verb in VERBS_OF_TOPOLOGIES}
 
 
 def test_every_job_and_sensor_is_described(site: Path) -> None:

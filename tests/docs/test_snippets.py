@@ -51,20 +51,26 @@ def snippets_of(page: Path) -> list[Snippet]:
     found = []
     for match in FENCE.finditer(text):
         indent = match["indent"]
-        code = "".join(line.removeprefix(indent) for line in match["code"].splitlines(keepends=True))
+        code = "".join(
+            line.removeprefix(indent) for line in match["code"].splitlines(keepends=True)
+        )
         line = text.count("\n", 0, match.start("code"))
         found.append(Snippet(page, line, match["language"], code, match["mark"] is None))
     return found
 
 
 ALL = [snippet for page in PAGES for snippet in snippets_of(page)]
-PYTHON_PAGES = [page for page in PAGES if any(item.language == "python" and item.page == page for item in ALL)]
+PYTHON_PAGES = [
+    page for page in PAGES if any(item.language == "python" and item.page == page for item in ALL)
+]
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python_runs(page: Path, tmp_path: Path) -> None:
     script = ["import sys", "sys.path.insert(0, '.')"]
-    for number, snippet in enumerate(item for item in snippets_of(page) if item.language == "python"):
+    for number, snippet in enumerate(
+        item for item in snippets_of(page) if item.language == "python"
+    ):
         compile(snippet.code, str(snippet), "exec")
         if not snippet.is_run:
             continue
@@ -78,7 +84,11 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
             script.append(f"exec(compile(open({name!r}).read(), {str(snippet)!r}, 'exec'), {{}})")
     (tmp_path / "all_of_the_page.py").write_text("\n".join(script) + "\n", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "all_of_the_page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "all_of_the_page.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -117,9 +127,13 @@ def test_a_command_is_accepted(place: str, line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_block_with_commands_names_its_language(page: Path) -> None:
     """A block without a language is checked by nothing."""
-    blocks = re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    blocks = re.findall(
+        r"^ *```(\w*)[^\n]*\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.S | re.M
+    )
     assert [
-        code for language, code in blocks if not language and re.search(r"^ *(\$|storm-dagster) ", code, re.M)
+        code
+        for language, code in blocks
+        if not language and re.search(r"^ *(\$|storm-dagster) ", code, re.M)
     ] == []
 
 
@@ -131,7 +145,9 @@ def test_the_units_of_the_production_page_run_verbs() -> None:
     assert started == set(re.findall(r"systemctl stop storm@(\S+)", text))
 
 
-CONF_KEY = re.compile(r"`((?:storm|nimbus|supervisor|worker|topology|spark|dagster)(?:\.[a-z_]+)+)(?:[:=][^`]*)?`")
+CONF_KEY = re.compile(
+    r"`((?:storm|nimbus|supervisor|worker|topology|spark|dagster)(?:\.[a-z_]+)+)(?:[:=][^`]*)?`"
+)
 NO_CONF = {
     *("storm.yaml", "dagster.yaml", "spark.jars.packages", "spark.executor.memory"),
     "topology.metrics.reporters",
@@ -176,4 +192,6 @@ def test_yaml_is_what_it_says(snippet: Snippet, tmp_path: Path) -> None:
 
             assert document["type"] == "storm_dagster.StormTopologyComponent"
             known = StormTopologyComponent.model_fields
-            assert set(document["attributes"]) <= set(known), set(document["attributes"]) - set(known)
+            assert set(document["attributes"]) <= set(known), set(document["attributes"]) - set(
+                known
+            )

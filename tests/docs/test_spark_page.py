@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUERY, BRIDGE = "tests/spark_components/test_query.py::", "tests/spark_components/test_pipeline.py::"
+QUERY, BRIDGE = (
+    "tests/spark_components/test_query.py::",
+    "tests/spark_components/test_pipeline.py::",
+)
 WORKER = "tests/spark_components/test_query_worker.py::"
 WINDOWS = QUERY + "test_windows_of_event_time_go_to_files_once_across_stop_and_start"
 COUNTED = QUERY + "test_rows_are_counted_and_timed_as_the_statistics_show_them"
@@ -19,8 +22,13 @@ PROOFS = {
     "| sink | argument |": {
         "files in a folder": (WINDOWS,),
         "a table of": (QUERY + "test_a_table_of_spark_takes_the_rows",),
-        "another sink": (QUERY + "test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy",),
-        "a function": (FUNCTION, QUERY + "test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed"),
+        "another sink": (
+            QUERY + "test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy",
+        ),
+        "a function": (
+            FUNCTION,
+            QUERY + "test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed",
+        ),
         "the topology": (COUNTED,),
     },
     "| metric |": {
@@ -33,17 +41,26 @@ PROOFS = {
     "| mistake |": {
         "two sinks": (
             QUERY + "test_arguments_that_cannot_be_right_are_refused_when_the_topology_is_built",
-            QUERY + "test_two_components_with_one_checkpoint_are_refused_when_the_topology_is_built",
+            QUERY
+            + "test_two_components_with_one_checkpoint_are_refused_when_the_topology_is_built",
         ),
         "no streaming": (REFUSED,),
-        "a missing connector": (REFUSED, BRIDGE + "test_a_connector_that_spark_lacks_is_said_once_with_the_remedy"),
+        "a missing connector": (
+            REFUSED,
+            BRIDGE + "test_a_connector_that_spark_lacks_is_said_once_with_the_remedy",
+        ),
         "a checkpoint of": (
             QUERY + "test_a_checkpoint_of_another_component_is_refused_with_its_name",
             QUERY + "test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy",
         ),
         "a sink or a query": (REFUSED,),
-        "a function that raises": (FUNCTION, QUERY + "test_an_error_of_a_batch_is_the_line_that_says_what_happened"),
-        "a Spark that": (QUERY + "test_a_spark_that_does_not_answer_is_unavailable_and_tried_again",),
+        "a function that raises": (
+            FUNCTION,
+            QUERY + "test_an_error_of_a_batch_is_the_line_that_says_what_happened",
+        ),
+        "a Spark that": (
+            QUERY + "test_a_spark_that_does_not_answer_is_unavailable_and_tried_again",
+        ),
     },
 }
 PARAGRAPHS = {
@@ -51,7 +68,10 @@ PARAGRAPHS = {
         QUERY + "test_of_two_owners_the_older_one_loses_and_names_the_other",
         QUERY + "test_of_two_runs_spark_stops_the_older_whose_owner_names_the_other",
     ),
-    "**Stop and go on.**": (WINDOWS, WORKER + "test_a_query_stops_while_inactive_and_goes_on_without_its_worker"),
+    "**Stop and go on.**": (
+        WINDOWS,
+        WORKER + "test_a_query_stops_while_inactive_and_goes_on_without_its_worker",
+    ),
     "**If the owner dies.**": (
         QUERY + "test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topology",
         "tests/operations/test_cleaner.py::test_a_spark_that_does_not_answer_keeps_no_topology",
@@ -74,7 +94,9 @@ def test_each_paragraph_is_there() -> None:
 
 
 def test_each_proof_exists() -> None:
-    proofs = {proof for rows in (*PROOFS.values(), PARAGRAPHS) for each in rows.values() for proof in each}
+    proofs = {
+        proof for rows in (*PROOFS.values(), PARAGRAPHS) for each in rows.values() for proof in each
+    }
     for path in {proof.partition("::")[0] for proof in proofs}:
         body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
         names = {f"{path}::{node.name}" for node in body if isinstance(node, ast.FunctionDef)}

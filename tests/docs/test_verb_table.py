@@ -25,7 +25,9 @@ def waits(verb: Verb) -> Iterator[str]:
 
 
 def row(verb: Verb) -> str:
-    fields = ", ".join(f"`{name}`" for name in verb.request.model_fields if name != "dry_run") or "-"
+    fields = (
+        ", ".join(f"`{name}`" for name in verb.request.model_fields if name != "dry_run") or "-"
+    )
     who = "the leader" if verb.leader else "refused"
     return f"| `{verb.name}` | {fields} | {who} | {', '.join(waits(verb))} | {verb.summary} |"
 
@@ -37,11 +39,18 @@ def test_the_page_has_every_verb_with_its_fields() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
-def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the_client(verb: Verb) -> None:
-    operation = rebalance.rebalance if verb.name == "rebalance" else lifecycle.operation_of(verb.name)
+def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the_client(
+    verb: Verb,
+) -> None:
+    operation = (
+        rebalance.rebalance if verb.name == "rebalance" else lifecycle.operation_of(verb.name)
+    )
     assert operation.__doc__ and {"ctx", "name"} <= inspect.signature(operation).parameters.keys()
     if not verb.batches:
-        assert verb.request.model_fields.keys() - {"dry_run"} <= inspect.signature(operation).parameters.keys()
+        assert (
+            verb.request.model_fields.keys() - {"dry_run"}
+            <= inspect.signature(operation).parameters.keys()
+        )
     import storm_dagster.client as client
 
     made = getattr(client, verb.job.removesuffix("_topology") + "_topology")
@@ -52,6 +61,8 @@ def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the
 def test_who_is_no_verb_has_no_function() -> None:
     import storm_dagster.client as client
 
-    assert not hasattr(client, "explode_topology") and issubclass(VERBS["update"].request, CodeRequest)
+    assert not hasattr(client, "explode_topology") and issubclass(
+        VERBS["update"].request, CodeRequest
+    )
     with pytest.raises(ImportError):
         from storm_dagster.client import explode_topology  # pyright: ignore # noqa: F401

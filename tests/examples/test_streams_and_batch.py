@@ -66,7 +66,8 @@ def test_an_hour_is_reported_a_minute_after_its_end_and_once() -> None:
 def test_the_hourly_asset_is_requested_for_every_hour_that_the_stream_completes() -> None:
     batch = module("batch", DEFS / "batch.py")
     defs = dg.Definitions(
-        assets=[batch.clicks, batch.pages_by_hour], resources={"storm_spark": dg.ResourceDefinition.none_resource()}
+        assets=[batch.clicks, batch.pages_by_hour],
+        resources={"storm_spark": dg.ResourceDefinition.none_resource()},
     )
     now = datetime.now(tz=timezone.utc)
     hours = [(now - timedelta(hours=back)).strftime("%Y-%m-%d-%H:00") for back in (1, 5)]
@@ -80,7 +81,9 @@ def test_the_hourly_asset_is_requested_for_every_hour_that_the_stream_completes(
         assert asked == set()
         for hour in hours:
             # What nimbus has Dagster store for `self.dagster.materialize`.
-            instance.report_runless_asset_event(dg.AssetMaterialization(batch.CLICKS, partition=hour))
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(batch.CLICKS, partition=hour)
+            )
         asked, cursor = requested(instance, cursor)
         assert asked == set(hours)
         asked, cursor = requested(instance, cursor)

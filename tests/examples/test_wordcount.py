@@ -48,7 +48,9 @@ def test_a_line_that_comes_twice_is_counted_once(wordcount: ModuleType, tmp_path
     expected = Counter({"to": 2, "be": 2, "or": 1, "not": 1, "be_it": 1, "so": 1})
     for _ in range(2):
         # The second time everything is replayed onto what the first has saved.
-        with TopologyHarness(wordcount.WordCount, given={"lines": lines}, state_dir=tmp_path) as harness:
+        with TopologyHarness(
+            wordcount.WordCount, given={"lines": lines}, state_dir=tmp_path
+        ) as harness:
             harness.run()
             harness.tick("count")
             result = harness.run()
@@ -56,7 +58,9 @@ def test_a_line_that_comes_twice_is_counted_once(wordcount: ModuleType, tmp_path
             assert counts(harness) == expected
 
 
-def test_a_task_that_is_alone_now_reads_what_its_sibling_left(wordcount: ModuleType, tmp_path: Path) -> None:
+def test_a_task_that_is_alone_now_reads_what_its_sibling_left(
+    wordcount: ModuleType, tmp_path: Path
+) -> None:
     expected: Counter[str] = Counter()
     for _, line in wordcount.read_lines(5, 100):
         expected.update(wordcount.words_of(line))

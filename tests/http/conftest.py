@@ -21,7 +21,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("home")
     logs = home / "logs"
     (logs / "workers").mkdir(parents=True)
-    conf = {"storm.secret": "planted", "storm.zookeeper.port": 2181, "nimbus.file.copy.expiration.secs": 2}
+    conf = {
+        "storm.secret": "planted",
+        "storm.zookeeper.port": 2181,
+        "nimbus.file.copy.expiration.secs": 2,
+    }
     routes = LogRoutes(logs, lambda port: f"stacks of {port}\n", conf)
     api = HttpApi("logs", "1")
     routes.add_to(api)

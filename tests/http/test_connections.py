@@ -24,7 +24,10 @@ from storm_dagster.testing.waiting import eventually
 
 def test_the_body_of_an_answer_does_not_wait_for_the_client() -> None:
     """Nagle's algorithm, together with delayed acknowledgements, would add 40 ms to every answer with a body."""
-    with listen("127.0.0.1", 0, "test") as listener, socket.create_connection(listener.getsockname()):
+    with (
+        listen("127.0.0.1", 0, "test") as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
         with listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -36,7 +39,10 @@ async def _echo(request: Request) -> PlainTextResponse:
 @pytest.fixture
 def port() -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    routes = [Route("/", lambda request: PlainTextResponse("ok")), Route("/echo", _echo, methods=["POST"])]
+    routes = [
+        Route("/", lambda request: PlainTextResponse("ok")),
+        Route("/echo", _echo, methods=["POST"]),
+    ]
     service = HttpService(Starlette(routes=routes), listener)
     service.start()
     yield listener.getsockname()[1]
@@ -44,7 +50,8 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"GET / HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\nx"]
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\nx"],
 )
 def test_others_are_answered_while_one_holds_all_connections(
     port: int, sent: bytes, caplog: pytest.LogCaptureFixture
@@ -87,7 +94,12 @@ def test_a_file_whose_reader_has_left_is_closed(tmp_path: Path) -> None:
 
     def read(request: Request) -> StreamResponse:
         return StreamResponse(
-            large.open("rb"), 4 << 30, request=request, chunk=1 << 16, idle_secs=30, headers={"Content-Type": "x/y"}
+            large.open("rb"),
+            4 << 30,
+            request=request,
+            chunk=1 << 16,
+            idle_secs=30,
+            headers={"Content-Type": "x/y"},
         )
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -113,7 +125,9 @@ def test_connections_that_begin_no_handshake_count(tmp_path: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     issued.configure_cert(tls)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    service = HttpService(Starlette(routes=[Route("/", lambda request: PlainTextResponse("ok"))]), listener, tls=tls)
+    service = HttpService(
+        Starlette(routes=[Route("/", lambda request: PlainTextResponse("ok"))]), listener, tls=tls
+    )
     service.start()
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)

@@ -25,13 +25,20 @@ def test_show_log_gives_the_size_and_the_end_of_the_file(served: Served) -> None
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.content == b"0000000000000011\nfirst\nlast\n"
-    assert view(served, cmd="showLog", log="nimbus-n1.log", pos=6, size=4).content == b"0000000000000011\nlast"
+    assert (
+        view(served, cmd="showLog", log="nimbus-n1.log", pos=6, size=4).content
+        == b"0000000000000011\nlast"
+    )
     assert view(served, cmd="showLog", log="nimbus-n1.log", pos=11).content == b"0000000000000011\n"
     assert view(served, cmd="download", log="nimbus-n1.log", pos=0, size=5).content == b"first"
     whole = view(served, cmd="download", log="nimbus-n1.log")
-    assert whole.content == b"first\nlast\n" and "attachment" in whole.headers["content-disposition"]
+    assert (
+        whole.content == b"first\nlast\n" and "attachment" in whole.headers["content-disposition"]
+    )
     part = served.http.get(
-        "/logview", params={"cmd": "download", "log": "nimbus-n1.log"}, headers={"Range": "bytes=-5"}
+        "/logview",
+        params={"cmd": "download", "log": "nimbus-n1.log"},
+        headers={"Range": "bytes=-5"},
     )
     assert (part.status_code, part.content) == (206, b"last\n")
 
@@ -52,7 +59,10 @@ def test_a_file_of_ten_gigabytes_is_read_by_pages(served: Served) -> None:
     answer = view(served, cmd="showLog", log="big.log")
     assert answer.content[:17] == b"%016d\n" % TEN_GB
     assert len(answer.content) == 17 + 131_072 and answer.content.endswith(b"end\n")
-    assert len(view(served, cmd="showLog", log="big.log", pos=5 * 2**30, size=2**40).content) == 17 + 2**20
+    assert (
+        len(view(served, cmd="showLog", log="big.log", pos=5 * 2**30, size=2**40).content)
+        == 17 + 2**20
+    )
     found = view(served, cmd="searchLog", file="big.log", key="end", max_match=1).json()
     assert list(found["match_results"]) == [str(TEN_GB - 4)]
     budget = view(served, cmd="searchLog", file="big.log", key="absent").json()
@@ -159,12 +169,16 @@ def test_directories_are_listed_as_in_jstorm(served: Served) -> None:
     assert "now" in served.http.get("/api/v1/log", params={"file": "wc-1-1/6900/worker.log"}).text
     # Rotated in between: a reader that asks on from where it was learns that the file is shorter.
     (slot / "worker.log").write_text("")
-    assert view(served, cmd="showLog", log="workers/wc-1-1/6900/worker.log", pos=4).status_code == 416
+    assert (
+        view(served, cmd="showLog", log="workers/wc-1-1/6900/worker.log", pos=4).status_code == 416
+    )
 
 
 def test_what_logs_say_runs_nothing_in_a_browser(served: Served) -> None:
     name = "<b>&\"'.log"
-    (served.logs / name).write_bytes(b"<script>alert(1)</script>\x1b[31m\x00 \xe2\x80\xae \xff\xfe </pre><img src=x>\n")
+    (served.logs / name).write_bytes(
+        b"<script>alert(1)</script>\x1b[31m\x00 \xe2\x80\xae \xff\xfe </pre><img src=x>\n"
+    )
     page = served.http.get("/api/v1/daemonlog", params={"file": name})
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -179,24 +193,36 @@ def test_encodings_and_cut_characters(served: Served) -> None:
     text = "日本" * 50
     (served.logs / "jp.log").write_bytes(text.encode())
     (served.logs / "sjis.log").write_bytes(text.encode("shift_jis"))
-    page = served.http.get("/api/v1/daemonlog", params={"file": "jp.log", "start": 1, "length": 10}).text
+    page = served.http.get(
+        "/api/v1/daemonlog", params={"file": "jp.log", "start": 1, "length": 10}
+    ).text
     assert "本日" in page and "\ufffd" not in page
-    sjis = served.http.get("/api/v1/daemonlog", params={"file": "sjis.log", "encoding": "shift_jis"})
+    sjis = served.http.get(
+        "/api/v1/daemonlog", params={"file": "sjis.log", "encoding": "shift_jis"}
+    )
     assert "日本日本" in sjis.text
-    refused = served.http.get("/api/v1/daemonlog", params={"file": "jp.log", "encoding": "zlib_codec"})
+    refused = served.http.get(
+        "/api/v1/daemonlog", params={"file": "jp.log", "encoding": "zlib_codec"}
+    )
     assert refused.status_code == 400
-    found = view(served, cmd="searchLog", file="jp.log", key="本", max_match=1, search_from="head").json()
+    found = view(
+        served, cmd="searchLog", file="jp.log", key="本", max_match=1, search_from="head"
+    ).json()
     assert list(found["match_results"]) == ["3"]
     binary = b"\x00\x01needle\xff\xfe\n" * 3
     (served.logs / "binary.log").write_bytes(binary)
     assert view(served, cmd="showLog", log="binary.log").content[17:] == binary
-    raw = served.http.get("/logview?cmd=searchLog&file=binary.log&key=e%ff%fe&search_from=head").json()
+    raw = served.http.get(
+        "/logview?cmd=searchLog&file=binary.log&key=e%ff%fe&search_from=head"
+    ).json()
     assert list(raw["match_results"]) == ["7", "18", "29"]
 
 
 @pytest.mark.usefixtures("patient")
 def test_search_goes_both_ways_with_context_and_a_limit(served: Served) -> None:
-    lines = [f"line {number} {'Boom' if number % 10 == 0 else 'fine'}\n" for number in range(40_000)]
+    lines = [
+        f"line {number} {'Boom' if number % 10 == 0 else 'fine'}\n" for number in range(40_000)
+    ]
     (served.logs / "words.log").write_text("".join(lines))
     content = "".join(lines)
 
@@ -208,11 +234,15 @@ def test_search_goes_both_ways_with_context_and_a_limit(served: Served) -> None:
     assert offsets == [content.index("Boom"), content.index("Boom", 20)]
     assert first["match_results"][str(offsets[1])] == "line 9 fine\nline 10 Boom\nline 11 fine\n"
     again = ask(key="Boom", max_match=1, search_from="head", offset=first["next_offset"])
-    assert [int(offset) for offset in again["match_results"]] == [content.index("Boom", offsets[1] + 1)]
+    assert [int(offset) for offset in again["match_results"]] == [
+        content.index("Boom", offsets[1] + 1)
+    ]
     last = ask(key="Boom", max_match=1)
     assert [int(offset) for offset in last["match_results"]] == [content.rindex("Boom")]
     before = ask(key="Boom", max_match=1, offset=last["next_offset"])
-    assert [int(offset) for offset in before["match_results"]] == [content.rindex("Boom", 0, content.rindex("Boom"))]
+    assert [int(offset) for offset in before["match_results"]] == [
+        content.rindex("Boom", 0, content.rindex("Boom"))
+    ]
     assert ask(key="boom")["num_match"] == 0
     assert ask(key="boom", case_ignore="true")["num_match"] == 10
     everything = ask(key="Boom", max_match=1000, search_from="tail")
@@ -233,11 +263,17 @@ def test_search_goes_both_ways_with_context_and_a_limit(served: Served) -> None:
 def test_an_answer_is_bounded_whatever_the_log_holds(served: Served, search_from: str) -> None:
     """Matches in lines without end, and a key that makes a naive search quadratic."""
     (served.logs / "long.log").write_bytes(b"x" * 2**20)
-    many = view(served, cmd="searchLog", file="long.log", key="x", max_match=1000, search_from=search_from)
+    many = view(
+        served, cmd="searchLog", file="long.log", key="x", max_match=1000, search_from=search_from
+    )
     assert len(many.content) < 3 * 2**20 and many.json()["next_offset"] is not None
     (served.logs / "same.log").write_bytes(b"a" * 8 * 2**20)
     none = view(
-        served, cmd="searchLog", file="same.log", key="a" * 512 + "b" + "a" * 511, search_from=search_from
+        served,
+        cmd="searchLog",
+        file="same.log",
+        key="a" * 512 + "b" + "a" * 511,
+        search_from=search_from,
     ).json()
     while none["next_offset"] is not None and none["num_match"] == 0:
         none = view(

@@ -43,14 +43,22 @@ def test_what_pip_itself_lists_is_read(installer: ModuleType) -> None:
     }
 
 
-def test_the_environment_wins_over_a_command_s_section_and_that_over_all(installer: ModuleType) -> None:
+def test_the_environment_wins_over_a_command_s_section_and_that_over_all(
+    installer: ModuleType,
+) -> None:
     listing = ":env:.index-url='e'\nglobal.index-url='g'\nglobal.timeout='3'\ninstall.timeout='4'\nlist.format='x'\n"
     assert installer.pip_options(listing) == {"index-url": "e", "timeout": "4"}
 
 
 def test_what_uv_is_told_already_stays(installer: ModuleType) -> None:
-    options = {"index-url": "https://pip.example/simple", "extra-index-url": "https://a\nhttps://b", "cert": "/c.pem"}
-    told = installer.uv_variables(options, {"UV_INDEX_URL": "https://uv.example", "SSL_CERT_FILE": "/mine.pem"})
+    options = {
+        "index-url": "https://pip.example/simple",
+        "extra-index-url": "https://a\nhttps://b",
+        "cert": "/c.pem",
+    }
+    told = installer.uv_variables(
+        options, {"UV_INDEX_URL": "https://uv.example", "SSL_CERT_FILE": "/mine.pem"}
+    )
     assert told == {
         "UV_INDEX": "https://a https://b",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
@@ -59,19 +67,26 @@ def test_what_uv_is_told_already_stays(installer: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("option", ["require-hashes", "target", "no-binary", "something-new"])
-def test_an_option_that_uv_cannot_be_told_is_left_to_pip(installer: ModuleType, option: str) -> None:
+def test_an_option_that_uv_cannot_be_told_is_left_to_pip(
+    installer: ModuleType, option: str
+) -> None:
     assert installer.uv_variables({"index-url": "https://x", option: "y"}, {}) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "new_enough"), [("uv 0.9.1", True), ("uv 1.0.0 (abc)", True), ("uv 0.8.22", False), ("?", False)]
+    ("said", "new_enough"),
+    [("uv 0.9.1", True), ("uv 1.0.0 (abc)", True), ("uv 0.8.22", False), ("?", False)],
 )
-def test_an_old_uv_on_path_is_not_used(installer: ModuleType, tmp_path: Path, said: str, new_enough: bool) -> None:
+def test_an_old_uv_on_path_is_not_used(
+    installer: ModuleType, tmp_path: Path, said: str, new_enough: bool
+) -> None:
     uv = tmp_path / "uv"
     uv.write_text(f"#!/bin/sh\necho '{said}'\n")
     uv.chmod(0o755)
     assert installer.recent_uv(str(uv)) == (str(uv) if new_enough else None)
-    assert installer.recent_uv(str(tmp_path / "nothing")) is None and installer.recent_uv(None) is None
+    assert (
+        installer.recent_uv(str(tmp_path / "nothing")) is None and installer.recent_uv(None) is None
+    )
 
 
 def test_where_uv_fails_pip_installs_the_same(installer: ModuleType, tmp_path: Path) -> None:
@@ -102,7 +117,11 @@ def test_a_target_installs_its_own_groups_only() -> None:
     wanted = {"demo": set(), "check": {"check", "test", "docs"}, "test": {"test", "docs"}}
     for target, expected in wanted.items():
         planned = subprocess.run(
-            ["make", "-n", target, "VENV=nowhere/venv"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["make", "-n", target, "VENV=nowhere/venv"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         asked = re.findall(r"install\.py nowhere/venv(.*)", planned)
         assert {group for line in asked for group in line.split()} == expected, target

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 import pytest
 
-from storm_dagster.launcher.wire import GO, Event, ForkState, LauncherState, LineConnection, next_fork, next_launcher
+from storm_dagster.launcher.wire import (
+    GO,
+    Event,
+    ForkState,
+    LauncherState,
+    LineConnection,
+    next_fork,
+    next_launcher,
+)
 
 
 class Exchange(NamedTuple):
@@ -32,7 +40,9 @@ def after(now: Exchange) -> Iterator[Exchange]:
         closed = now.launcher in ("launched", "stock")
         # A timeout may win against a message that is there already; the last look of all does not wait.
         events = now.to_fork[:1] or (("end",) if closed else ())
-        for event in dict.fromkeys((*events, "silence") if now.fork != "leaving" else events or ("silence",)):
+        for event in dict.fromkeys(
+            (*events, "silence") if now.fork != "leaving" else events or ("silence",)
+        ):
             state = next_fork(now.fork, event)
             yield now._replace(
                 fork=state,
@@ -78,7 +88,9 @@ def test_a_fork_that_is_held_after_go_obeys_it(held: str) -> None:
         if held == "before it reads":
             os.kill(os.getpid(), signal.SIGSTOP)
         fork = LineConnection(theirs)
-        state = next_fork("waiting", fork.await_message("go", 3.0 if held == "while it reads" else 30.0))
+        state = next_fork(
+            "waiting", fork.await_message("go", 3.0 if held == "while it reads" else 30.0)
+        )
         if state == "leaving":
             fork.refuse_more()
             state = next_fork(state, fork.await_message("go", 0.0))
@@ -92,7 +104,9 @@ def test_a_fork_that_is_held_after_go_obeys_it(held: str) -> None:
     launcher.send(GO)
     if held != "not":
         assert (
-            next_launcher("said", launcher.await_message("started", 3.5 if held == "while it reads" else 0.5))
+            next_launcher(
+                "said", launcher.await_message("started", 3.5 if held == "while it reads" else 0.5)
+            )
             == "launched"
         )
     launcher.close()

@@ -58,7 +58,9 @@ def test_a_run_that_fails_is_a_failed_run(place: Place) -> None:
 @pytest.mark.parametrize(
     ("how", "message"), [("killed", "was killed by SIGKILL"), ("gone", "ended with exit status 0")]
 )
-def test_a_run_whose_process_dies_is_failed_with_the_reason(place: Place, how: str, message: str) -> None:
+def test_a_run_whose_process_dies_is_failed_with_the_reason(
+    place: Place, how: str, message: str
+) -> None:
     assert place.warm
     run_id = place.launch(how)
     assert place.ended(run_id) == "FAILURE"
@@ -77,7 +79,9 @@ def test_a_run_is_terminated_in_order(place: Place) -> None:
     assert not place.launcher.terminate(run_id)
 
 
-def test_a_run_that_does_not_heed_its_termination_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_heed_its_termination_is_killed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert place.warm
     monkeypatch.setattr(run_launcher, "GRACE_SECS", 0.5)
     run_id = place.launch("deaf")
@@ -119,7 +123,10 @@ def test_a_launcher_that_gives_up_leaves_a_run_that_was_not_started(place: Place
 def test_the_socket_is_this_users_alone_and_refuses_what_it_has_not_loaded(place: Place) -> None:
     assert place.warm
     assert (run_dir(place.home) / SOCKET).stat().st_mode & 0o077 == 0
-    for request in ({"module": "somebody.elses"}, {"module": place.module, "image": "registry/image"}):
+    for request in (
+        {"module": "somebody.elses"},
+        {"module": place.module, "image": "registry/image"},
+    ):
         peer = LineConnection.connect(place.home)
         peer.send(request)
         answer = peer.receive(30)
@@ -153,7 +160,9 @@ def test_a_run_has_what_the_location_reads_at_import_now(place: Place) -> None:
         assert place.ended(run_id) == "SUCCESS"
         # The reload has kept the umask.
         assert place.told(run_id).stat().st_mode & 0o777 == 0o644
-        return json.loads(place.told(run_id).read_text(encoding="utf-8"))["names"], place.started_warm(run_id)
+        return json.loads(place.told(run_id).read_text(encoding="utf-8"))[
+            "names"
+        ], place.started_warm(run_id)
 
     assert place.warm
     assert told() == (["Ann"], True)
@@ -197,7 +206,9 @@ def test_code_that_does_not_load_is_waited_for(place: Place) -> None:
     assert place.started_warm(run_id)
 
 
-def test_a_process_that_does_not_answer_holds_no_run_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_answer_holds_no_run_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wire, "ANSWER_SECS", 1.0)
     place.kill_warm()
     deaf = listen(place.home)
@@ -237,7 +248,8 @@ def test_a_location_that_starts_threads_is_not_forked(place: Place) -> None:
     before = file.read_text(encoding="utf-8")
     try:
         file.write_text(
-            before + "\nimport threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+            before
+            + "\nimport threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
             encoding="utf-8",
         )
         place.start()

@@ -45,7 +45,10 @@ EVIDENCE = {
 """What the function that writes must contain, so that the guard is not only on this list."""
 
 GUARDED: dict[str, dict[str, str]] = {
-    "defs/declared/deploy.py": {"alone.claim_ephemeral_node": SESSION, "alone.delete_node": SESSION},
+    "defs/declared/deploy.py": {
+        "alone.claim_ephemeral_node": SESSION,
+        "alone.delete_node": SESSION,
+    },
     "defs/healing/heartbeat_sensor.py": {
         "_Watch.hold.claim_ephemeral_node": SESSION,
         "_Watch.hold.delete_node": SESSION,
@@ -108,7 +111,10 @@ GUARDED: dict[str, dict[str, str]] = {
         "TaskErrors.report_error.delete_node": APPEND,
         "TaskErrors.report_error.set_data": OWN_VERSION,
     },
-    "zk/transaction.py": {"Transaction._request.TransactionRequest": LAYER, "Transaction.set.set_data": LAYER},
+    "zk/transaction.py": {
+        "Transaction._request.TransactionRequest": LAYER,
+        "Transaction.set.set_data": LAYER,
+    },
     "zk/worker_nodes.py": {
         "WorkerNodes.write_worker_node.transaction": ASSIGNMENT,
         "WorkerNodes.remove_worker_node.transaction": SESSION,
@@ -148,7 +154,9 @@ def _calls(node: ast.AST, scope: list[str], source: str) -> Iterator[tuple[str, 
 def _writer(function: ast.expr) -> str | None:
     if isinstance(function, ast.Name):
         return function.id if function.id in WRITERS else None
-    return function.attr if isinstance(function, ast.Attribute) and function.attr in WRITERS else None
+    return (
+        function.attr if isinstance(function, ast.Attribute) and function.attr in WRITERS else None
+    )
 
 
 def test_every_write_has_a_guard() -> None:
@@ -171,14 +179,21 @@ def test_a_function_that_writes_has_its_guard_in_it(name: str) -> None:
 
 def test_only_the_layer_and_storms_own_operations_write_without_a_guard() -> None:
     free = {name for name, places in GUARDED.items() if {LAYER, COMPAT} & set(places.values())}
-    assert free == {"zk/cluster_state.py", "zk/state_protocol.py", "zk/transaction.py", "zk/storm_operations.py"}
+    assert free == {
+        "zk/cluster_state.py",
+        "zk/state_protocol.py",
+        "zk/transaction.py",
+        "zk/storm_operations.py",
+    }
 
 
 def test_no_daemon_holds_storms_own_operations() -> None:
     importers = [
         path.relative_to(PACKAGE).as_posix()
         for path in sorted(PACKAGE.rglob("*.py"))
-        if re.search(r"\bzk\.storm_operations\b|import StormOperations", path.read_text(encoding="utf-8"))
+        if re.search(
+            r"\bzk\.storm_operations\b|import StormOperations", path.read_text(encoding="utf-8")
+        )
     ]
     # The one that is left names it in its documentation.
     assert importers == ["zk/storm_cluster_state.py"]

@@ -28,7 +28,9 @@ class ShakeRequest(VerbRequest):
 
 @pytest.fixture
 def shake(monkeypatch: pytest.MonkeyPatch) -> Verb:
-    verb = Verb("shake", "Shake a topology. Nothing falls.", ShakeRequest, leader=True, until=("ACTIVE",))
+    verb = Verb(
+        "shake", "Shake a topology. Nothing falls.", ShakeRequest, leader=True, until=("ACTIVE",)
+    )
     monkeypatch.setitem(VERBS, "shake", verb)  # type: ignore[arg-type]
     monkeypatch.setattr(lifecycle, "shake", lambda ctx, name, force=1: (name, force), raising=False)
     return verb
@@ -38,7 +40,9 @@ def test_a_row_and_an_operation_make_every_way_in(shake: Verb) -> None:
     document = nimbus_openapi()
     operation = document["paths"]["/v1/topologies/{name}/{verb}"]["post"]
     (words,) = [one["schema"]["enum"] for one in operation["parameters"] if one["name"] == "verb"]
-    assert "shake" in words and "#/components/schemas/ShakeRequest" in json.dumps(operation["requestBody"])
+    assert "shake" in words and "#/components/schemas/ShakeRequest" in json.dumps(
+        operation["requestBody"]
+    )
     assert document["components"]["schemas"]["ShakeRequest"]["properties"]["force"]["maximum"] == 9
     with pytest.raises(InvalidRequest, match="'force' of shake"):
         check_request(shake.request, {"force": 10}, "shake")
@@ -51,7 +55,10 @@ def test_a_row_and_an_operation_make_every_way_in(shake: Verb) -> None:
     command = change_verbs.command_of(shake)
     options = {option: parameter for parameter in command.params for option in parameter.opts}
     assert {"--force", "--json", "--dry-run", "--wait"} <= options.keys()
-    assert options["--force"].type.name == "integer range" and command.help == "Shake topology NAME. Nothing falls."
+    assert (
+        options["--force"].type.name == "integer range"
+        and command.help == "Shake topology NAME. Nothing falls."
+    )
     assert client.shake_topology.func is change_topology
     assert lifecycle.operation_of("shake")(None, "wc", force=3) == ("wc", 3)
     assert app.VERBS["restart"] == ("change_verbs", "Start the workers of a topology again")

@@ -14,13 +14,25 @@ import pytest
 
 from storm_rigs.public_names import Names, public_names
 
-NAMES: dict[str, Names] = json.loads(Path(__file__).with_name("names_of_0.1.0.json").read_text(encoding="utf-8"))
+NAMES: dict[str, Names] = json.loads(
+    Path(__file__).with_name("names_of_0.1.0.json").read_text(encoding="utf-8")
+)
 
-_SHARED = "all declared topologies share one, so that a location loads hundreds of them (CHANGELOG.md)"
+_SHARED = (
+    "all declared topologies share one, so that a location loads hundreds of them (CHANGELOG.md)"
+)
 RETIRED: dict[tuple[str, str, str], str] = {
-    ("dagster", "of a declared topology", "sensor watch_wc"): f"declared_topologies_sensor; {_SHARED}",
+    (
+        "dagster",
+        "of a declared topology",
+        "sensor watch_wc",
+    ): f"declared_topologies_sensor; {_SHARED}",
     ("dagster", "of a declared topology", "job rebalance_wc"): f"rebalance_declared; {_SHARED}",
-    ("dagster", "of a declared topology", "op rebalance_wc_op"): f"rebalance_declared_op; {_SHARED}",
+    (
+        "dagster",
+        "of a declared topology",
+        "op rebalance_wc_op",
+    ): f"rebalance_declared_op; {_SHARED}",
     **{
         ("conf", subject, key): "nothing read it: accepted with a warning (model/storm_keys.yaml)"
         for subject in ("keys", "defaults")
@@ -48,8 +60,9 @@ def now() -> dict[str, Names]:
 
 def test_no_name_is_lost(now: dict[str, Names]) -> None:
     lost = sorted(lost_names(NAMES, now) - RETIRED.keys())
-    assert not lost, "restore them, or say in RETIRED and CHANGELOG.md why they went:\n" + "\n".join(
-        f"  {kind} / {subject}: {name}" for kind, subject, name in lost
+    assert not lost, (
+        "restore them, or say in RETIRED and CHANGELOG.md why they went:\n"
+        + "\n".join(f"  {kind} / {subject}: {name}" for kind, subject, name in lost)
     )
 
 

@@ -33,7 +33,9 @@ PATTERNS = {
     "an id in front": rf"^[a-zA-Z]*\"\"\"\s*{IDS}[:.,]|^#\s*(?:{IDS})(?:[:, ]|$)|^\s*\| {IDS} ",
 }
 """What is refused, by what it looks like; in words for people, so not in code."""
-TEST_NAME = re.compile(r"def (test_(?!s3_|v\d)[a-z]\d{1,2}(?:_\w*)?|test_\w*_(?:design|hazard|seed|case)_\d\w*)\(")
+TEST_NAME = re.compile(
+    r"def (test_(?!s3_|v\d)[a-z]\d{1,2}(?:_\w*)?|test_\w*_(?:design|hazard|seed|case)_\d\w*)\("
+)
 
 
 def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
@@ -41,7 +43,11 @@ def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
     if not name.endswith(".py"):
         yield from enumerate(text.splitlines(), 1)
         return
-    words = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    words = {
+        tokenize.COMMENT,
+        tokenize.STRING,
+        getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+    }
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in words:
             for offset, line in enumerate(token.string.splitlines()):
@@ -80,9 +86,17 @@ def files() -> dict[str, str]:
     if listed.returncode:
         pytest.skip("no git repository: nothing says which files belong to it")
     own = Path(__file__).relative_to(ROOT).as_posix()
-    names = [name for name in listed.stdout.split("\0") if name.endswith(SUFFIXES) or Path(name).name in NAMES]
+    names = [
+        name
+        for name in listed.stdout.split("\0")
+        if name.endswith(SUFFIXES) or Path(name).name in NAMES
+    ]
     paths = [ROOT / name for name in names if name != own]
-    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths if path.is_file()}
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+        for path in paths
+        if path.is_file()
+    }
 
 
 def decisions() -> list[str]:
@@ -96,7 +110,9 @@ def test_nothing_refers_to_papers_that_are_not_here() -> None:
 def test_links_to_decisions_resolve() -> None:
     anchors = frozenset(decisions())
     assert len(anchors) == len(decisions()), "each name stands for one decision"
-    assert [line for name, text in files().items() for line in unknown_links_in(name, text, anchors)] == []
+    assert [
+        line for name, text in files().items() for line in unknown_links_in(name, text, anchors)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -140,11 +156,17 @@ def test_a_planted_reference_is_found(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.py", '"""A store behind a URL (S3, GCS, HDFS); I1 to I8 hold (``docs/decisions.md#invariants``)."""\n'),
+        (
+            "a.py",
+            '"""A store behind a URL (S3, GCS, HDFS); I1 to I8 hold (``docs/decisions.md#invariants``)."""\n',
+        ),
         ("a.py", "found = place(A2, [(A1, A2)])\ntime.sleep(8.5)\n"),
         ("a.py", '"""The design of 2024 is the one, in case A dies; RFC 9110, section 15."""\n'),
         ("docs/a.md", "await asyncio.sleep(5.1)\n| I1 | Each task has one slot. |\n"),
-        ("docs/a.md", "See [Live in Dagster](dagster.md), [Spark](spark.md); Storm issue STORM-1976.\n"),
+        (
+            "docs/a.md",
+            "See [Live in Dagster](dagster.md), [Spark](spark.md); Storm issue STORM-1976.\n",
+        ),
         ("tests/test_a.py", "def test_s3_is_a_store() -> None: ...\n"),
     ],
 )

@@ -38,12 +38,47 @@ ANY_REFUSED = re.compile(
     "|".join(form.replace("_", "_?") for forms in REFUSED for form in forms.split()), re.IGNORECASE
 )
 """What a text must match to have one of them: most files need not be taken apart."""
-INSTEAD = {tuple(form.split("_")): instead for forms, instead in REFUSED.items() for form in forms.split()}
+INSTEAD = {
+    tuple(form.split("_")): instead for forms, instead in REFUSED.items() for form in forms.split()
+}
 
 STEMS = (
-    *("normal", "initial", "serial", "recogn", "organ", "optim", "minim", "maxim", "synchron", "author"),
-    *("summar", "custom", "general", "special", "visual", "material", "final", "random", "parallel", "real"),
-    *("token", "util", "categor", "emphas", "priorit", "standard", "local", "central", "memor", "apolog"),
+    *(
+        "normal",
+        "initial",
+        "serial",
+        "recogn",
+        "organ",
+        "optim",
+        "minim",
+        "maxim",
+        "synchron",
+        "author",
+    ),
+    *(
+        "summar",
+        "custom",
+        "general",
+        "special",
+        "visual",
+        "material",
+        "final",
+        "random",
+        "parallel",
+        "real",
+    ),
+    *(
+        "token",
+        "util",
+        "categor",
+        "emphas",
+        "priorit",
+        "standard",
+        "local",
+        "central",
+        "memor",
+        "apolog",
+    ),
 )
 BRITISH = re.compile(
     rf"(?:{'|'.join(STEMS)})is(?:e|ed|es|er|ers|ing|able|ation|ations)(?![a-z])|(?:anal|paral)ys(?:e|ed|ing)(?![a-z])"
@@ -57,7 +92,9 @@ BRITISH = re.compile(
 
 def parts_of(identifier: str) -> tuple[str, ...]:
     """The words of an identifier, split at underscores and at capitals."""
-    return tuple(part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", identifier))
+    return tuple(
+        part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", identifier)
+    )
 
 
 def refused_in(identifier: str) -> list[str]:
@@ -100,7 +137,11 @@ def refused_names(name: str, text: str) -> list[str]:
 def documentation_of(text: str) -> Iterator[tuple[int, str]]:
     """(line number, line) of docstrings: strings that stand as statements."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and type(node.value.value) is str:
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and type(node.value.value) is str
+        ):
             for offset, line in enumerate(node.value.value.splitlines()):
                 yield node.lineno + offset, line
 
@@ -134,15 +175,21 @@ def repeated_classes(texts: dict[str, str]) -> list[str]:
     for name, text in texts.items():
         for found in classes_of(text):
             where.setdefault(found, []).append(name)
-    return [f"{found}: {', '.join(names)}" for found, names in sorted(where.items()) if len(names) > 1]
+    return [
+        f"{found}: {', '.join(names)}" for found, names in sorted(where.items()) if len(names) > 1
+    ]
 
 
 def test_identifiers_have_no_private_words() -> None:
-    assert [line for name, text in files(*FOLDERS).items() for line in refused_names(name, text)] == []
+    assert [
+        line for name, text in files(*FOLDERS).items() for line in refused_names(name, text)
+    ] == []
 
 
 def test_spelling_is_american() -> None:
-    assert [line for name, text in files("storm_dagster").items() for line in british_in(name, text)] == []
+    assert [
+        line for name, text in files("storm_dagster").items() for line in british_in(name, text)
+    ] == []
 
 
 def test_a_class_name_stands_for_one_class() -> None:
@@ -151,7 +198,17 @@ def test_a_class_name_stands_for_one_class() -> None:
 
 @pytest.mark.parametrize(
     "identifier",
-    ["seats", "_seat_even", "SeatTable", "usedSeats", "water_level", "WaterLevels", "unsettled", "mend", "MENDED"],
+    [
+        "seats",
+        "_seat_even",
+        "SeatTable",
+        "usedSeats",
+        "water_level",
+        "WaterLevels",
+        "unsettled",
+        "mend",
+        "MENDED",
+    ],
 )
 def test_a_planted_word_is_found(identifier: str) -> None:
     assert refused_names("a.py", f"def f({identifier}: int) -> None: ...\n")
@@ -159,7 +216,8 @@ def test_a_planted_word_is_found(identifier: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "identifier", ["amend", "recommended", "deedless", "resettlement", "water", "level", "renewal", "towed"]
+    "identifier",
+    ["amend", "recommended", "deedless", "resettlement", "water", "level", "renewal", "towed"],
 )
 def test_a_word_inside_another_is_left_alone(identifier: str) -> None:
     assert not refused_names(f"{identifier}.py", f"{identifier} = 1\n")
@@ -167,7 +225,12 @@ def test_a_word_inside_another_is_left_alone(identifier: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["normalise = 1\n", "class Initialiser: ...\n", "x = 1  # Neighbouring hosts.\n", 'x = 1\n"""Its colour."""\n'],
+    [
+        "normalise = 1\n",
+        "class Initialiser: ...\n",
+        "x = 1  # Neighbouring hosts.\n",
+        'x = 1\n"""Its colour."""\n',
+    ],
 )
 def test_planted_british_spelling_is_found(text: str) -> None:
     assert british_in("a.py", text)
@@ -179,5 +242,9 @@ def test_american_spelling_and_strings_are_left_alone() -> None:
 
 
 def test_a_repeated_class_is_found() -> None:
-    texts = {"a.py": "class A:\n    class B: ...\n", "b.py": "class B: ...\nclass _C: ...\n", "c.py": "class _C: ...\n"}
+    texts = {
+        "a.py": "class A:\n    class B: ...\n",
+        "b.py": "class B: ...\nclass _C: ...\n",
+        "c.py": "class _C: ...\n",
+    }
     assert repeated_classes(texts) == ["B: a.py, b.py"]

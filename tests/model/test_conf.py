@@ -140,9 +140,16 @@ zmq.threads: 1
 def test_a_conf_written_for_storm_loads_and_says_what_means_nothing(tmp_path: Path) -> None:
     (tmp_path / "storm.yaml").write_text(STORM_YAML)
     conf = load_cluster_conf(tmp_path)
-    assert conf["storm.zookeeper.servers"] == ["zk1", "zk2"] and conf["supervisor.slots.ports"] == [6700, 6701]
+    assert conf["storm.zookeeper.servers"] == ["zk1", "zk2"] and conf["supervisor.slots.ports"] == [
+        6700,
+        6701,
+    ]
     assert (conf["supervisor.memory.capacity.mb"], conf["supervisor.cpu.capacity"]) == (4096, 400)
-    other = ("nimbus.blobstore.class", "topology.scheduler.strategy", "isolation.scheduler.machines")
+    other = (
+        "nimbus.blobstore.class",
+        "topology.scheduler.strategy",
+        "isolation.scheduler.machines",
+    )
     for key in ("storm.cluster.state.store", *other):
         assert conf[key] == default_conf()[key]
     warnings = "\n".join(conf.warnings)
@@ -150,7 +157,9 @@ def test_a_conf_written_for_storm_loads_and_says_what_means_nothing(tmp_path: Pa
         ignored = key not in CONF_KEYS or "org.apache" in str(value) or isinstance(value, dict)
         assert (key in warnings) == ignored, key
     with pytest.raises(InvalidTopology, match="must be a list of strings"):
-        validate_conf({"isolation.scheduler.machines": {"wc": 2}}, source="topology", submitted=True)
+        validate_conf(
+            {"isolation.scheduler.machines": {"wc": 2}}, source="topology", submitted=True
+        )
     # One sentence for each reason, not for each key.
     assert len(conf.warnings) == len(set(conf.warnings)) < 15
 
@@ -163,21 +172,37 @@ def test_keys_below_prefixes_of_users_reach_the_code_of_a_topology() -> None:
 def test_a_family_of_storm_hides_no_key_that_means_something_and_no_other_typo() -> None:
     assert not [key for key in keys_without_meaning() if key in CONF_KEYS]
     for key in CONF_KEYS:
-        assert validate_conf({key: default_conf()[key]}, source="f") == ({key: default_conf()[key]}, [])
-    for typo in ("topology.wrokers", "nimbus.http.prot", "storm.zookeeper.server", "worker.memory.sizes"):
+        assert validate_conf({key: default_conf()[key]}, source="f") == (
+            {key: default_conf()[key]},
+            [],
+        )
+    for typo in (
+        "topology.wrokers",
+        "nimbus.http.prot",
+        "storm.zookeeper.server",
+        "worker.memory.sizes",
+    ):
         assert typo in unknown_keys({typo: 1})
 
 
 # Keys that are put together where they are read: pattern of what is read there -> the module.
 PUT_TOGETHER = {
-    "nimbus.executors.perTopology": (r'"executors".*nimbus\.\{what\}\.perTopology', "core/submission/validation.py"),
-    "nimbus.slots.perTopology": (r'"slots".*nimbus\.\{what\}\.perTopology', "core/submission/validation.py"),
+    "nimbus.executors.perTopology": (
+        r'"executors".*nimbus\.\{what\}\.perTopology',
+        "core/submission/validation.py",
+    ),
+    "nimbus.slots.perTopology": (
+        r'"slots".*nimbus\.\{what\}\.perTopology',
+        "core/submission/validation.py",
+    ),
     "topology.bolt.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
     "topology.spout.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
     "storm.tls.ca": (r'storm\.tls\.\{part\}"\) for part in \([^)]*"ca"', "model/security.py"),
     "topology.bolts.late.tuple.stream": (r"_PREFIX\}late\.tuple\.stream", "api/windows.py"),
 }
-WITHOUT_READER = {"storm.zookeeper.auth.scheme": "it has one value, which a conf for Storm may state"}
+WITHOUT_READER = {
+    "storm.zookeeper.auth.scheme": "it has one value, which a conf for Storm may state"
+}
 
 
 def test_every_key_has_a_reader() -> None:
@@ -193,4 +218,6 @@ def test_every_key_has_a_reader() -> None:
             assert re.search(pattern, sources[module], re.DOTALL), key
             continue
         names = {f'"{key}"', f'"{key.removeprefix("topology.bolts.")}"'}
-        assert any(name in text for text in sources.values() for name in names), f"nothing reads {key}: remove it"
+        assert any(name in text for text in sources.values() for name in names), (
+            f"nothing reads {key}: remove it"
+        )

@@ -35,7 +35,12 @@ def test_the_owner_of_another_coordinator_keeps_it() -> None:
     [
         {"concurrency": {"runs": {"max_concurrent_runs": 1}}},
         {"run_queue": {"max_concurrent_runs": 1}},
-        {"run_coordinator": {"class": "QueuedRunCoordinator", "config": {"max_concurrent_runs": 1}}},
+        {
+            "run_coordinator": {
+                "class": "QueuedRunCoordinator",
+                "config": {"max_concurrent_runs": 1},
+            }
+        },
     ],
 )
 def test_a_queue_of_one_run_is_named_wherever_it_is_set(queue: dict[str, Any]) -> None:
@@ -48,7 +53,9 @@ def test_the_pause_of_the_queue_is_read_from_the_coordinator_that_dagster_makes_
     assert (row.setting, row.now) == ("run_queue.dequeue_interval_seconds", "10")
 
 
-@pytest.mark.parametrize("settings", [{"sensors": None}, {"sensors": []}, {"run_coordinator": "NoneType"}])
+@pytest.mark.parametrize(
+    "settings", [{"sensors": None}, {"sensors": []}, {"run_coordinator": "NoneType"}]
+)
 def test_settings_of_another_form_count_as_stock(settings: dict[str, Any]) -> None:
     assert "sensors.use_threads" in advised(settings)
     assert not sensors_use_threads(settings)

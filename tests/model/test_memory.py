@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such calls")
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries have no such calls"
+)
 
 _HEAPS = """
 import ctypes, sys, threading

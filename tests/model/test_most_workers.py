@@ -13,8 +13,15 @@ def test_the_heartbeats_of_the_most_workers_fit_a_node() -> None:
     assert check_value("topology.workers", most) is None
     assert check_value("topology.workers", most + 1) is not None
     beats = {
-        f"{uuid.uuid4()}:{6900 + number % 100}": WorkerBeat(count=10**6, silent_ms=1000, uptime_secs=10**6)
+        f"{uuid.uuid4()}:{6900 + number % 100}": WorkerBeat(
+            count=10**6, silent_ms=1000, uptime_secs=10**6
+        )
         for number in range(most)
     }
-    record = TaskBeats(topology_id="a" * 40 + "-1-1700000000", topology_master=10**5, workers=beats, dead="1-9,11-99")
+    record = TaskBeats(
+        topology_id="a" * 40 + "-1-1700000000",
+        topology_master=10**5,
+        workers=beats,
+        dead="1-9,11-99",
+    )
     assert len(encode_record(record)) <= 512 * 1024

@@ -26,7 +26,8 @@ def test_a_hundred_thousand_tasks_of_one_component_stay_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "1-", "-1", "3-1", "1,1", "1-3,2", "01", "1 ,2", "a", "1-3,", "1-99999999999", "\uff11"]
+    "text",
+    ["0", "1-", "-1", "3-1", "1,1", "1-3,2", "01", "1 ,2", "a", "1-3,", "1-99999999999", "\uff11"],
 )
 def test_damaged_or_forged_ranges_are_refused(text: str) -> None:
     with pytest.raises(Corrupt):

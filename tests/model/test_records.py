@@ -12,7 +12,12 @@ import pytest
 
 import storm_dagster
 from storm_dagster.defs.metadata import failure_of
-from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError, error_from_document
+from storm_dagster.model.errors import (
+    Corrupt,
+    InvalidTopology,
+    StormDagsterError,
+    error_from_document,
+)
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -27,14 +32,24 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.topology import decode_topology
 
-BASE = StormBase(name="t", launch_time_secs=2_147_483_648, status="ACTIVE", workers=1, executors={"a": 1}, token="x")
+BASE = StormBase(
+    name="t",
+    launch_time_secs=2_147_483_648,
+    status="ACTIVE",
+    workers=1,
+    executors={"a": 1},
+    token="x",
+)
 ASSIGNMENT = Assignment(
     topology_id="t-1-1", code_dir="t-1-1", node_host={"s1": "h1"}, timestamp_ms=1,
     workers=(WorkerSlot(node="s1", host="h1", port=6900, tasks="1-3"),),
     task_start_secs=Assignment.pack_start_secs({1: 5, 2: 5, 3: 6}),
 )  # fmt: skip
 TABLE = TaskTable(
-    components={"a": ComponentTasks(type="bolt", tasks="1-2"), "s": ComponentTasks(type="spout", tasks="3")}
+    components={
+        "a": ComponentTasks(type="bolt", tasks="1-2"),
+        "s": ComponentTasks(type="spout", tasks="3"),
+    }
 )
 BEATS = TaskBeats(
     topology_id="t-1-1",
@@ -45,7 +60,9 @@ BEATS = TaskBeats(
 GRAY = GrayUpgrade(expires=1, **{"continue": True})
 
 
-@pytest.mark.parametrize("record", [BASE, ASSIGNMENT, TABLE, BEATS, GRAY], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize(
+    "record", [BASE, ASSIGNMENT, TABLE, BEATS, GRAY], ids=lambda r: type(r).__name__
+)
 def test_a_record_is_read_back_and_carries_its_schema_number(record: Any) -> None:
     raw = encode_record(record)
     assert decode_record(type(record), raw) == record
@@ -79,7 +96,9 @@ def test_bytes_that_are_no_such_record_are_corrupt_and_named(raw: bytes) -> None
 
 
 def test_a_record_that_no_node_may_hold_is_refused_before_the_write() -> None:
-    large = StormBase.model_validate({**BASE.model_dump(), "executors": {f"component-{n}": 1 for n in range(40_000)}})
+    large = StormBase.model_validate(
+        {**BASE.model_dump(), "executors": {f"component-{n}": 1 for n in range(40_000)}}
+    )
     with pytest.raises(InvalidTopology, match="a ZooKeeper node may hold"):
         encode_record(large)
 
@@ -89,7 +108,8 @@ def test_errors_travel_as_documents() -> None:
     again = error_from_document(error.to_document())
     assert type(again) is InvalidTopology and again.message == error.message
     assert (
-        type(error_from_document({"error": {"type": "FromTheFuture", "message": "x"}})).__name__ == "StormDagsterError"
+        type(error_from_document({"error": {"type": "FromTheFuture", "message": "x"}})).__name__
+        == "StormDagsterError"
     )
     assert "not an error document" in error_from_document("<html>").message
 
@@ -110,11 +130,22 @@ def test_whoever_gets_an_error_of_any_class_ends_with_its_exit_code() -> None:
         assert (again.exit_code, again.message) == (error.exit_code, error.message)
         assert isinstance(error, type(again))
         metadata = failure_of(error).metadata
-        assert (metadata["error_type"].value, metadata["message"].value) == (type(again).__name__, error.message)
+        assert (metadata["error_type"].value, metadata["message"].value) == (
+            type(again).__name__,
+            error.message,
+        )
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b'{"bolts": {"a": {}}}', b'{"bolts": {"a": {"object": {}}}}', b"\xff", b'{"x": 1}']
+    "raw",
+    [
+        b"",
+        b"[]",
+        b'{"bolts": {"a": {}}}',
+        b'{"bolts": {"a": {"object": {}}}}',
+        b"\xff",
+        b'{"x": 1}',
+    ],
 )
 def test_a_topology_document_that_is_none(raw: bytes) -> None:
     with pytest.raises(InvalidTopology):

@@ -67,10 +67,18 @@ def lost(before: Any, after: Any, where: str = "") -> list[str]:
         return [
             each
             for key in before
-            for each in (lost(before[key], after[key], f"{where}.{key}") if key in after else [f"{where}.{key}"])
+            for each in (
+                lost(before[key], after[key], f"{where}.{key}")
+                if key in after
+                else [f"{where}.{key}"]
+            )
         ]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [each for one, other in zip(before, after, strict=True) for each in lost(one, other, where)]
+        return [
+            each
+            for one, other in zip(before, after, strict=True)
+            for each in lost(one, other, where)
+        ]
     return [] if before == after else [where]
 
 
@@ -112,7 +120,11 @@ def test_what_this_release_wrote_outlives_a_change_by_a_newer_one(
 
 
 def test_most_records_were_changed(upgraded_first: dict[str, tuple[str, str, str]]) -> None:
-    unchanged = [name for name, raws in upgraded_first.items() if not lost(json.loads(raws[0]), json.loads(raws[1]))]
+    unchanged = [
+        name
+        for name, raws in upgraded_first.items()
+        if not lost(json.loads(raws[0]), json.loads(raws[1]))
+    ]
     assert len(unchanged) < len(NAMES) / 3, unchanged
 
 
@@ -162,8 +174,13 @@ def test_unknown_fields_are_bounded_in_all() -> None:
         half = "x" * (size // 2)
         return example(BASE)[:-1] + f',"more":"{half}","and":"{half}"}}'.encode()
 
-    assert len(encode_record(decode_record(StormBase, raw(MAX_UNKNOWN_BYTES - 100)))) > MAX_UNKNOWN_BYTES - 200
-    with pytest.raises(Corrupt, match=r"/topology/t has .* bytes in fields that this release does not know"):
+    assert (
+        len(encode_record(decode_record(StormBase, raw(MAX_UNKNOWN_BYTES - 100))))
+        > MAX_UNKNOWN_BYTES - 200
+    )
+    with pytest.raises(
+        Corrupt, match=r"/topology/t has .* bytes in fields that this release does not know"
+    ):
         decode_record(StormBase, raw(2 * MAX_UNKNOWN_BYTES), "/topology/t")
 
 

@@ -24,13 +24,18 @@ from storm_dagster.model.zookeeper_access import (
 
 FIRST = [value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)]
 IDS = st.builds(
-    "{}-{}-{}".format, st.text("abZ0_.-", min_size=1, max_size=8), st.integers(1, 99), st.integers(1, 2**33)
+    "{}-{}-{}".format,
+    st.text("abZ0_.-", min_size=1, max_size=8),
+    st.integers(1, 99),
+    st.integers(1, 2**33),
 )
 NAMES = st.sampled_from(
     ["log_levels", "state", "rebalance", "conf", "upgrading_workers", "e0000000001", "s1-6900", "c"]
 )
 PATHS = st.builds(
-    lambda first, rest: "/".join([first, *rest]), st.sampled_from(FIRST), st.lists(st.one_of(IDS, NAMES), max_size=4)
+    lambda first, rest: "/".join([first, *rest]),
+    st.sampled_from(FIRST),
+    st.lists(st.one_of(IDS, NAMES), max_size=4),
 )
 CHANGED_BY_WORKERS = (paths.WORKERS, paths.TASKBEATS, paths.TASKERRORS, paths.METRICS)
 
@@ -46,7 +51,13 @@ def test_only_what_is_below_a_topology_is_its_workers(path: str) -> None:
         assert topology_id == parts[1], "another's node"
     if permissions & ~READ:
         assert f"/{parts[0]}" in CHANGED_BY_WORKERS or path == paths.state_home(topology_id)
-    if f"/{parts[0]}" in (paths.GRAY_UPGRADE, paths.SUPERVISORS, paths.BLOBSTORE, paths.TOKENS, paths.NIMBUS_MASTER):
+    if f"/{parts[0]}" in (
+        paths.GRAY_UPGRADE,
+        paths.SUPERVISORS,
+        paths.BLOBSTORE,
+        paths.TOKENS,
+        paths.NIMBUS_MASTER,
+    ):
         assert permissions == 0, "it names the code that supervisors run, or who they are"
 
 
@@ -61,7 +72,11 @@ def test_the_ids_of_topologies_do_not_matter(path: str, other: str) -> None:
 
 @given(PATHS, IDS)
 def test_daemons_and_workers_give_a_node_the_same_acl(path: str, other: str) -> None:
-    daemon, before, own = ZooKeeperUsers("storm:new\nstorm:old"), ZooKeeperUsers("storm:old"), digest_of("storm:new")
+    daemon, before, own = (
+        ZooKeeperUsers("storm:new\nstorm:old"),
+        ZooKeeperUsers("storm:old"),
+        digest_of("storm:new"),
+    )
     acl, (topology_id, permissions) = daemon.acl(path), worker_permissions(path)
     assert next(iter(acl.items())) == (own, ALL) and len(acl) == (3 if permissions else 1)
     assert {may for digest, may in acl.items() if digest != own} <= {permissions}
@@ -71,7 +86,9 @@ def test_daemons_and_workers_give_a_node_the_same_acl(path: str, other: str) -> 
     shown = {digest_of(line) for line in worker.lines}
     assert own not in shown and shown.issuperset(set(acl) - {own})
     # While the secret is changed, workers of before are let into new nodes, and new ones into what was made before.
-    old = {digest_of(line) for line in before.worker_conf(topology_id or other)[PAYLOAD].split("\n")}
+    old = {
+        digest_of(line) for line in before.worker_conf(topology_id or other)[PAYLOAD].split("\n")
+    }
     assert bool(old & set(acl)) == bool(permissions)
     assert shown.issuperset(set(before.acl(path)) - {digest_of("storm:old")})
     stranger = daemon.worker_conf(other + "x")

@@ -69,15 +69,23 @@ def listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
     module.release.set()
 
 
-def operations(zk_conf: dict[str, object], tmp_path: Path, listener: str | None) -> OperationsContext:
+def operations(
+    zk_conf: dict[str, object], tmp_path: Path, listener: str | None
+) -> OperationsContext:
     """What a run of Dagster would act with: another process than the nimbus that tells."""
     state = StormClusterState.open(zk_conf)
-    conf = load_cluster_conf(None, {**zk_conf, NOTIFIER_KEY: listener, "task.cleanup.timeout.sec": 0})
-    return OperationsContext(cluster=state, blobs=LocalBlobStore(tmp_path / "other"), conf=conf, planner=plan_placement)
+    conf = load_cluster_conf(
+        None, {**zk_conf, NOTIFIER_KEY: listener, "task.cleanup.timeout.sec": 0}
+    )
+    return OperationsContext(
+        cluster=state, blobs=LocalBlobStore(tmp_path / "other"), conf=conf, planner=plan_placement
+    )
 
 
 def add(ctx: OperationsContext, name: str) -> str:
-    base = StormBase(name=name, launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t")
+    base = StormBase(
+        name=name, launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t"
+    )
     ctx.cluster.state.create_node(paths.topology(f"{name}-1-100"), encode_record(base))
     return name
 
@@ -140,7 +148,8 @@ def test_a_listener_that_fails_is_notified_of_the_next_action(
     lifecycle.deactivate(ctx, "wc")
     lifecycle.activate(ctx, "wc")
     eventually(
-        lambda: listeners.received == [(topology_id, "deactivate"), (topology_id, "activate")], what="both actions"
+        lambda: listeners.received == [(topology_id, "deactivate"), (topology_id, "activate")],
+        what="both actions",
     )
     assert nimbus.leads()
     ctx.cluster.disconnect()
@@ -161,7 +170,9 @@ def test_a_listener_that_hangs_holds_up_nobody(
     assert nimbus.leads() and nimbus.get("/v1/topologies").json()["topologies"] == []
     listeners.release.set()
     eventually(lambda: len(listeners.received) == 4, what="the rest", timeout=45)
-    assert listeners.received[1:] == [(topology_id, action) for action in ("deactivate", "activate", "killTopology")]
+    assert listeners.received[1:] == [
+        (topology_id, action) for action in ("deactivate", "activate", "killTopology")
+    ]
     ctx.cluster.disconnect()
 
 
@@ -176,11 +187,15 @@ def test_the_next_leader_notifies_of_the_rest(
     assert [action.action for action in pending_actions(ctx)] == ["deactivate"]
     first.stop()
     nimbuses.start("n2", **{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
-    eventually(lambda: (topology_id, "deactivate") in listeners.received, what="the action of before")
+    eventually(
+        lambda: (topology_id, "deactivate") in listeners.received, what="the action of before"
+    )
     ctx.cluster.disconnect()
 
 
-def test_without_a_listener_nothing_is_written(nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path) -> None:
+def test_without_a_listener_nothing_is_written(
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path
+) -> None:
     nimbuses.start().await_leading()
     ctx = operations(zk_conf, tmp_path, None)
     add(ctx, "wc")
@@ -210,6 +225,8 @@ def test_a_listener_that_cannot_be_loaded_does_not_stop_a_nimbus(
     ctx = operations(zk_conf, tmp_path, "no.such:Thing")
     add(ctx, "wc")
     lifecycle.deactivate(ctx, "wc")
-    eventually(lambda: pending_actions(ctx) == [], what="actions that nobody can hear being dropped")
+    eventually(
+        lambda: pending_actions(ctx) == [], what="actions that nobody can hear being dropped"
+    )
     assert nimbus.leads()
     ctx.cluster.disconnect()

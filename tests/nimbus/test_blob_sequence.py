@@ -9,12 +9,16 @@ from storm_dagster.nimbus.blobs.registry import BlobRecord, Registered, split_ho
 
 
 def holders_of_latest(nodes: list[str]) -> list[str]:
-    return Registered("k", None, None, {node: split_holder(node) for node in nodes}).newest_holders()
+    return Registered(
+        "k", None, None, {node: split_holder(node) for node in nodes}
+    ).newest_holders()
 
 
 def next_sequence(nodes: list[str], maximum: int) -> int:
     record = BlobRecord(sequence=maximum, sha256="") if maximum else None
-    return Registered("k", record, None, {node: split_holder(node) for node in nodes}).next_sequence()
+    return Registered(
+        "k", record, None, {node: split_holder(node) for node in nodes}
+    ).next_sequence()
 
 
 def test_the_holders_of_the_highest_number_have_the_latest() -> None:
@@ -43,7 +47,9 @@ def test_split_at_the_last_dash() -> None:
         (["a:1-3"], 2, 4),
     ],
 )
-def test_the_next_number_is_above_holders_and_maximum(holders: list[str], maximum: int, expected: int) -> None:
+def test_the_next_number_is_above_holders_and_maximum(
+    holders: list[str], maximum: int, expected: int
+) -> None:
     assert next_sequence(holders, maximum) == expected
 
 

@@ -84,7 +84,9 @@ def gate(dagster_server: DagsterServer) -> Iterator[Gate]:
 
 
 def conf(**values: object) -> ClusterConf:
-    return load_cluster_conf(None, {f"dagster.graphql.{key}": value for key, value in values.items()})
+    return load_cluster_conf(
+        None, {f"dagster.graphql.{key}": value for key, value in values.items()}
+    )
 
 
 def client(**values: object) -> DagsterClient:
@@ -113,7 +115,13 @@ def test_user_and_password_of_the_address_are_used_and_never_shown(
     with pytest.raises(Misconfigured) as refused:
         dagster.add_partition("behind-basic")
     access = DagsterAccess.of(conf(url=url))
-    shown = [caplog.text, refused.value.message, dagster.run_url("r1"), repr(access), repr(conf(url=url))]
+    shown = [
+        caplog.text,
+        refused.value.message,
+        dagster.run_url("r1"),
+        repr(access),
+        repr(conf(url=url)),
+    ]
     assert not [text for text in shown if "4711" in str(text) or "ann" in str(text)]
     assert dagster.run_url("r1") == f"http://{gate.place}/runs/r1"
     dagster.close()
@@ -140,7 +148,9 @@ def test_a_renewed_token_counts_at_once(gate: Gate, tmp_path: Path) -> None:
 
 def test_headers_are_sent_as_they_are_given(gate: Gate) -> None:
     gate.name, gate.admitted = "Dagster-Cloud-Api-Token", "user:planted"
-    dagster = client(url=f"http://{gate.place}/graphql", headers={"Dagster-Cloud-Api-Token": "user:planted"})
+    dagster = client(
+        url=f"http://{gate.place}/graphql", headers={"Dagster-Cloud-Api-Token": "user:planted"}
+    )
     dagster.add_partition("behind-header")
     dagster.close()
 
@@ -148,7 +158,10 @@ def test_headers_are_sent_as_they_are_given(gate: Gate) -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (401, r"asks who nimbus is \(401\): set dagster\.graphql\.token\.file or dagster\.graphql\.headers"),
+        (
+            401,
+            r"asks who nimbus is \(401\): set dagster\.graphql\.token\.file or dagster\.graphql\.headers",
+        ),
         (403, r"does not permit nimbus to do this \(403\)"),
         (302, r"login page.*dagster\.graphql\.url"),
         (404, r"no GraphQL answers.*dagster\.graphql\.url"),
@@ -177,13 +190,21 @@ def test_a_proxy_without_its_webserver_heals_by_itself(gate: Gate) -> None:
     [
         ({"headers": {"X-Key": "two\nlines"}}, r"headers: header 'X-Key'"),
         ({"headers": {"X-Key": 7}}, r"headers: header 'X-Key'"),
-        ({"headers": {"authorization": "Bearer a"}, "token.file": "/t"}, "both give the header Authorization"),
-        ({"url": "http://ann:b@h/graphql", "token.file": "/t"}, "both give the header Authorization"),
+        (
+            {"headers": {"authorization": "Bearer a"}, "token.file": "/t"},
+            "both give the header Authorization",
+        ),
+        (
+            {"url": "http://ann:b@h/graphql", "token.file": "/t"},
+            "both give the header Authorization",
+        ),
         ({"url": "h:3000/graphql"}, "is not an address"),
         ({"url": "http://ann:4711@[broken/graphql"}, "is not an address"),
     ],
 )
-def test_a_wrong_conf_is_refused_before_anything_is_sent(values: dict[str, Any], words: str) -> None:
+def test_a_wrong_conf_is_refused_before_anything_is_sent(
+    values: dict[str, Any], words: str
+) -> None:
     with pytest.raises(Misconfigured, match=words) as refused:
         DagsterAccess.of(conf(**{"url": "http://h/graphql", **values}))
     assert "4711" not in refused.value.message

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.dagster
 
-STEPS = ["topology_conf", "topology_code", "task_info", "assignment", "published_assignment", "active_topology"]
+STEPS = [
+    "topology_conf",
+    "topology_code",
+    "task_info",
+    "assignment",
+    "published_assignment",
+    "active_topology",
+]
 
 
 def at(url: str | None, timeout: float = 20.0) -> DagsterClient:
@@ -67,25 +74,38 @@ def test_submission_runs_six_steps(client: DagsterClient) -> None:
 
 
 @pytest.mark.long
-def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server: DagsterServer) -> None:
+def test_a_named_cluster_launches_its_own_jobs_under_plain_words(
+    dagster_server: DagsterServer,
+) -> None:
     client = DagsterClient(
-        DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=90.0), names=DagsterNames("prod")
+        DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=90.0),
+        names=DagsterNames("prod"),
     )
     try:
         client.add_partition("wc")
         config = {"ops": {client.names.stage_op("topology_conf"): {"config": {"handle": "h"}}}}
-        run_id = client.launch("submit_topology", config, {"dagster/partition": "wc", TOKEN_TAG: "prod-1"})
+        run_id = client.launch(
+            "submit_topology", config, {"dagster/partition": "wc", TOKEN_TAG: "prod-1"}
+        )
         document = finished(client, run_id)
         assert document["job"] == "prod_submit_topology"
         assert [step["name"] for step in document["steps"]] == STEPS
         # It is the real job: it looked for its cluster.
-        assert document["error"]["type"] == "Unavailable" and "127.0.0.1:9" in document["error"]["message"]
+        assert (
+            document["error"]["type"] == "Unavailable"
+            and "127.0.0.1:9" in document["error"]["message"]
+        )
         found = client.find_run(TOKEN_TAG, "prod-1", job="submit_topology")
         assert found is not None and found.run_id == run_id and found.failed
         assert client.find_run("dagster/priority", "100", job="submit_topology") == found
-        client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
+        client.report(
+            ["storm", "active_topology"], "wc", "killed by the leader while Dagster was away"
+        )
         kill = {"ops": {client.names.name("kill_topology_op"): {"config": {"name": "wc"}}}}
-        assert finished(client, client.launch("kill_topology", kill, {}))["job"] == "prod_kill_topology"
+        assert (
+            finished(client, client.launch("kill_topology", kill, {}))["job"]
+            == "prod_kill_topology"
+        )
         # The partitions of the plain cluster are others.
         client.drop_partition("wc")
     finally:
@@ -96,14 +116,20 @@ def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server:
 def test_typed_failure_of_a_step(client: DagsterClient) -> None:
     document = finished(client, submit(client, "typed", "t-typed", "typed-failure"))
     assert document["status"] == "FAILURE"
-    assert document["error"] == {"type": "Unavailable", "message": "topology needs 4 slots, 3 are free"}
+    assert document["error"] == {
+        "type": "Unavailable",
+        "message": "topology needs 4 slots, 3 are free",
+    }
     assert document["steps"][0]["status"] == "FAILURE"
 
 
 def test_plain_failure_of_a_step(client: DagsterClient) -> None:
     document = finished(client, submit(client, "plain", "t-plain", "plain-failure"))
     assert document["error"]["type"] == "StormDagsterError"
-    assert "topology_conf" in document["error"]["message"] and "something broke" in document["error"]["message"]
+    assert (
+        "topology_conf" in document["error"]["message"]
+        and "something broke" in document["error"]["message"]
+    )
     found = client.find_run(TOKEN_TAG, "t-plain")
     assert found is not None and found.failed
 
@@ -116,7 +142,9 @@ def test_op_job_with_config(client: DagsterClient) -> None:
 
 def test_what_dagster_refuses_is_typed(client: DagsterClient) -> None:
     with pytest.raises(InvalidRequest, match="kill_topology"):
-        client.launch("kill_topology", {"ops": {"kill_topology_op": {"config": {"nonsense": 1}}}}, {})
+        client.launch(
+            "kill_topology", {"ops": {"kill_topology_op": {"config": {"nonsense": 1}}}}, {}
+        )
     with pytest.raises(Unavailable, match="no_such_job"):
         client.launch("no_such_job", {}, {})
     for unknown in ("00000000-0000-0000-0000-000000000000", "../x", "a b"):
@@ -148,7 +176,10 @@ def test_a_wrong_location_names_the_key_and_the_locations(dagster_server: Dagste
 
 def test_a_location_that_does_not_load_now_is_asked_again() -> None:
     loads = {"name": "storm", "locationOrLoadError": None}
-    broken = {"name": "storm", "locationOrLoadError": {"__typename": "PythonError", "message": "no module x"}}
+    broken = {
+        "name": "storm",
+        "locationOrLoadError": {"__typename": "PythonError", "message": "no module x"},
+    }
     selector = {"repositoryLocationName": "storm", "repositoryName": "__repository__"}
     assert location_problem("launching", [loads], **selector) is None
     trouble = location_problem("launching", [broken], **selector)
@@ -184,8 +215,17 @@ def test_steps_not_begun_are_pending() -> None:
     run = {
         "runId": "r",
         "status": "STARTED",
-        "executionPlan": {"steps": [{"key": "storm__topology_conf"}, {"key": "storm__topology_code"}]},
-        "stepStats": [{"stepKey": "storm__topology_conf", "status": "SUCCESS", "startTime": 1.0, "endTime": 1.5}],
+        "executionPlan": {
+            "steps": [{"key": "storm__topology_conf"}, {"key": "storm__topology_code"}]
+        },
+        "stepStats": [
+            {
+                "stepKey": "storm__topology_conf",
+                "status": "SUCCESS",
+                "startTime": 1.0,
+                "endTime": 1.5,
+            }
+        ],
     }
     document = run_document(run, [], None)
     assert document["steps"] == [
@@ -197,7 +237,9 @@ def test_steps_not_begun_are_pending() -> None:
 
 def test_cancelled_run_says_so() -> None:
     document = run_document({"runId": "r", "status": "CANCELED"}, [], None)
-    assert document["finished"] and document["error"]["message"].startswith("the run was canceled: ask again")
+    assert document["finished"] and document["error"]["message"].startswith(
+        "the run was canceled: ask again"
+    )
 
 
 def test_a_run_whose_process_was_killed_is_asked_for_again() -> None:
@@ -227,12 +269,22 @@ def test_a_run_whose_process_was_killed_is_asked_for_again() -> None:
             "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) unable to open database file",
             "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) unable to open database file",
         ),
-        ([{"message": "no such job", "extensions": {"errorInfo": {"stack": ["sqlite3.connect"]}}}], None),
+        (
+            [
+                {
+                    "message": "no such job",
+                    "extensions": {"errorInfo": {"stack": ["sqlite3.connect"]}},
+                }
+            ],
+            None,
+        ),
         ({"data": {"runsOrError": {"__typename": "Runs"}}}, None),
     ],
     ids=["postgres", "sqlite", "another error", "no error"],
 )
-def test_a_lost_storage_is_known_by_the_words_of_its_database(answer: object, words: str | None) -> None:
+def test_a_lost_storage_is_known_by_the_words_of_its_database(
+    answer: object, words: str | None
+) -> None:
     assert storage_problem(answer) == words
 
 
@@ -260,15 +312,23 @@ def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(
         description="whole",
     )
     seen = DagsterEvent.make("wc/count", "observation", "lake/clicks", partition="2026-11-21-11:00")
-    check = DagsterEvent.make("wc/count", "check", "lake/clicks", check="in_order", passed=False, severity="WARN")
+    check = DagsterEvent.make(
+        "wc/count", "check", "lake/clicks", check="in_order", passed=False, severity="WARN"
+    )
     for event in (made, seen, check):
         client.report_event(event, {"storm/topology": "wc-1-1", "storm/event": event.id})
-    answer = httpx.post(dagster_server.url, json={"query": EVENTS}, timeout=60, trust_env=False).json()
+    answer = httpx.post(
+        dagster_server.url, json={"query": EVENTS}, timeout=60, trust_env=False
+    ).json()
     asset = answer["data"]["assetOrError"]
     (found,) = asset["assetMaterializations"]
     assert (found["partition"], found["description"]) == ("2026-11-21-10:00", "whole")
-    assert {"storm/topology", "storm/event", "rows"} == {entry["label"] for entry in found["metadataEntries"]}
-    assert [entry["intValue"] for entry in found["metadataEntries"] if entry["label"] == "rows"] == [9]
+    assert {"storm/topology", "storm/event", "rows"} == {
+        entry["label"] for entry in found["metadataEntries"]
+    }
+    assert [
+        entry["intValue"] for entry in found["metadataEntries"] if entry["label"] == "rows"
+    ] == [9]
     assert asset["assetObservations"] == [{"partition": "2026-11-21-11:00"}]
     loud: Any = msgspec.structs.replace(check, severity="LOUD")
     with pytest.raises(InvalidRequest, match="report_asset_check/ with 400"):

@@ -29,7 +29,11 @@ class Reader(Handle):
 def test_a_page_is_read_and_emitted_again() -> None:
     reader, api = Reader(), HttpApi("nimbus", "1")
     add_routes(
-        api, cast(Any, Handle(conf=load_cluster_conf())), cast(Any, reader), cast(Any, Handle()), cast(Any, Handle())
+        api,
+        cast(Any, Handle(conf=load_cluster_conf())),
+        cast(Any, reader),
+        cast(Any, Handle()),
+        cast(Any, Handle()),
     )
     client = TestClient(Starlette(routes=api.routes()))
     assert client.get(PATH, params={"component": "lines", "limit": "7"}).json()["letters"] == []
@@ -39,5 +43,7 @@ def test_a_page_is_read_and_emitted_again() -> None:
         ("wc", False, {"component": "lines", "limit": "7", "after": None}),
         ("wc", True, {"component": None, "limit": None, "after": "7:2"}),
     ]
-    described = api.document["paths"]["/v1/topologies/{name}/dead-letters/replay"]["post"]["parameters"]
+    described = api.document["paths"]["/v1/topologies/{name}/dead-letters/replay"]["post"][
+        "parameters"
+    ]
     assert [one["name"] for one in described] == ["name", "component", "limit", "after"]

@@ -35,7 +35,9 @@ def acting(nimbuses: list[RunningNimbus]) -> list[str]:
     """The nimbuses that accept a write at this moment."""
     found = []
     for nimbus in nimbuses:
-        answer = httpx.put(f"{nimbus.url}/v1/blobs/probe", content=nimbus.id.encode(), timeout=20, trust_env=False)
+        answer = httpx.put(
+            f"{nimbus.url}/v1/blobs/probe", content=nimbus.id.encode(), timeout=20, trust_env=False
+        )
         if answer.is_success:
             found.append(nimbus.id)
         else:
@@ -43,7 +45,9 @@ def acting(nimbuses: list[RunningNimbus]) -> list[str]:
     return found
 
 
-def test_of_three_on_one_host_exactly_one_acts(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
+def test_of_three_on_one_host_exactly_one_acts(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     """Same host, same address: only ports differ. Round after round the leader goes."""
     running = [nimbuses.start(f"n{number}").await_serving() for number in (1, 2, 3)]
     watcher = state()
@@ -85,7 +89,9 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
     failures = [RuntimeError("surprise"), StormDagsterError("the record is strange")]
     seen: list[bytes | None] = []
 
-    def failing(self: LeadershipSession, leader: str, http: str, wake: Wake | None = None) -> int | None:
+    def failing(
+        self: LeadershipSession, leader: str, http: str, wake: Wake | None = None
+    ) -> int | None:
         if failures:
             # The node was taken before the attempt failed: it must be given back.
             genuine(self, leader, http, wake)
@@ -127,21 +133,32 @@ def test_a_daemon_whose_name_moves_to_another_address_ends(
     listener = socket.create_server(("127.0.0.1", 0))
     for name in ("127.0.0.1", "localhost", "no-such-name.invalid"):
         AnnouncedName(name, listener).check()
-    with pytest.raises(Unavailable, match=r"is now 127\.0\.0\.2, and this daemon listens on 127\.0\.0\.1"):
+    with pytest.raises(
+        Unavailable, match=r"is now 127\.0\.0\.2, and this daemon listens on 127\.0\.0\.1"
+    ):
         AnnouncedName("127.0.0.2", listener).check()
     listener.close()
     monkeypatch.setattr(server, "_CHECK_SECS", 0.2)
-    monkeypatch.setattr(daemon, "AnnouncedName", lambda host, listener: AnnouncedName("127.0.0.2", listener))
+    monkeypatch.setattr(
+        daemon, "AnnouncedName", lambda host, listener: AnnouncedName("127.0.0.2", listener)
+    )
     nimbus = nimbuses.start()
     eventually(lambda: nimbus.code is not None, 60, "the end of the nimbus")
     assert nimbus.code == Unavailable.exit_code and "start it again" in caplog.text
 
 
-def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_that_are_gone(nimbuses: Nimbuses) -> None:
+def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_that_are_gone(
+    nimbuses: Nimbuses,
+) -> None:
     follower_keys = {"nimbus__inbox__jar__expiration__secs": 1}
     leader = nimbuses.start("n1").await_leading()
     rich = LocalBlobStore(nimbuses.home / "nimbus" / "n2" / "blobs")
-    left = ("gone-1-1-stormjar.jar", "gone-1-1.2-stormcode.ser", "gone-1-1-placement.json", "staging.t.record")
+    left = (
+        "gone-1-1-stormjar.jar",
+        "gone-1-1.2-stormcode.ser",
+        "gone-1-1-placement.json",
+        "staging.t.record",
+    )
     for key in ("mylib.jar", *left):
         rich.put(key, b"what another leader left here")
     (nimbuses.home / "nimbus" / "n2" / "cluster_id").write_text(leader.health()["cluster_id"])

@@ -55,14 +55,19 @@ def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
         (left,) = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
         assert left.job_name == "submit_topology" and left.tags["storm/topology"] == "wc"
         said = " ".join(entry.user_message for entry in instance.all_logs(result.run_id))
-        assert f"run {left.run_id} is queued" in said and "concurrency.runs.max_concurrent_runs" in said
+        assert (
+            f"run {left.run_id} is queued" in said
+            and "concurrency.runs.max_concurrent_runs" in said
+        )
         # The sensor records what was deployed, once that has happened.
         key = dg.AssetKey(["topologies", "wc"])
         assert instance.get_latest_materialization_event(key) is None
 
 
 @pytest.mark.long
-def test_doctor_advises_on_the_settings_of_a_stock_instance(stock_dagster: tuple[Path, DagsterServer]) -> None:
+def test_doctor_advises_on_the_settings_of_a_stock_instance(
+    stock_dagster: tuple[Path, DagsterServer],
+) -> None:
     """After the state of the Dagster, which has no daemon here: a row for each setting that could be better."""
     _, server = stock_dagster
     conf = {**default_conf(), "dagster.graphql.url": server.url, "dagster.location": "storm"}

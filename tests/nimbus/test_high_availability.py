@@ -49,7 +49,12 @@ def store_of(nimbus: RunningNimbus) -> LocalBlobStore:
 
 def make_active(state: ZooKeeperClusterState, topology_id: str = "wc-1-100") -> None:
     base = StormBase(
-        name=topology_id.rsplit("-", 2)[0], launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t"
+        name=topology_id.rsplit("-", 2)[0],
+        launch_time_secs=1,
+        status="ACTIVE",
+        workers=1,
+        executors={},
+        token="t",
     )
     state.create_node(paths.topology(topology_id), encode_record(base))
 
@@ -72,16 +77,27 @@ def test_one_leads_and_followers_answer_reads_only(
         )
     assert leaders(first, second, third) == ["n1"]
     refused = httpx.put(second.url + "/v1/blobs/k", content=b"x", trust_env=False)
-    assert refused.status_code == 503 and first.health()["address"] in refused.json()["error"]["message"]
+    assert (
+        refused.status_code == 503
+        and first.health()["address"] in refused.json()["error"]["message"]
+    )
     for path in ("/v1/uploads", "/v1/submit"):
         assert httpx.post(second.url + path, json={"name": "x"}, trust_env=False).status_code == 503
     rows = eventually(
-        lambda: (found := second.get("/v1/cluster").json()["nimbuses"]) and len(found) == 3 and found,
+        lambda: (
+            (found := second.get("/v1/cluster").json()["nimbuses"]) and len(found) == 3 and found
+        ),
         what="three nimbuses",
     )
-    assert [row["leader"] for row in rows] == [True, False, False] and all(row["http"] for row in rows)
+    assert [row["leader"] for row in rows] == [True, False, False] and all(
+        row["http"] for row in rows
+    )
     tree = state()
-    assert len(tree.get_children(paths.NIMBUS_SLAVE)) == len(tree.get_children(paths.NIMBUS_SLAVE_DETAIL)) == 2
+    assert (
+        len(tree.get_children(paths.NIMBUS_SLAVE))
+        == len(tree.get_children(paths.NIMBUS_SLAVE_DETAIL))
+        == 2
+    )
 
 
 def test_blobs_are_pushed_registered_and_survive_the_leader(
@@ -97,7 +113,9 @@ def test_blobs_are_pushed_registered_and_survive_the_leader(
     assert store_of(second).keys() == sorted([*CODE, "staging.tok.conf"])
     tree = state()
     make_active(tree)
-    assert sorted(tree.get_children(paths.BLOBSTORE)) == sorted(CODE), "only topology blobs are registered"
+    assert sorted(tree.get_children(paths.BLOBSTORE)) == sorted(CODE), (
+        "only topology blobs are registered"
+    )
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
     assert {holder.rpartition("-")[2] for holder in tree.get_children(paths.blob(KEY))} == {"1"}
 
@@ -119,18 +137,26 @@ def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Nimbuse
 
 
 @pytest.mark.long
-def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(nimbuses: Nimbuses) -> None:
+def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(
+    nimbuses: Nimbuses,
+) -> None:
     """One nimbus was killed: a client that waits 30 s for an answer learns which one, though 60 s are configured."""
     seeds = [f"127.0.0.1:{port}" for port in free_ports(2)]
     more = {"topology__min__replication__count": 2, "nimbus__seeds": seeds}
-    only = nimbuses.start("n1", nimbus__http__port=int(seeds[0].rpartition(":")[2]), **more).await_leading()
+    only = nimbuses.start(
+        "n1", nimbus__http__port=int(seeds[0].rpartition(":")[2]), **more
+    ).await_leading()
     with NimbusClient([only.url]) as client:
         path = f"/v1/uploads/{client.post('/v1/uploads')['handle']}/conf"
         with pytest.raises(Unavailable, match=f"http://{seeds[1]} of nimbus.seeds is not there"):
-            client.request("PUT", path, content=b"{}", headers={"X-Content-SHA256": sha256(b"{}").hexdigest()})
+            client.request(
+                "PUT", path, content=b"{}", headers={"X-Content-SHA256": sha256(b"{}").hexdigest()}
+            )
 
 
-def test_a_late_follower_fetches_everything(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
+def test_a_late_follower_fetches_everything(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     first = nimbuses.start("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
@@ -157,11 +183,15 @@ def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_ni
         blobs.put(KEY, b"one")
     tree = state()
     holders = eventually(
-        lambda: (found := tree.get_children(paths.blob(KEY))) and len(found) == 2 and found, what="both registrations"
+        lambda: (found := tree.get_children(paths.blob(KEY))) and len(found) == 2 and found,
+        what="both registrations",
     )
     for holder in holders:
         tree.delete_node(paths.blob(KEY, holder))
-    eventually(lambda: sorted(tree.get_children(paths.blob(KEY))) == sorted(holders), what="both registrations again")
+    eventually(
+        lambda: sorted(tree.get_children(paths.blob(KEY))) == sorted(holders),
+        what="both registrations again",
+    )
     third = nimbuses.start("n3").await_serving()
     eventually(lambda: store_of(third).exists(KEY), what="a copy on the third")
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 3, what="its registration")
@@ -186,7 +216,9 @@ def test_an_update_reaches_a_nimbus_that_was_away(
     eventually(lambda: store_of(second).read(KEY) == b"two", what="the new content")
 
 
-def test_a_deletion_reaches_the_followers(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
+def test_a_deletion_reaches_the_followers(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     first = nimbuses.start("n1").await_leading()
     second = nimbuses.start("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
@@ -194,7 +226,10 @@ def test_a_deletion_reaches_the_followers(nimbuses: Nimbuses, state: Callable[[]
         assert store_of(second).exists(KEY)
         blobs.delete(KEY)
     tree = state()
-    assert tree.get_children(paths.BLOBSTORE) == [] and tree.get_children(paths.BLOBSTORE_MAX_SEQUENCE) == []
+    assert (
+        tree.get_children(paths.BLOBSTORE) == []
+        and tree.get_children(paths.BLOBSTORE_MAX_SEQUENCE) == []
+    )
     eventually(lambda: not store_of(second).exists(KEY), what="the deletion on the follower")
 
 
@@ -216,7 +251,9 @@ def test_a_deleted_blob_does_not_come_back_from_a_leader_that_was_away(nimbuses:
     assert not store_of(first).exists("lib.jar")
 
 
-def test_the_one_with_all_blobs_leads(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
+def test_the_one_with_all_blobs_leads(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     """The leader dies; a nimbus that lacks code declines in favour of the one that has it."""
     first = nimbuses.start("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
@@ -248,7 +285,9 @@ def test_what_is_damaged_is_fetched_again_and_hides_nothing_else(
     (store.directory / "objects" / store.meta(KEY).sha256).write_bytes(b"damaged")
     with pytest.raises(Corrupt):
         store.read(KEY)
-    eventually(lambda: store.read(KEY) == KEY.encode(), what="a sound copy", ignore=(Corrupt, KeyNotFound))
+    eventually(
+        lambda: store.read(KEY) == KEY.encode(), what="a sound copy", ignore=(Corrupt, KeyNotFound)
+    )
 
     tree.set_data(paths.blob_max_sequence(CODE[0]), b"{")
     third = nimbuses.start("n3").await_serving()
@@ -257,7 +296,9 @@ def test_what_is_damaged_is_fetched_again_and_hides_nothing_else(
 
 
 @pytest.mark.long
-def test_code_that_nobody_holds_blocks_no_one(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
+def test_code_that_nobody_holds_blocks_no_one(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     """The topology is degraded; it is not deleted, and leadership is not blocked for ever."""
     first = nimbuses.start("n1").await_leading()
     tree = state()
@@ -270,14 +311,21 @@ def test_code_that_nobody_holds_blocks_no_one(nimbuses: Nimbuses, state: Callabl
     assert tree.exists(paths.topology("wc-1-100"))
 
 
-def test_a_lost_session_ends_leadership_at_once(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
+def test_a_lost_session_ends_leadership_at_once(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     """Somebody removes the leader's node; the leader is deposed, follows, and may lead again."""
     first = nimbuses.start("n1").await_leading()
     epoch = first.health()["epoch"]
     tree = state()
     tree.delete_node(paths.NIMBUS_MASTER)
     eventually(lambda: (first.health()["epoch"] or 0) > epoch, what="a new epoch")
-    stale = httpx.put(first.url + "/v1/blobs/k", content=b"x", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False)
+    stale = httpx.put(
+        first.url + "/v1/blobs/k",
+        content=b"x",
+        headers={"X-Storm-Epoch": str(epoch)},
+        trust_env=False,
+    )
     assert stale.status_code == 409 and stale.json()["error"]["type"] == "Fenced"
 
 
@@ -293,7 +341,9 @@ def test_replicas_of_an_old_epoch_are_refused(nimbuses: Nimbuses) -> None:
             trust_env=False,
         )
         assert answer.status_code == status
-    own = httpx.delete(first.url + "/v1/replicas/k", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False)
+    own = httpx.delete(
+        first.url + "/v1/replicas/k", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False
+    )
     assert own.status_code == 409, "a leader takes no copies of itself"
     assert store_of(second).keys() == []
 
@@ -329,7 +379,9 @@ def test_a_leader_cut_off_from_zookeeper_takes_no_writes(
         os.kill(server.pid, signal.SIGSTOP)
         try:
             eventually(lambda: not nimbus.leads(), what="the leader to stop acting")
-            refused = httpx.put(nimbus.url + "/v1/blobs/k", content=b"x", trust_env=False, timeout=30)
+            refused = httpx.put(
+                nimbus.url + "/v1/blobs/k", content=b"x", trust_env=False, timeout=30
+            )
             assert refused.status_code == 503 and refused.json()["error"]["type"] == "Unavailable"
             assert nimbus.health()["status"] == "no connection to ZooKeeper"
         finally:
@@ -357,7 +409,11 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
     monkeypatch.setattr(daemon, "_initialize", failing)
     nimbus = nimbuses.start().await_leading()
     assert nimbus.health()["epoch"] == 3, "two epochs were given up"
-    assert "not mounted" in caplog.text and "surprise" in caplog.text and "tries again in 2 s" in caplog.text
+    assert (
+        "not mounted" in caplog.text
+        and "surprise" in caplog.text
+        and "tries again in 2 s" in caplog.text
+    )
 
 
 @pytest.mark.long
@@ -386,5 +442,10 @@ def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses:
             blobs.put("other.jar", os.urandom(8))  # It looks when a blob is registered, too.
             return not store.exists("gone.jar") and not store.exists("upload.h.archive")
 
-        eventually(dropped, timeout=60, what="the end of what was deleted and of an old upload", interval=0.5)
+        eventually(
+            dropped,
+            timeout=60,
+            what="the end of what was deleted and of an old upload",
+            interval=0.5,
+        )
     assert store.read("mylib.jar") == b"the only copy"

@@ -85,13 +85,19 @@ def test_parts_of_a_blob_are_served_with_the_hash_of_the_whole(http: httpx.Clien
         ("bytes=0-99", "bytes 0-9/10", content),
     ):
         answer = http.get("/v1/blobs/k", headers={"Range": header})
-        assert (answer.status_code, answer.headers["content-range"], answer.content) == (206, expected, part)
+        assert (answer.status_code, answer.headers["content-range"], answer.content) == (
+            206,
+            expected,
+            part,
+        )
     for header in ("bytes=10-", "bytes=5-2", "bytes=-0"):
         answer = http.get("/v1/blobs/k", headers={"Range": header})
         assert answer.status_code == 416 and answer.headers["content-range"] == "bytes */10"
     for header in ("bytes=-", "lines=1-2", "bytes=0-1,3-4", f"bytes=0-{'9' * 30}", "bytes=x-y"):
         assert http.get("/v1/blobs/k", headers={"Range": header}).status_code == 200
-    assert http.get("/v1/blobs/k", headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
+    assert (
+        http.get("/v1/blobs/k", headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
+    )
     head = http.head("/v1/blobs/k")
     assert head.content == b"" and head.headers["content-length"] == "10"
 
@@ -110,10 +116,14 @@ def test_parts_of_a_blob_are_served_with_the_hash_of_the_whole(http: httpx.Clien
         "%F0%9F%92%A9",
     ],
 )
-def test_no_path_of_a_caller_reaches_the_file_system(http: httpx.Client, nimbus: RunningNimbus, path: str) -> None:
+def test_no_path_of_a_caller_reaches_the_file_system(
+    http: httpx.Client, nimbus: RunningNimbus, path: str
+) -> None:
     before = sorted(str(p) for p in nimbus.home.rglob("*"))
     for method in ("GET", "HEAD", "PUT", "DELETE"):
-        answer = http.request(method, f"/v1/blobs/{path}", content=b"x" if method == "PUT" else None)
+        answer = http.request(
+            method, f"/v1/blobs/{path}", content=b"x" if method == "PUT" else None
+        )
         assert answer.status_code in (400, 404, 405), (method, answer.status_code)
     after = [p for p in sorted(str(p) for p in nimbus.home.rglob("*")) if "/blobs/.lock" not in p]
     assert set(after) - set(before) == set()
@@ -123,7 +133,9 @@ def test_an_upload_is_finished_once_all_parts_are_there(http: httpx.Client) -> N
     handle = http.post("/v1/uploads").json()["handle"]
     assert len(handle) == 32
     archive = b"PK" + bytes(2000)
-    put = http.put(f"/v1/uploads/{handle}/archive", content=archive, headers={"X-Content-SHA256": sha(archive)})
+    put = http.put(
+        f"/v1/uploads/{handle}/archive", content=archive, headers={"X-Content-SHA256": sha(archive)}
+    )
     assert put.status_code == 201 and put.json()["sha256"] == sha(archive)
     missing = http.post(f"/v1/uploads/{handle}/finish")
     assert missing.status_code == 400 and "conf, topology" in missing.json()["error"]["message"]
@@ -131,14 +143,20 @@ def test_an_upload_is_finished_once_all_parts_are_there(http: httpx.Client) -> N
         assert http.put(f"/v1/uploads/{handle}/{part}", content=b"{}").status_code == 201
     for _ in range(2):  # repeatable
         finished = http.post(f"/v1/uploads/{handle}/finish").json()
-        assert finished["handle"] == handle and set(finished["parts"]) == {"archive", "conf", "topology"}
+        assert finished["handle"] == handle and set(finished["parts"]) == {
+            "archive",
+            "conf",
+            "topology",
+        }
     assert http.get(f"/v1/uploads/{handle}/archive").content == archive
     assert http.head(f"/v1/archives/{sha(archive)}").status_code == 200
     assert http.head(f"/v1/archives/{sha(b'other')}").status_code == 404
     other = http.post("/v1/uploads").json()["handle"]
     reused = http.put(f"/v1/uploads/{other}/archive", params={"sha256": sha(archive)}, content=b"")
     assert reused.status_code == 201 and reused.json()["size"] == len(archive)
-    unknown = http.put(f"/v1/uploads/{other}/archive", params={"sha256": sha(b"other")}, content=b"")
+    unknown = http.put(
+        f"/v1/uploads/{other}/archive", params={"sha256": sha(b"other")}, content=b""
+    )
     assert unknown.status_code == 404
     assert http.delete(f"/v1/uploads/{other}").status_code == 204
     assert http.put(f"/v1/uploads/{other}/conf", content=b"{}").status_code == 404
@@ -150,14 +168,25 @@ def test_handles_are_opaque(http: httpx.Client) -> None:
         assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code in (400, 404, 405)
     handle = http.post("/v1/uploads").json()["handle"]
     for part in ("passwd", "..", "record"):
-        assert http.put(f"/v1/uploads/{handle}/{part}", content=b"{}").status_code in (400, 404, 405)
+        assert http.put(f"/v1/uploads/{handle}/{part}", content=b"{}").status_code in (
+            400,
+            404,
+            405,
+        )
     assert error_type(http.post(f"/v1/uploads/{'f' * 32}/finish")) == "KeyNotFound"
 
 
-def test_damaged_and_oversized_bodies_leave_nothing(http: httpx.Client, nimbus: RunningNimbus) -> None:
+def test_damaged_and_oversized_bodies_leave_nothing(
+    http: httpx.Client, nimbus: RunningNimbus
+) -> None:
     wrong = http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": sha(b"abd")})
     assert wrong.status_code == 400 and error_type(wrong) == "InvalidRequest"
-    assert http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": "nonsense"}).status_code == 400
+    assert (
+        http.put(
+            "/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": "nonsense"}
+        ).status_code
+        == 400
+    )
 
     def endless() -> Iterator[bytes]:
         for _ in range(8):
@@ -184,7 +213,9 @@ def test_json_bodies_are_checked(http: httpx.Client) -> None:
     assert http.patch("/v1/blobs/k").status_code == 405
 
 
-def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: RunningNimbus) -> None:
+def test_other_host_names_and_origins_are_refused(
+    http: httpx.Client, nimbus: RunningNimbus
+) -> None:
     rebound = http.get("/v1/blobs", headers={"Host": "attacker.example:7621"})
     assert rebound.status_code == 400 and "attacker.example" in rebound.json()["error"]["message"]
     assert http.get("/v1/blobs", headers={"Origin": "http://attacker.example"}).status_code == 400
@@ -200,7 +231,10 @@ def test_an_idle_upload_expires(nimbuses: Nimbuses) -> None:
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
         assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
-        eventually(lambda: http.get(f"/v1/uploads/{handle}/conf").status_code == 404, what="expiry of the upload")
+        eventually(
+            lambda: http.get(f"/v1/uploads/{handle}/conf").status_code == 404,
+            what="expiry of the upload",
+        )
         assert http.post(f"/v1/uploads/{handle}/finish").status_code == 404
 
 
@@ -208,7 +242,9 @@ def test_a_body_that_stops_arriving_is_dropped(nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=1).await_leading()
     host, _, port = nimbus.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as link:
-        link.sendall(b"PUT /v1/blobs/slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+        link.sendall(
+            b"PUT /v1/blobs/slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc"
+        )
         assert b"503" in link.recv(200)
     assert nimbus.get("/v1/blobs/slow").status_code == 404
     eventually(lambda: not list((nimbus.folder / "inbox").iterdir()), what="an empty inbox")

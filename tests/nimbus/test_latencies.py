@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from storm_dagster.model.latency import bucket_of, merge_latencies, percentiles, prometheus_buckets, subtract_latencies
+from storm_dagster.model.latency import (
+    bucket_of,
+    merge_latencies,
+    percentiles,
+    prometheus_buckets,
+    subtract_latencies,
+)
 from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import TaskReport, WorkerReport
@@ -35,15 +41,22 @@ def test_a_percentile_is_off_by_less_than_five_percent(spread: float) -> None:
     found = percentiles(buckets)
     assert found["sampled"] == len(values)
     for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99)):
-        assert found[name] * MS == pytest.approx(values[int(share * len(values)) - 1], rel=0.05), name
+        assert found[name] * MS == pytest.approx(values[int(share * len(values)) - 1], rel=0.05), (
+            name
+        )
 
 
 def test_buckets_merge_and_subtract_and_leave_their_operands_alone() -> None:
-    one, two = {"execute": {"a:default": {-80: 3, -72: 1}}}, {"execute": {"a:default": {-80: 1}, "b:default": {-64: 5}}}
+    one, two = (
+        {"execute": {"a:default": {-80: 3, -72: 1}}},
+        {"execute": {"a:default": {-80: 1}, "b:default": {-64: 5}}},
+    )
     both = merge_latencies([one, two])
     assert both == {"execute": {"a:default": {-80: 4, -72: 1}, "b:default": {-64: 5}}}
     assert subtract_latencies(both, two)["execute"]["a:default"] == one["execute"]["a:default"]
-    assert one["execute"]["a:default"] == {-80: 3, -72: 1} and two["execute"]["a:default"] == {-80: 1}
+    assert one["execute"]["a:default"] == {-80: 3, -72: 1} and two["execute"]["a:default"] == {
+        -80: 1
+    }
     assert percentiles({}) == {} and bucket_of(0) == bucket_of(1)
 
 
@@ -61,35 +74,50 @@ def test_a_window_has_only_its_own_samples() -> None:
         stats.snapshot(float(second))
         stats.time_inputs((2 if second < 590 else 64) * MS * 10, {"a:default": 10})
     found = stats.window_latencies(1200.0)
-    assert set(found) == {"600", ":all-time"}, "the task is younger than three hours: everything counts"
+    assert set(found) == {"600", ":all-time"}, (
+        "the task is younger than three hours: everything counts"
+    )
     assert len(found[":all-time"]["execute"]["a:default"]) == 2
     assert list(found["600"]["execute"]["a:default"]) == [bucket_of(64 * MS)]
     stats.time_inputs(MS, {"a:default": 1})
-    assert sum(found[":all-time"]["execute"]["a:default"].values()) == 800, "a report does not change afterwards"
+    assert sum(found[":all-time"]["execute"]["a:default"].values()) == 800, (
+        "a report does not change afterwards"
+    )
 
 
 @given(st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.lists(st.integers(0, 90), max_size=20))
-def test_samples_of_whole_passes_are_those_of_one_tuple_after_another(rate: float, passes: list[int]) -> None:
+def test_samples_of_whole_passes_are_those_of_one_tuple_after_another(
+    rate: float, passes: list[int]
+) -> None:
     one, all_at_once = TaskStats(rate), TaskStats(rate)
     for number in passes:
         tuples = range(number)
-        assert list(all_at_once.take_samples(tuples)) == [tup for tup in tuples if one.take_sample()]
+        assert list(all_at_once.take_samples(tuples)) == [
+            tup for tup in tuples if one.take_sample()
+        ]
 
 
 def test_each_stream_has_its_own_latency() -> None:
     stats = TaskStats()
     stats.time_inputs(30 * MS, {"a:default": 20, "b:side": 10})
     stats.time_tree(500 * MS, "lines")
-    assert stats.latencies["execute"] == {"a:default": {bucket_of(MS): 20}, "b:side": {bucket_of(MS): 10}}
+    assert stats.latencies["execute"] == {
+        "a:default": {bucket_of(MS): 20},
+        "b:side": {bucket_of(MS): 10},
+    }
     assert stats.latencies["complete"] == {"lines": {bucket_of(500 * MS): 1}}
     assert (stats.execute_ns, stats.timed, stats.completed) == (30 * MS, 30, 1)
 
 
 def test_a_report_without_latencies_is_read_as_before() -> None:
-    windows = task_windows({"stats": {"executed": 3}, "streams": {"executed": {"a:default": 3}}}, "bolt")
+    windows = task_windows(
+        {"stats": {"executed": 3}, "streams": {"executed": {"a:default": 3}}}, "bolt"
+    )
     assert all(one.latencies == {} and one.percentiles() == {} for one in windows.values())
     old = msgspec.defstruct("TaskReport", [("status", str), ("stats", dict[str, float], {})])
-    report = TaskReport(status="running", latencies={"600": {"execute": {"a:default": {-80: 1}}}}, waiting=4)
+    report = TaskReport(
+        status="running", latencies={"600": {"execute": {"a:default": {-80: 1}}}}, waiting=4
+    )
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=old)
     assert msgspec.structs.asdict(decoded)["status"] == "running", (
         "a reader of the release before ignores the new fields"
@@ -115,7 +143,12 @@ def snapshot_of(*tasks: TaskReport) -> TopologySnapshot:
     view = TopologyView(
         id="wc-1-1",
         base=StormBase(
-            name="wc", launch_time_secs=1, status="ACTIVE", workers=1, executors={"count": 2, "lines": 1}, token="t"
+            name="wc",
+            launch_time_secs=1,
+            status="ACTIVE",
+            workers=1,
+            executors={"count": 2, "lines": 1},
+            token="t",
         ),
         base_at=Versioned(0, 1),
         tasks=TaskTable(
@@ -128,7 +161,9 @@ def snapshot_of(*tasks: TaskReport) -> TopologySnapshot:
     return snapshot_topology(view, json.loads(json.dumps(table.document())), now_secs=100)
 
 
-def reported(component: str, *, waiting: int = 0, metrics: dict[str, float] | None = None, **of: float) -> TaskReport:
+def reported(
+    component: str, *, waiting: int = 0, metrics: dict[str, float] | None = None, **of: float
+) -> TaskReport:
     """A task with samples: milliseconds by input or output stream."""
     stats = TaskStats()
     for key, millis in of.items():
@@ -147,7 +182,10 @@ def reported(component: str, *, waiting: int = 0, metrics: dict[str, float] | No
     )
 
 
-LAGS = {"lag": 12, "lag_by_partition": {"orders[1]": [0, None], "orders[0]": [12, 1.5], "x": "y", "z": [1, "2"]}}
+LAGS = {
+    "lag": 12,
+    "lag_by_partition": {"orders[1]": [0, None], "orders[0]": [12, 1.5], "x": "y", "z": [1, "2"]},
+}
 
 
 def test_a_component_is_the_merger_of_its_tasks() -> None:
@@ -158,14 +196,25 @@ def test_a_component_is_the_merger_of_its_tasks() -> None:
     )
     count = page.components["count"].load_document()
     assert (count["waiting"], count["lag"]) == (7, None)
-    assert set(count["latency"]) == {"execute", "process"} and count["latency"]["execute"]["sampled"] == 300
-    assert count["latency"]["execute"]["p50_ms"] == pytest.approx(1, rel=0.05), "a mean would be 34 ms"
+    assert (
+        set(count["latency"]) == {"execute", "process"}
+        and count["latency"]["execute"]["sampled"] == 300
+    )
+    assert count["latency"]["execute"]["p50_ms"] == pytest.approx(1, rel=0.05), (
+        "a mean would be 34 ms"
+    )
     assert count["latency"]["execute"]["p95_ms"] == pytest.approx(100, rel=0.05)
     assert count["stream_latency"]["lines:fast"]["process"]["p99_ms"] == pytest.approx(1, rel=0.05)
-    assert count["stream_latency"]["lines:slow"]["process"]["p50_ms"] == pytest.approx(100, rel=0.05)
+    assert count["stream_latency"]["lines:slow"]["process"]["p50_ms"] == pytest.approx(
+        100, rel=0.05
+    )
     lines = page.components["lines"].load_document()
-    assert lines["lag_by_partition"] == {"orders[0]": (12, 1.5), "orders[1]": (0, None)}, "what is no lag is left out"
-    assert lines["lag"] == 12 and lines["latency"]["complete"]["p50_ms"] == pytest.approx(20, rel=0.05)
+    assert lines["lag_by_partition"] == {"orders[0]": (12, 1.5), "orders[1]": (0, None)}, (
+        "what is no lag is left out"
+    )
+    assert lines["lag"] == 12 and lines["latency"]["complete"]["p50_ms"] == pytest.approx(
+        20, rel=0.05
+    )
     assert page.back_pressure == 1
 
 
@@ -182,10 +231,15 @@ def test_prometheus_gets_histograms_by_component() -> None:
 
     registry = CollectorRegistry()
     registry.register(Once())  # type: ignore[arg-type]
-    families = {one.name: one for one in text_string_to_metric_families(generate_latest(registry).decode())}
+    families = {
+        one.name: one for one in text_string_to_metric_families(generate_latest(registry).decode())
+    }
     execute = families["storm_component_execute_latency_seconds"]
     assert execute.type == "histogram"
-    values = {(one.name.rpartition("_")[2], one.labels.get("le", "")): one.value for one in execute.samples}
+    values = {
+        (one.name.rpartition("_")[2], one.labels.get("le", "")): one.value
+        for one in execute.samples
+    }
     assert values["count", ""] == values["bucket", "+Inf"] == 200
     assert values["bucket", repr(2.0**-9)] == 100 and values["bucket", repr(2.0**-3)] == 200
     assert values["sum", ""] == pytest.approx(10.1, rel=0.05)
@@ -202,7 +256,11 @@ def test_prometheus_gets_histograms_by_component() -> None:
         for name in ("storm_source_lag_records", "storm_source_lag_seconds")
         for one in families[name].samples
     }
-    assert behind == {("records", "orders[0]"): 12, ("records", "orders[1]"): 0, ("seconds", "orders[0]"): 1.5}
+    assert behind == {
+        ("records", "orders[0]"): 12,
+        ("records", "orders[1]"): 0,
+        ("seconds", "orders[0]"): 1.5,
+    }
     assert loads == {
         ("waiting_tuples", "count"): 3,
         ("waiting_tuples", "lines"): 0,

@@ -39,7 +39,9 @@ def test_equal_is_not_fewer() -> None:
 
 def test_nobody_is_blocked_for_ever_by_a_topology_that_nobody_holds() -> None:
     decision = leader_decision("n1:1", 3, {"n1:1": 0}, vacant_secs=60)
-    assert decision.allowed and "degraded" in decision.reason, "one's own stale entry does not count"
+    assert decision.allowed and "degraded" in decision.reason, (
+        "one's own stale entry does not count"
+    )
 
 
 def test_needed_blobs() -> None:

@@ -35,7 +35,9 @@ from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 pytestmark = pytest.mark.zookeeper
 
 TOPOLOGY = {
-    "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "spouts": {
+        "lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}
+    },
     "bolts": {
         "count": {
             "object": {"python": "wc:Count"},
@@ -47,7 +49,9 @@ TOPOLOGY = {
 
 
 @pytest.fixture
-def cluster(zk_conf: dict[str, object], nimbuses: Nimbuses) -> Iterator[Callable[[], StormClusterState]]:
+def cluster(
+    zk_conf: dict[str, object], nimbuses: Nimbuses
+) -> Iterator[Callable[[], StormClusterState]]:
     opened: list[StormClusterState] = []
 
     def connect() -> StormClusterState:
@@ -60,12 +64,16 @@ def cluster(zk_conf: dict[str, object], nimbuses: Nimbuses) -> Iterator[Callable
         state.disconnect()
 
 
-def post(nimbus: RunningNimbus, path: str, document: Mapping[str, object] | None = None) -> httpx.Response:
+def post(
+    nimbus: RunningNimbus, path: str, document: Mapping[str, object] | None = None
+) -> httpx.Response:
     return httpx.post(nimbus.url + path, json=document or {}, timeout=180, trust_env=False)
 
 
 def upload(
-    nimbus: RunningNimbus, topology: Mapping[str, object] = TOPOLOGY, conf: Mapping[str, object] | None = None
+    nimbus: RunningNimbus,
+    topology: Mapping[str, object] = TOPOLOGY,
+    conf: Mapping[str, object] | None = None,
 ) -> str:
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
@@ -81,23 +89,36 @@ def upload(
 
 def add_base(state: StormClusterState, topology_id: str, token: str = "other") -> None:
     base = StormBase(
-        name=topology_id.rsplit("-", 2)[0], launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token=token
+        name=topology_id.rsplit("-", 2)[0],
+        launch_time_secs=1,
+        status="ACTIVE",
+        workers=1,
+        executors={},
+        token=token,
     )
     state.state.create_node(paths.topology(topology_id), encode_record(base))
 
 
-def add_supervisor(state: StormClusterState, supervisor_id: str, ports: tuple[int, ...] = (1, 2)) -> None:
+def add_supervisor(
+    state: StormClusterState, supervisor_id: str, ports: tuple[int, ...] = (1, 2)
+) -> None:
     info = SupervisorInfo(host=supervisor_id, ports=ports, started=0, count=1, version="t")
     state.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
 
 def stages(
-    nimbus: RunningNimbus, state: StormClusterState, name: str, token: str, conf: Mapping[str, object] | None = None
+    nimbus: RunningNimbus,
+    state: StormClusterState,
+    name: str,
+    token: str,
+    conf: Mapping[str, object] | None = None,
 ) -> str:
     """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's id."""
     handle = upload(nimbus, conf=conf)
     with NimbusBlobClient(nimbus.url) as blobs:
-        ctx = OperationsContext(cluster=state, blobs=blobs, conf=load_cluster_conf(None, None), planner=plan_placement)
+        ctx = OperationsContext(
+            cluster=state, blobs=blobs, conf=load_cluster_conf(None, None), planner=plan_placement
+        )
         submission.stage_conf(ctx, name=name, token=token, handle=handle)
         submission.stage_code(ctx, token=token)
         submission.stage_tasks(ctx, token=token)
@@ -111,16 +132,29 @@ def stages(
 
 @pytest.fixture
 def with_dagster(nimbuses: Nimbuses, dagster_server: DagsterServer) -> RunningNimbus:
-    return nimbuses.start(dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20).await_leading()
+    return nimbuses.start(
+        dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20
+    ).await_leading()
 
 
 @pytest.mark.dagster
-def test_submission_is_one_run_per_token(with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]) -> None:
+def test_submission_is_one_run_per_token(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
     nimbus = with_dagster
     handle = upload(nimbus)
-    request = {"name": "wc", "handle": handle, "token": "tok-1", "inactive": False, "allow_degraded": False}
+    request = {
+        "name": "wc",
+        "handle": handle,
+        "token": "tok-1",
+        "inactive": False,
+        "allow_degraded": False,
+    }
     answers: list[httpx.Response] = []
-    callers = [threading.Thread(target=lambda: answers.append(post(nimbus, "/v1/submit", request))) for _ in range(4)]
+    callers = [
+        threading.Thread(target=lambda: answers.append(post(nimbus, "/v1/submit", request)))
+        for _ in range(4)
+    ]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -130,7 +164,9 @@ def test_submission_is_one_run_per_token(with_dagster: RunningNimbus, cluster: C
     assert answers[0].json()["token"] == "tok-1"
     run_id = answers[0].json()["run_id"]
     run = eventually(
-        lambda: (found := nimbus.get(f"/v1/runs/{run_id}").json())["finished"] and found, timeout=90, what="the run"
+        lambda: (found := nimbus.get(f"/v1/runs/{run_id}").json())["finished"] and found,
+        timeout=90,
+        what="the run",
     )
     assert run["status"] == "SUCCESS" and len(run["steps"]) == 6 and run["url"]
     # The topology that this token made is alive: the same answer. Another token: refused at once.
@@ -145,7 +181,10 @@ def test_submission_is_one_run_per_token(with_dagster: RunningNimbus, cluster: C
 def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
     nimbus = with_dagster
     dagster_descriptions = post(nimbus, "/v1/topologies/wc/kill")
-    assert dagster_descriptions.status_code == 404 and dagster_descriptions.json()["error"]["type"] == "NotAlive"
+    assert (
+        dagster_descriptions.status_code == 404
+        and dagster_descriptions.json()["error"]["type"] == "NotAlive"
+    )
     for document, status in (
         ({"name": "a/b", "handle": "0" * 32}, 400),
         ({"name": "wc", "handle": "0" * 32}, 404),
@@ -161,7 +200,9 @@ def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
 
 
 @pytest.mark.dagster
-def test_changes_are_runs(with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]) -> None:
+def test_changes_are_runs(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
     nimbus = with_dagster
     add_base(cluster(), "wc-1-100")
     answer = post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 5})
@@ -169,7 +210,9 @@ def test_changes_are_runs(with_dagster: RunningNimbus, cluster: Callable[[], Sto
     document = answer.json()
     assert (document["id"], document["name"], document["status"]) == ("wc-1-100", "wc", "ACTIVE")
     run = eventually(
-        lambda: (found := nimbus.get(f"/v1/runs/{document['run_id']}").json())["finished"] and found,
+        lambda: (
+            (found := nimbus.get(f"/v1/runs/{document['run_id']}").json())["finished"] and found
+        ),
         timeout=90,
         what="the run",
     )
@@ -195,7 +238,9 @@ def report_materialization(
     assert entry is not None
     (worker,) = entry[0].workers
     token = f"token-of-{topology_id}"
-    record = WorkerNode(pid=1, token=token, version=0, tasks=worker.tasks, started_ms=0, status="running", code="")
+    record = WorkerNode(
+        pid=1, token=token, version=0, tasks=worker.tasks, started_ms=0, status="running", code=""
+    )
     state.state.mkdirs(paths.workers(topology_id))
     node = paths.worker(topology_id, worker.node, worker.port)
     state.state.set_ephemeral_node(node, encode_record(record))
@@ -215,7 +260,9 @@ def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_
 ) -> None:
     state = cluster()
     add_supervisor(state, "s1")
-    declared = stages(with_dagster, state, "declared", "t-declared", {"declared.code.version": "v1"})
+    declared = stages(
+        with_dagster, state, "declared", "t-declared", {"declared.code.version": "v1"}
+    )
     plain = stages(with_dagster, state, "plain", "t-plain")
 
     def undefined(topology_id: str, asset: str) -> list[str]:
@@ -235,18 +282,26 @@ def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_
 def test_without_dagster_submission_waits_and_lifecycle_goes_on(
     nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=2, task__cleanup__timeout__sec=1).await_leading()
+    nimbus = nimbuses.start(
+        nimbus__monitor__backstop__secs=2, task__cleanup__timeout__sec=1
+    ).await_leading()
     state = cluster()
     handle = upload(nimbus)
     refused = post(nimbus, "/v1/submit", {"name": "wc", "handle": handle})
-    assert refused.status_code == 503 and "dagster.graphql.url" in refused.json()["error"]["message"]
+    assert (
+        refused.status_code == 503 and "dagster.graphql.url" in refused.json()["error"]["message"]
+    )
     add_supervisor(state, "s1")
     topology_id = stages(nimbus, state, "wc", "tok")
     assert nimbus.get(f"/v1/topologies/{topology_id}").json()["name"] == "wc"
     listed = nimbus.get("/v1/topologies").json()["topologies"]
-    assert [(row["id"], row["status"], row["degraded"]) for row in listed] == [(topology_id, "ACTIVE", False)]
+    assert [(row["id"], row["status"], row["degraded"]) for row in listed] == [
+        (topology_id, "ACTIVE", False)
+    ]
     shown = nimbus.get("/v1/topologies/wc").json()
-    assert shown["status"] == "ACTIVE" and {task["status"] for task in shown["tasks"]} == {"starting"}
+    assert shown["status"] == "ACTIVE" and {task["status"] for task in shown["tasks"]} == {
+        "starting"
+    }
     assert nimbus.get("/v1/topologies/wc/placement").status_code == 200
     assert nimbus.get("/v1/cluster").json()["supervisors"][0]["used"] == [1]
 
@@ -263,11 +318,18 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(
     killed = post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1}).json()
     assert killed["run_id"] is None and killed["status"] == "KILLED"
     # No sensor is armed: the leader removes it when its delay has passed.
-    eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
-    eventually(lambda: state.state.get_children(paths.BLOBSTORE) == [], timeout=60, what="the removal of its blobs")
+    eventually(
+        lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal"
+    )
+    eventually(
+        lambda: state.state.get_children(paths.BLOBSTORE) == [],
+        timeout=60,
+        what="the removal of its blobs",
+    )
     with NimbusBlobClient(nimbus.url) as blobs:
         eventually(
-            lambda: not blobs.keys(topology_id), what="the end of their files, which are removed after their nodes"
+            lambda: not blobs.keys(topology_id),
+            what="the end of their files, which are removed after their nodes",
         )
 
 
@@ -286,12 +348,18 @@ def test_what_the_leader_does_instead_of_a_late_dagster_is_noted_for_its_run(
     with socket.create_server(("127.0.0.1", 0)) as late:
         threading.Thread(target=listen, daemon=True).start()
         url = f"http://127.0.0.1:{late.getsockname()[1]}/graphql"
-        nimbus = nimbuses.start(dagster__graphql__url=url, dagster__graphql__timeout__secs=1).await_leading()
+        nimbus = nimbuses.start(
+            dagster__graphql__url=url, dagster__graphql__timeout__secs=1
+        ).await_leading()
         add_base(cluster(), "wc-1-100")
         assert post(nimbus, "/v1/topologies/wc/deactivate").json()["run_id"] is None
         pattern = re.compile(rb'"storm/request", ?"value": ?"(\w+)"')
-        found = eventually(lambda: pattern.search(b"".join(sent)), timeout=30, what="the request that Dagster has")
-        assert found is not None and found.group(1) in (cluster().state.get_data(paths.UNREPORTED) or b"")
+        found = eventually(
+            lambda: pattern.search(b"".join(sent)), timeout=30, what="the request that Dagster has"
+        )
+        assert found is not None and found.group(1) in (
+            cluster().state.get_data(paths.UNREPORTED) or b""
+        )
 
 
 @pytest.mark.parametrize("armed", [True, False])
@@ -304,21 +372,31 @@ def test_what_is_overdue_is_done_by_the_leader_whatever_the_sensor_does(
         cluster().state.set_ephemeral_node(paths.HEALER, b"")
     add_base(cluster(), "wc-1-100")
     assert post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1}).json()["status"] == "KILLED"
-    eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+    eventually(
+        lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal"
+    )
 
 
-def test_doctor_names_what_nobody_heals(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
+def test_doctor_names_what_nobody_heals(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
     nimbus = nimbuses.start().await_leading()
     add_supervisor(cluster(), "s1")
     cluster().state.create_node(paths.topology("wc-1-100"), b'{"v": 99}')
     conf = {"nimbus.seeds": [nimbus.url.removeprefix("http://")], "dagster.graphql.url": ""}
     (nimbus.home / "storm.yaml").write_text(json.dumps(conf))
     done = run_cli("doctor", "--json", "--conf-dir", str(nimbus.home), home=nimbus.home)
-    found = [row for row in done.document["findings"] if row["check"] == "cluster" and row["state"] == "broken"]
+    found = [
+        row
+        for row in done.document["findings"]
+        if row["check"] == "cluster" and row["state"] == "broken"
+    ]
     assert any("/topology/wc-1-100" in row["found"] for row in found), done.document
 
 
-def test_a_submission_keeps_its_write_budget(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
+def test_a_submission_keeps_its_write_budget(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
     """At most 24 nodes, plus one per key and further nimbus; no blob in staging is registered."""
     nimbus = nimbuses.start().await_leading()
     state = cluster()
@@ -346,9 +424,13 @@ def lose_host(nimbus: RunningNimbus, state: StormClusterState) -> Callable[[], b
     found = state.read_assignment(topology_id)
     assert found is not None
     (worker,) = found[0].workers
-    record = WorkerNode(pid=1, token="t", version=0, tasks=worker.tasks, started_ms=0, status="running", code="")
+    record = WorkerNode(
+        pid=1, token="t", version=0, tasks=worker.tasks, started_ms=0, status="running", code=""
+    )
     state.state.mkdirs(paths.workers(topology_id))
-    state.state.set_ephemeral_node(paths.worker(topology_id, "s1", worker.port), encode_record(record))
+    state.state.set_ephemeral_node(
+        paths.worker(topology_id, "s1", worker.port), encode_record(record)
+    )
     add_supervisor(state, "s2")
     state.state.delete_node(paths.supervisor("s1"))
     state.state.delete_node(paths.worker(topology_id, "s1", worker.port))
@@ -421,17 +503,27 @@ def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
         if not hangs and duty != "_finish_due":
             add_base(state, "gone-7-100")
             post(nimbus, "/v1/topologies/gone/kill", {"wait_secs": 1})
-            eventually(lambda: nimbus.get("/v1/topologies/gone").status_code == 404, timeout=120, what="the removal")
+            eventually(
+                lambda: nimbus.get("/v1/topologies/gone").status_code == 404,
+                timeout=120,
+                what="the removal",
+            )
     finally:
         over.set()
 
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(5, "Input/output error"), pytest.param(OSError(30, "Read-only file system"), marks=pytest.mark.long)],
+    [
+        OSError(5, "Input/output error"),
+        pytest.param(OSError(30, "Read-only file system"), marks=pytest.mark.long),
+    ],
 )
 def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], monkeypatch: pytest.MonkeyPatch, error: OSError
+    nimbuses: Nimbuses,
+    cluster: Callable[[], StormClusterState],
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
 ) -> None:
     nimbus = nimbuses.start(
         nimbus__monitor__backstop__secs=1,
@@ -456,14 +548,24 @@ def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
     assert refused.wait(120)
     add_base(state, "gone-7-100")
     post(nimbus, "/v1/topologies/gone/kill", {"wait_secs": 1})
-    eventually(lambda: nimbus.get("/v1/topologies/gone").status_code == 404, timeout=120, what="the removal")
+    eventually(
+        lambda: nimbus.get("/v1/topologies/gone").status_code == 404,
+        timeout=120,
+        what="the removal",
+    )
     state.state.delete_node(paths.supervisor("s0"))
     eventually(lose_host(nimbus, state), timeout=120, what="the reassignment by the leader")
     monkeypatch.undo()
-    eventually(lambda: nimbus.get("/v1/topologies/stuck").status_code == 404, timeout=120, what="the late removal")
+    eventually(
+        lambda: nimbus.get("/v1/topologies/stuck").status_code == 404,
+        timeout=120,
+        what="the late removal",
+    )
 
 
-def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
+def test_an_armed_sensor_keeps_the_leader_out(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
     nimbus = nimbuses.start(nimbus__monitor__backstop__secs=3).await_leading()
     state = cluster()
     state.state.set_ephemeral_node(paths.HEALER, b"")
@@ -471,7 +573,9 @@ def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Nimbuses, cluster: Calla
     post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1})
     assert nimbus.get("/v1/cluster").json()["healer"] is True
     state.state.delete_node(paths.HEALER)
-    eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+    eventually(
+        lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal"
+    )
 
 
 def test_a_new_leader_finishes_the_kill_of_the_old_one(
@@ -483,7 +587,9 @@ def test_a_new_leader_finishes_the_kill_of_the_old_one(
     assert post(first, "/v1/topologies/wc/kill", {"wait_secs": 4}).json()["status"] == "KILLED"
     first.stop()
     second = nimbuses.start("n2", nimbus__monitor__backstop__secs=1).await_leading()
-    eventually(lambda: second.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+    eventually(
+        lambda: second.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal"
+    )
 
 
 def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(
@@ -542,9 +648,13 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
 
     def ask(text: str, variables: Mapping[str, object] | None = None) -> Any:
         document = {"query": text, "variables": variables or {}}
-        return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()["data"]
+        return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()[
+            "data"
+        ]
 
-    materialized = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"]["assetMaterializations"]
+    materialized = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"][
+        "assetMaterializations"
+    ]
     said = {event["partition"]: event["description"] for event in materialized}
     assert "kill of gone-1-100" in said["gone"] and "deactivate of stays-2-100" in said["stays"]
     registered = {

@@ -20,7 +20,9 @@ from storm_rigs.dagster_server import DagsterServer
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 TOPOLOGY = {
-    "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "spouts": {
+        "lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}
+    },
     "bolts": {},
 }
 
@@ -54,7 +56,9 @@ class LossyDagster:
                 if relay._is_among(relay.lost_requests, body):
                     return
                 headers = {"Content-Type": "application/json"}
-                response = httpx.post(base + self.path, content=body, headers=headers, timeout=120, trust_env=False)
+                response = httpx.post(
+                    base + self.path, content=body, headers=headers, timeout=120, trust_env=False
+                )
                 if not relay._is_among(relay.lost_responses, body):
                     self._respond(response)
 

@@ -76,8 +76,16 @@ def handle_of(alone: RunningNimbus, tmp_path: object, *, allow_degraded: bool) -
 
 
 @pytest.fixture
-def topology(alone: RunningNimbus, ctx: OperationsContext, world: World, tmp_path: object) -> TopologyView:
-    submit(ctx, name="wc", token="t", handle=handle_of(alone, tmp_path, allow_degraded=True), allow_degraded=True)
+def topology(
+    alone: RunningNimbus, ctx: OperationsContext, world: World, tmp_path: object
+) -> TopologyView:
+    submit(
+        ctx,
+        name="wc",
+        token="t",
+        handle=handle_of(alone, tmp_path, allow_degraded=True),
+        allow_degraded=True,
+    )
     world.run_workers(world.named().id)
     return world.named()
 
@@ -95,12 +103,23 @@ def test_a_submission_reaches_its_end_only_when_degraded_is_allowed(
     assert world.named().base.status == "ACTIVE"
 
 
-def test_a_lost_host_is_healed(ctx: OperationsContext, world: World, topology: TopologyView) -> None:
+def test_a_lost_host_is_healed(
+    ctx: OperationsContext, world: World, topology: TopologyView
+) -> None:
     lost = next(worker for worker in world.assignment().workers if worker.node == "s2")
     world.cluster.state.delete_node(paths.supervisor("s2"))
     world.stop_worker(topology.id, *lost.slot)
     assert topology.assignment_at is not None
-    cause = Cause(topology.id, "wc", topology.assignment_at.version, "lost_host", "s2", "s2", lost.port, lost.ids)
+    cause = Cause(
+        topology.id,
+        "wc",
+        topology.assignment_at.version,
+        "lost_host",
+        "s2",
+        "s2",
+        lost.port,
+        lost.ids,
+    )
     (report,) = reassign(ctx, [cause])
     assert (report.status, report.error) == ("assigned", None)
     explained = json.loads(ctx.blobs.read(placement_key(topology.id)))

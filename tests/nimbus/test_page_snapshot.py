@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from storm_dagster.model.records import Assignment, ComponentTasks, StormBase, TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.records import (
+    Assignment,
+    ComponentTasks,
+    StormBase,
+    TaskError,
+    TaskTable,
+    WorkerSlot,
+)
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.nimbus.requests.page_snapshot import snapshot_topology
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, check_window, split_input, task_windows
+from storm_dagster.nimbus.requests.window_stats import (
+    WINDOWS,
+    check_window,
+    split_input,
+    task_windows,
+)
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
 
@@ -29,7 +41,9 @@ def test_a_window_shows_only_what_came_in_it() -> None:
         route.transferred += 20
         stats.executed_by["a:default"] = stats.executed_by.get("a:default", 0) + 1
     streams = stats.window_streams(1200.0)
-    assert streams["600"]["emitted"]["default"] in range(400, 431)  # 600 s and at most one snapshot more
+    assert streams["600"]["emitted"]["default"] in range(
+        400, 431
+    )  # 600 s and at most one snapshot more
     assert streams["600"]["executed"]["a:default"] in range(40, 44)
     assert "10800" not in streams, "the task is younger than three hours: everything counts"
     assert stats.by_stream()["emitted"]["default"] == 800
@@ -43,7 +57,14 @@ def told(component: str, **entry: object) -> dict[str, object]:
 def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
     entry = told(
         "count",
-        stats={"executed": 30, "acked": 29, "failed": 1, "execute_ms": 0.5, "process_ms": 1.5, "complete_ms": 0},
+        stats={
+            "executed": 30,
+            "acked": 29,
+            "failed": 1,
+            "execute_ms": 0.5,
+            "process_ms": 1.5,
+            "complete_ms": 0,
+        },
         streams={
             "emitted": {"default": 7, "__metrics": 2},
             "transferred": {"default": 7},
@@ -64,7 +85,14 @@ def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
 def topology() -> TopologyView:
     return TopologyView(
         id="wc-1-1",
-        base=StormBase(name="wc", launch_time_secs=1000, status="ACTIVE", workers=1, executors={"count": 2}, token="t"),
+        base=StormBase(
+            name="wc",
+            launch_time_secs=1000,
+            status="ACTIVE",
+            workers=1,
+            executors={"count": 2},
+            token="t",
+        ),
         base_at=Versioned(0, 1),
         tasks=TaskTable(
             components={
@@ -77,7 +105,11 @@ def topology() -> TopologyView:
             topology_id="wc-1-1",
             code_dir="wc-1-1",
             node_host={"s1": "h1"},
-            workers=(WorkerSlot(node="s1", host="h1", port=6900, tasks="1-5", memory_bytes=2**21, cpu=10),),
+            workers=(
+                WorkerSlot(
+                    node="s1", host="h1", port=6900, tasks="1-5", memory_bytes=2**21, cpu=10
+                ),
+            ),
             task_start_secs={"1-5": 1},
             timestamp_ms=1,
         ),
@@ -89,7 +121,9 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
     half = {"executed": 100, "acked": 100, "execute_ms": 3.0, "process_ms": 3.0}
     tasks = {
         "1": told("count", stats=half, streams={"executed": {"lines:default": 100}}),
-        "2": told("count", stats={**half, "execute_ms": 1.0}, streams={"executed": {"lines:default": 300}}),
+        "2": told(
+            "count", stats={**half, "execute_ms": 1.0}, streams={"executed": {"lines:default": 300}}
+        ),
         "4": told(
             "__acker",
             stats={"executed": 9, "acked": 9},
@@ -103,15 +137,28 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
     }
     error = TaskError(task=1, host="h1", port=6900, time=5, error="boom")
     page = snapshot_topology(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
-    assert (page.uptime_secs, page.tasks_total, page.executors_total, page.workers_total) == (90, 5, 4, 1)
-    assert page.totals(":all-time") == {"emitted": 60, "transferred": 180, "acked": 50, "failed": 2, "complete_ms": 4.0}
+    assert (page.uptime_secs, page.tasks_total, page.executors_total, page.workers_total) == (
+        90,
+        5,
+        4,
+        1,
+    )
+    assert page.totals(":all-time") == {
+        "emitted": 60,
+        "transferred": 180,
+        "acked": 50,
+        "failed": 2,
+        "complete_ms": 4.0,
+    }
     assert page.totals("600", include_sys=True)["emitted"] == 64
     count = page.components["count"]
     assert [one.id for one in count.executors] == ["[1-2]", "[3-3]"]
     assert count.windows["600"].execute_ms == {"lines:default": (3.0 * 100 + 1.0 * 300) / 400}
     assert count.capacity == (400 * 1.5) / (100 * 1000)
     assert count.errors == (error,)
-    assert not count.executors[1].reported and count.executors[1].windows["600"].totals().executed == 0
+    assert (
+        not count.executors[1].reported and count.executors[1].windows["600"].totals().executed == 0
+    )
     (worker,) = page.workers
     assert (worker.executors, worker.tasks_by_component, worker.memory_mb) == (
         4,

@@ -17,7 +17,13 @@ import httpx
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.records import Assignment, AssignmentChange, TaskBeats, decode_record, encode_record
+from storm_dagster.model.records import (
+    Assignment,
+    AssignmentChange,
+    TaskBeats,
+    decode_record,
+    encode_record,
+)
 from storm_dagster.model.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
@@ -33,9 +39,13 @@ SECRET = "a-secret-planted-for-tests-4711"
 
 @pytest.fixture(scope="module")
 def shop(
-    zookeeper_server: str, make_lasting_nimbuses: Callable[..., Nimbuses], tmp_path_factory: pytest.TempPathFactory
+    zookeeper_server: str,
+    make_lasting_nimbuses: Callable[..., Nimbuses],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Shop]:
-    with open_shop(tmp_path_factory.mktemp("shop"), zookeeper_server, make_lasting_nimbuses) as made:
+    with open_shop(
+        tmp_path_factory.mktemp("shop"), zookeeper_server, make_lasting_nimbuses
+    ) as made:
         yield made
 
 
@@ -90,21 +100,33 @@ def flowing(shop: Shop) -> bool:
 def test_the_rates_of_a_topology_are_what_flows(shop: Shop) -> None:
     eventually(lambda: flowing(shop), 60, "the rate of the spouts")
     found = page(shop, "/topologies/shop")
-    edges = {(row[0], row[2]): float(row[3]) for row in found.rows if len(row) == 4 and row[1] == "default"}
+    edges = {
+        (row[0], row[2]): float(row[3])
+        for row in found.rows
+        if len(row) == 4 and row[1] == "default"
+    }
     assert edges["clicks", "parse"] == pytest.approx(RATE, rel=0.1)
     assert edges["parse", "enrich"] == pytest.approx(2 * RATE, rel=0.1)
     assert edges["sessions", "score"] == pytest.approx(2 * RATE, rel=0.1)
     assert edges["score", "alerts<b>"] == pytest.approx(4 * RATE / 20, rel=0.2)
     # On a machine that starts other things a bolt may be slow for a moment.
     eventually(lambda: shop.findings() == [], 60, "no finding")
-    eventually(lambda: "It keeps up, and loses nothing." in page(shop, "/topologies/shop").text, 30, "the good news")
+    eventually(
+        lambda: "It keeps up, and loses nothing." in page(shop, "/topologies/shop").text,
+        30,
+        "the good news",
+    )
     score = found.row("score")
     assert 0.8 < float(score[2]) < 5, "a sleep of 1 ms"
 
 
 def test_a_slow_bolt_is_named_by_the_page_and_by_show_and_what_feeds_it_is_not(shop: Shop) -> None:
     def named() -> list[tuple[str, str]]:
-        return [(one["kind"], one["component"]) for one in shop.findings() if one["kind"] in ("bottleneck", "skew")]
+        return [
+            (one["kind"], one["component"])
+            for one in shop.findings()
+            if one["kind"] in ("bottleneck", "skew")
+        ]
 
     shop.slow_down()
     try:
@@ -116,7 +138,9 @@ def test_a_slow_bolt_is_named_by_the_page_and_by_show_and_what_feeds_it_is_not(s
             found = page(shop, "/topologies/shop")
             seen.append(found.text)
             assert "parse is the bottleneck" not in found.text
-            return "enrich is the bottleneck" in found.text and found.row("enrich")[0].endswith("slow")
+            return "enrich is the bottleneck" in found.text and found.row("enrich")[0].endswith(
+                "slow"
+            )
 
         eventually(shown, 30, "the same sentence")
         assert text.split(":")[0] in seen[-1]
@@ -133,17 +157,23 @@ def test_the_list_asks_no_topology_master(shop: Shop) -> None:
 
     eventually(lambda: beats().summary.get("rate", 0) > RATE and beats().trend, 60, "the summary")
     found = beats()
-    assert len(str(found.summary).replace(" ", "") + found.trend) <= 128 and found.trend[-1] in "bcdef"
+    assert (
+        len(str(found.summary).replace(" ", "") + found.trend) <= 128 and found.trend[-1] in "bcdef"
+    )
     eventually(lambda: float(page(shop, "/").row("shop")[2]) > RATE, 30, "the rate in the list")
     lag = page(shop, "/").row("shop")[6]
-    assert re.fullmatch(r"[\d.]+[kMG]?( \+?[-\d.]+[kMG]?/s)?", lag), "the lag, and by how much it grows"
+    assert re.fullmatch(r"[\d.]+[kMG]?( \+?[-\d.]+[kMG]?/s)?", lag), (
+        "the lag, and by how much it grows"
+    )
     assert 'class="trend"' in shop.get("/").text and "of the highest rate" in shop.get("/").text
     assert page(shop, "/?q=nothing").text.count("No topology has") == 1
     assert page(shop, "/?q=SHO&sort=rate").row("shop")[1] == "ACTIVE"
 
 
 def test_history_is_a_picture_and_a_table(shop: Shop) -> None:
-    eventually(lambda: shop.get("/topologies/shop").text.count('class="chart"') == 3, 60, "the charts")
+    eventually(
+        lambda: shop.get("/topologies/shop").text.count('class="chart"') == 3, 60, "the charts"
+    )
     focus = "/topologies/shop?focus=enrich"
     # Its first request finds nothing yet, and does not wait for the topology master.
     eventually(lambda: "Tuples that wait" in shop.get(focus).text, 60, "the component's history")
@@ -158,7 +188,9 @@ def test_history_is_a_picture_and_a_table(shop: Shop) -> None:
 def test_every_page_forbids_what_is_not_its_own(shop: Shop, path: str) -> None:
     answer = shop.get(path)
     policies = answer.headers.get_list("content-security-policy")
-    assert len(policies) == 1 and "unsafe" not in policies[0] and "default-src 'none'" in policies[0]
+    assert (
+        len(policies) == 1 and "unsafe" not in policies[0] and "default-src 'none'" in policies[0]
+    )
     found = Cells(answer.text)
     assert not {name for name in found.attributes if name.startswith("on") or name == "style"}
     assert not found.elements & {"style", "b", "iframe", "object"}
@@ -174,26 +206,41 @@ def test_every_page_forbids_what_is_not_its_own(shop: Shop, path: str) -> None:
 
 def test_what_tasks_report_is_a_table(shop: Shop) -> None:
     def lags() -> list[list[str]]:
-        return [row for row in page(shop, "/topologies/shop?focus=clicks").rows if row[2:3] == ["lag"]]
+        return [
+            row for row in page(shop, "/topologies/shop?focus=clicks").rows if row[2:3] == ["lag"]
+        ]
 
-    eventually(lambda: [row[:2] for row in lags()] == [["clicks", "10"]], 30, "the lag of the spout")
+    eventually(
+        lambda: [row[:2] for row in lags()] == [["clicks", "10"]], 30, "the lag of the spout"
+    )
 
 
 def test_what_happened_is_a_table_with_causes_and_runs(shop: Shop) -> None:
     path = paths.assignment(shop.rig.topology_id)
     raw = shop.cluster.state.get_data(path)
     healed = AssignmentChange(
-        at_secs=1_700_000_000, action="healed", why=f"host {MARKUP} is lost", moved=3, outage_secs=31, run="a-run"
+        at_secs=1_700_000_000,
+        action="healed",
+        why=f"host {MARKUP} is lost",
+        moved=3,
+        outage_secs=31,
+        run="a-run",
     )
     assignment = decode_record(Assignment, raw or b"").model_copy(update={"history": (healed,)})
     shop.cluster.state.set_data(path, encode_record(assignment))
 
     def shown() -> bool:
-        return "What happened" in (text := page(shop, "/topologies/shop").text) and "2023-11-14 22:13:20" in text
+        return (
+            "What happened" in (text := page(shop, "/topologies/shop").text)
+            and "2023-11-14 22:13:20" in text
+        )
 
     eventually(shown, 30, "the change")
     found = page(shop, "/topologies/shop").row("2023-11-14 22:13:20", 3)
-    assert found[1] == "healed" and found[2] == f"host {MARKUP} is lost, 3 tasks moved, silent for 31 s before"
+    assert (
+        found[1] == "healed"
+        and found[2] == f"host {MARKUP} is lost, 3 tasks moved, silent for 31 s before"
+    )
     assert "http://127.0.0.1:1/runs/a-run" in shop.get("/topologies/shop").text
 
 
@@ -217,19 +264,34 @@ def test_what_is_not_there_is_a_page_too(shop: Shop) -> None:
 def test_a_page_changes_nothing_and_says_how(shop: Shop) -> None:
     found = page(shop, "/topologies/shop")
     assert found.row("rebalance", 2)[1] == "storm-dagster rebalance shop -n WORKERS -e COMPONENT=N"
-    assert "http://127.0.0.1:1/locations/storm/jobs/kill_topology/playground" in shop.get("/topologies/shop").text
+    assert (
+        "http://127.0.0.1:1/locations/storm/jobs/kill_topology/playground"
+        in shop.get("/topologies/shop").text
+    )
     for path in PAGES:
         assert httpx.post(shop.nimbus.url + path, trust_env=False).status_code == 405
 
 
 def test_the_graph_alone_is_a_file(shop: Shop, tmp_path: Path) -> None:
     answer = shop.get("/topologies/shop/graph.svg")
-    assert answer.headers["content-type"] == "image/svg+xml" and "unsafe" in answer.headers["content-security-policy"]
+    assert (
+        answer.headers["content-type"] == "image/svg+xml"
+        and "unsafe" in answer.headers["content-security-policy"]
+    )
     assert "alerts&lt;b&gt;" in answer.text and "<a " not in answer.text
     assert shop.get("/topologies/none/graph.svg").json()["error"]["type"] == "NotAlive"
-    seeds = ("-c", f"nimbus.seeds=[{shop.nimbus.url.removeprefix('http://')}]", "-c", "storm.local.hostname=localhost")
+    seeds = (
+        "-c",
+        f"nimbus.seeds=[{shop.nimbus.url.removeprefix('http://')}]",
+        "-c",
+        "storm.local.hostname=localhost",
+    )
     printed = run_cli("visualize", "shop", *seeds, home=tmp_path).check().out
-    assert printed.startswith("<svg ") and "alerts&lt;b&gt;" in printed and printed.endswith("</svg>\n")
+    assert (
+        printed.startswith("<svg ")
+        and "alerts&lt;b&gt;" in printed
+        and printed.endswith("</svg>\n")
+    )
 
 
 def test_hosts_show_what_runs_in_each_slot(shop: Shop) -> None:
@@ -253,7 +315,9 @@ def test_a_silent_topology_master_delays_no_page_and_no_change(shop: Shop) -> No
                 times.append(time.monotonic() - began)
                 assert "no figures yet" in found.text
             answer = httpx.post(
-                f"{shop.nimbus.url}/v1/topologies/silent/deactivate", json={"dry_run": True}, timeout=20
+                f"{shop.nimbus.url}/v1/topologies/silent/deactivate",
+                json={"dry_run": True},
+                timeout=20,
             )
             assert answer.json()["would"] == "deactivate"
             print("slowest page:", max(times))
@@ -277,10 +341,17 @@ class _Silent:
 
         self.state, self.id = shop.cluster.state, "silent-1-1700000000"
         base = StormBase(
-            name="silent", launch_time_secs=1700000000, status="ACTIVE", workers=1, executors={}, token="t"
+            name="silent",
+            launch_time_secs=1700000000,
+            status="ACTIVE",
+            workers=1,
+            executors={},
+            token="t",
         )
         slot = WorkerSlot(node="s9", host="127.0.0.1", port=port, tasks="1-2")
-        node = WorkerNode(pid=1, token="secret", version=0, tasks="1-2", started_ms=0, status="running")
+        node = WorkerNode(
+            pid=1, token="secret", version=0, tasks="1-2", started_ms=0, status="running"
+        )
         table = TaskTable(
             components={
                 "__topology_master": ComponentTasks(type="bolt", tasks="1"),
@@ -313,18 +384,24 @@ class _Silent:
 def history(shop: Shop, nimbus: RunningNimbus) -> list[str]:
     """Times of the first chart's table, newest first, as this nimbus shows them."""
     found = Cells(nimbus.get("/topologies/shop").text)
-    times = [row[0] for row in found.rows if len(row) == 3 and re.fullmatch(r"\d\d:\d\d:\d\d", row[0])]
+    times = [
+        row[0] for row in found.rows if len(row) == 3 and re.fullmatch(r"\d\d:\d\d:\d\d", row[0])
+    ]
     return times[: times.index(min(times)) + 1] if times else []
 
 
 @pytest.mark.long
-def test_another_leader_shows_the_same_history_and_another_topology_master_a_marked_gap(shop: Shop) -> None:
+def test_another_leader_shows_the_same_history_and_another_topology_master_a_marked_gap(
+    shop: Shop,
+) -> None:
     eventually(lambda: len(history(shop, shop.nimbus)) >= 3, 90, "a history")
     second = shop.nimbuses.start("n2").await_serving()
     before = history(shop, shop.nimbus)
     assert shop.nimbus.stop() == 0
     shop.nimbus = second.await_leading()
-    eventually(lambda: second.get("/topologies/shop").status_code == 200, 60, "the code of the topology")
+    eventually(
+        lambda: second.get("/topologies/shop").status_code == 200, 60, "the code of the topology"
+    )
     after = history(shop, second)
     assert set(before) <= set(after), "nothing that was shown is gone"
     # The slot of the topology master.
@@ -333,13 +410,17 @@ def test_another_leader_shows_the_same_history_and_another_topology_master_a_mar
     shop.rig.processes[slot].wait()
     killed = f"{datetime.now(timezone.utc):%H:%M:%S}"
     shop.rig.start(*slot)
-    eventually(lambda: (found := history(shop, second)) != [] and min(found) >= killed, 90, "a new history")
+    eventually(
+        lambda: (found := history(shop, second)) != [] and min(found) >= killed, 90, "a new history"
+    )
     text = second.get("/topologies/shop").text
     assert text.count('class="gap"') == 3 and "the topology master was not there" in text
     eventually(lambda: shop.rig.running() and flowing(shop), 90, "everything runs again")
 
 
-def test_a_secured_cluster_asks_a_browser_for_a_token(zookeeper_server: str, tmp_path: Path) -> None:
+def test_a_secured_cluster_asks_a_browser_for_a_token(
+    zookeeper_server: str, tmp_path: Path
+) -> None:
     host, _, port = zookeeper_server.rpartition(":")
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
@@ -361,12 +442,18 @@ def test_a_secured_cluster_asks_a_browser_for_a_token(zookeeper_server: str, tmp
 
             for path in ("/", "/hosts", "/topologies/wc", "/topologies/wc/placement"):
                 asked = answer(path)
-                assert asked.status_code == 401 and asked.headers["www-authenticate"].startswith("Basic realm=")
+                assert asked.status_code == 401 and asked.headers["www-authenticate"].startswith(
+                    "Basic realm="
+                )
                 assert answer(path, "metrics").status_code == 403
-                assert answer(path, "read", "another-secret-of-forty-two-letters").status_code == 401
+                assert (
+                    answer(path, "read", "another-secret-of-forty-two-letters").status_code == 401
+                )
                 assert answer(path, "read").status_code in (200, 404)
             assert answer("/v1/topologies").headers["www-authenticate"] == "Bearer"
-            assert answer("/static/pages.css").status_code == 200, "it is the same for every cluster"
+            assert answer("/static/pages.css").status_code == 200, (
+                "it is the same for every cluster"
+            )
             assert "No topology runs." in answer("/", "read").text
     finally:
         nimbus.stop()

@@ -50,7 +50,9 @@ class CountingState(ZooKeeperClusterState):
 
     reads = 0
 
-    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
+    def get_many(
+        self, many: Sequence[str], watch: bool = False
+    ) -> list[tuple[bytes, Versioned] | None]:
         type(self).reads += len(many)
         return super().get_many(many, watch)
 
@@ -75,7 +77,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.zookeeper
 def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start(nimbus__inimbus__class="my_plugins:Plugin").await_serving()
-    assert Plugin.prepared == [(nimbuses.zk_conf["storm.zookeeper.root"], nimbus.folder / "ininumbus")]
+    assert Plugin.prepared == [
+        (nimbuses.zk_conf["storm.zookeeper.root"], nimbus.folder / "ininumbus")
+    ]
     assert (nimbus.folder / "ininumbus" / "own").exists()
 
 
@@ -90,7 +94,9 @@ def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(nimbuses: Nimbuses
 def test_a_wrong_plug_in_stops_the_start_and_says_why(
     name: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    conf = load_cluster_conf(None, {"nimbus.inimbus.class": name, "nimbus.http.port": 0, "nimbus.thrift.port": 0})
+    conf = load_cluster_conf(
+        None, {"nimbus.inimbus.class": name, "nimbus.http.port": 0, "nimbus.thrift.port": 0}
+    )
     assert run(conf, tmp_path, "n1", threading.Event()) == InvalidRequest.exit_code
     assert says in caplog.text and "nimbus.inimbus.class" in caplog.text
     assert not list(tmp_path.glob("run/*"))
@@ -110,12 +116,15 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
         inimbus=inimbus.load_inimbus(conf, tmp_path / "plugin"),
     )
 
-    base = StormBase(name="wc", launch_time_secs=1, status="ACTIVE", workers=2, executors={}, token="t")
+    base = StormBase(
+        name="wc", launch_time_secs=1, status="ACTIVE", workers=2, executors={}, token="t"
+    )
     zk_cluster.state.set_data("/topology/wc-1-1", encode_record(base))
 
     def publish(*ports: int) -> list[tuple[str, list[tuple[str, int]]]]:
         workers = tuple(
-            WorkerSlot(node="s1", host="h", port=port, tasks=str(number + 1)) for number, port in enumerate(ports)
+            WorkerSlot(node="s1", host="h", port=port, tasks=str(number + 1))
+            for number, port in enumerate(ports)
         )
         assignment = Assignment(
             topology_id="wc-1-1",
@@ -171,7 +180,12 @@ def test_a_container_that_goes_takes_nimbus_along(tmp_path: Path) -> None:
     now = [0.0]
     container, own = tmp_path / "container", tmp_path / "own"
     beats = ContainerHeartbeat(
-        container, own, timeout_secs=240, pause_secs=10, clock=lambda: now[0], wall=lambda: 1000 + now[0]
+        container,
+        own,
+        timeout_secs=240,
+        pause_secs=10,
+        clock=lambda: now[0],
+        wall=lambda: 1000 + now[0],
     )
     for _ in range(30):
         now[0] += 10

@@ -58,4 +58,9 @@ def test_blobs_outlive_every_nimbus(nimbuses: Nimbuses, bucket: str) -> None:
         assert blobs.read("wc-1-1-stormjar.jar") == content
         blobs.delete("wc-1-1-stormjar.jar")
     third = nimbuses.start("n3", **keys)
-    eventually(lambda: third.get("/v1/blobs").json()["blobs"] == [], 40, "n3", ignore=(AssertionError, httpx.HTTPError))
+    eventually(
+        lambda: third.get("/v1/blobs").json()["blobs"] == [],
+        40,
+        "n3",
+        ignore=(AssertionError, httpx.HTTPError),
+    )

@@ -51,7 +51,10 @@ def test_binding_beyond_loopback_needs_consent() -> None:
         bind(conf(**anywhere, storm__bind__external=True))
     with pytest.raises(InvalidRequest, match=r"set storm\.bind\.external=true, or"):
         bind(conf(**anywhere, storm__secret="0123456789abcdef"))
-    assert bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef")) == "0.0.0.0"
+    assert (
+        bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef"))
+        == "0.0.0.0"
+    )
     with pytest.raises(InvalidRequest, match="cannot be resolved"):
         bind(conf(storm__local__hostname="no-such-host.invalid"))
 
@@ -127,7 +130,9 @@ def test_failed_starts_clean_up_and_say_why(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        busy = load_cluster_conf(None, {**zk_conf, "nimbus.http.port": port, "nimbus.thrift.port": 0})
+        busy = load_cluster_conf(
+            None, {**zk_conf, "nimbus.http.port": port, "nimbus.thrift.port": 0}
+        )
         assert ended(busy, tmp_path) == 4
     assert f"port {port}" in caplog.text and "storm.cluster.mode" in caplog.text
     hold_folder(tmp_path, "nimbus", "n1").close()
@@ -149,7 +154,9 @@ def test_ordered_stop_leaves_nothing(nimbuses: Nimbuses) -> None:
 
 
 @pytest.mark.zookeeper
-def test_an_emptied_root_costs_no_blob(nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]) -> None:
+def test_an_emptied_root_costs_no_blob(
+    nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]
+) -> None:
     """The root is wiped; the restarted nimbus refuses, creates nothing, deletes nothing."""
     nimbus = nimbuses.start().await_leading()
     LocalBlobStore(nimbus.folder / "blobs").put("t-1-100-stormjar.jar", b"code")
@@ -165,7 +172,9 @@ def test_an_emptied_root_costs_no_blob(nimbuses: Nimbuses, zk_connect: Callable[
 
 
 @pytest.mark.zookeeper
-def test_another_cluster_is_refused(nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]) -> None:
+def test_another_cluster_is_refused(
+    nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]
+) -> None:
     nimbus = nimbuses.start().await_leading()
     nimbus.stop()
     (nimbus.folder / "cluster_id").write_text("another-cluster\n")
@@ -175,7 +184,9 @@ def test_another_cluster_is_refused(nimbuses: Nimbuses, zk_connect: Callable[...
 
 
 @pytest.mark.zookeeper
-def test_a_nimbus_with_blobs_creates_no_root(nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]) -> None:
+def test_a_nimbus_with_blobs_creates_no_root(
+    nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]
+) -> None:
     LocalBlobStore(nimbuses.home / "nimbus" / "n1" / "blobs").put("k", b"x")
     nimbus = nimbuses.start()
     eventually(lambda: nimbus.code is not None, what="the refusal")

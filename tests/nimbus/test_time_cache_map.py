@@ -10,7 +10,9 @@ from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 def removal_time(put_at: float, expiry: float, step: float = 0.05) -> float:
     """When an entry put at ``put_at`` is removed from a map that was made at 0."""
     expired: list[str] = []
-    cache: TimeCacheMap[str, int] = TimeCacheMap(expiry, now=0.0, limit=9, on_expire=lambda key, _: expired.append(key))
+    cache: TimeCacheMap[str, int] = TimeCacheMap(
+        expiry, now=0.0, limit=9, on_expire=lambda key, _: expired.append(key)
+    )
     tick = 0
     now = 0.0
     inserted = False
@@ -25,7 +27,9 @@ def removal_time(put_at: float, expiry: float, step: float = 0.05) -> float:
     return now
 
 
-@pytest.mark.parametrize(("put_at", "removed_at"), [(0.0, 45), (14.9, 45), (14.95, 45), (15.05, 60)])
+@pytest.mark.parametrize(
+    ("put_at", "removed_at"), [(0.0, 45), (14.9, 45), (14.95, 45), (15.05, 60)]
+)
 def test_an_entry_goes_with_the_rotation_after_its_time(put_at: float, removed_at: float) -> None:
     assert removal_time(put_at, 30) == removed_at
 
@@ -53,7 +57,9 @@ def test_put_and_touch_restart_the_life_get_does_not() -> None:
 
 def test_an_active_transfer_never_expires_and_an_idle_one_is_closed() -> None:
     closed: list[str] = []
-    cache: TimeCacheMap[str, str] = TimeCacheMap(30, now=0, limit=9, on_expire=lambda key, _: closed.append(key))
+    cache: TimeCacheMap[str, str] = TimeCacheMap(
+        30, now=0, limit=9, on_expire=lambda key, _: closed.append(key)
+    )
     cache.put("active", "a")
     cache.put("idle", "i")
     for now in range(0, 600, 29):
@@ -64,7 +70,9 @@ def test_an_active_transfer_never_expires_and_an_idle_one_is_closed() -> None:
 
 def test_remove_returns_the_value_without_the_callback() -> None:
     expired: list[str] = []
-    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0, limit=9, on_expire=lambda key, _: expired.append(key))
+    cache: TimeCacheMap[str, int] = TimeCacheMap(
+        30, now=0, limit=9, on_expire=lambda key, _: expired.append(key)
+    )
     cache.put("k", 7)
     assert cache.remove("k") == 7 and cache.remove("k") is None
     cache.advance(1000)
@@ -73,7 +81,9 @@ def test_remove_returns_the_value_without_the_callback() -> None:
 
 def test_callback_runs_after_the_entry_has_left_and_may_fail() -> None:
     seen: list[bool] = []
-    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0, limit=9, on_expire=lambda key, _: callback(key))
+    cache: TimeCacheMap[str, int] = TimeCacheMap(
+        30, now=0, limit=9, on_expire=lambda key, _: callback(key)
+    )
 
     def callback(key: str) -> None:
         seen.append(key in cache)
@@ -90,7 +100,9 @@ def test_merged_view_counts_all_buckets() -> None:
     cache.put("a", 1)
     cache.advance(15)
     cache.put("b", 2)
-    assert cache.build_map() == {"a": 1, "b": 2} and len(cache) == 2 and "a" in cache and "b" in cache
+    assert (
+        cache.build_map() == {"a": 1, "b": 2} and len(cache) == 2 and "a" in cache and "b" in cache
+    )
 
 
 def test_a_long_pause_expires_everything_at_once() -> None:

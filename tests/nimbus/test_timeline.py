@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from storm_dagster.model.records import Assignment, AssignmentChange, StormBase, TaskError, WorkerNode, WorkerSlot
+from storm_dagster.model.records import (
+    Assignment,
+    AssignmentChange,
+    StormBase,
+    TaskError,
+    WorkerNode,
+    WorkerSlot,
+)
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.facts import timeline
 
@@ -20,10 +27,21 @@ def view(history: tuple[AssignmentChange, ...], started_secs: int = PLACED + 3) 
         timestamp_ms=PLACED * 1000,
         history=history,
     )
-    base = StormBase(name="wc", launch_time_secs=PLACED, status="ACTIVE", workers=1, executors={}, token="t")
-    node = WorkerNode(pid=77, token="t", version=0, tasks="1-2", started_ms=started_secs * 1000, status="running")
+    base = StormBase(
+        name="wc", launch_time_secs=PLACED, status="ACTIVE", workers=1, executors={}, token="t"
+    )
+    node = WorkerNode(
+        pid=77, token="t", version=0, tasks="1-2", started_ms=started_secs * 1000, status="running"
+    )
     at = Versioned(0, 0)
-    return TopologyView("wc-1-1", base, at, assignment=assignment, assignment_at=at, live_workers={("s1", 6700): node})
+    return TopologyView(
+        "wc-1-1",
+        base,
+        at,
+        assignment=assignment,
+        assignment_at=at,
+        live_workers={("s1", 6700): node},
+    )
 
 
 def url(run: str) -> str:
@@ -32,12 +50,19 @@ def url(run: str) -> str:
 
 def test_a_healing_says_why_how_long_and_by_which_run() -> None:
     healed = AssignmentChange(
-        at_secs=PLACED, action="healed", why="worker h2:6700 did not come back", moved=2, outage_secs=31, run="r1"
+        at_secs=PLACED,
+        action="healed",
+        why="worker h2:6700 did not come back",
+        moved=2,
+        outage_secs=31,
+        run="r1",
     )
     submitted = AssignmentChange(at_secs=PLACED - 50, action="submitted", why="as wc-1-1")
     found = timeline(view((healed, submitted)), (), url)
     assert [event.action for event in found] == ["healed", "submitted"]
-    assert found[0].text == "worker h2:6700 did not come back, 2 tasks moved, silent for 31 s before"
+    assert (
+        found[0].text == "worker h2:6700 did not come back, 2 tasks moved, silent for 31 s before"
+    )
     assert found[0].run == "http://dagster/runs/r1" and found[1].run is None
 
 
@@ -51,10 +76,27 @@ def test_a_process_that_was_replaced_in_its_slot_is_told_from_one_that_was_place
 def test_errors_stand_between_the_changes_by_time_and_a_page_holds_so_many() -> None:
     change = AssignmentChange(at_secs=PLACED + 20, action="rebalanced")
     errors = [
-        ("split", TaskError(task=2, host="h1", port=6700, time=PLACED + at, error="Traceback\nValueError: x\n"))
+        (
+            "split",
+            TaskError(
+                task=2, host="h1", port=6700, time=PLACED + at, error="Traceback\nValueError: x\n"
+            ),
+        )
         for at in range(0, 100, 10)
     ]
     found = timeline(view((change,)), errors, url)
-    assert [event.at_secs - PLACED for event in found] == [90, 80, 70, 60, 50, 40, 30, 20, 20, 10, 0]
+    assert [event.at_secs - PLACED for event in found] == [
+        90,
+        80,
+        70,
+        60,
+        50,
+        40,
+        30,
+        20,
+        20,
+        10,
+        0,
+    ]
     assert found[0].text == "split[2] on h1:6700: ValueError: x"
     assert len(timeline(view((change,)), errors * 10, url)) == 40

@@ -13,9 +13,16 @@ from storm_dagster.nimbus.http.pages.flow import TopologyFlow
 
 def chain(count: int) -> TopologyView:
     """A spout and bolts behind it, one behind the other."""
-    components = {f"c{n:02}": ComponentTasks(type="bolt" if n else "spout", tasks=str(n + 1)) for n in range(count)}
-    base = StormBase(name="wide", launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t")
-    return TopologyView(id="wide-1-1", base=base, base_at=Versioned(0, 1), tasks=TaskTable(components=components))
+    components = {
+        f"c{n:02}": ComponentTasks(type="bolt" if n else "spout", tasks=str(n + 1))
+        for n in range(count)
+    }
+    base = StormBase(
+        name="wide", launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t"
+    )
+    return TopologyView(
+        id="wide-1-1", base=base, base_at=Versioned(0, 1), tasks=TaskTable(components=components)
+    )
 
 
 def measured(count: int, **components: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +38,13 @@ def test_a_large_topology_is_drawn_around_its_worst_component() -> None:
     found = flow(50, measured(50, c20={"waiting": 900.0, "capacity": 0.7}, c30={"waiting": 3.0}))
     assert found.narrowed("") == "c20" and found.narrowed("c40") == "c40"
     svg = found.picture("", lambda name: f"?focus={name}")
-    assert [name for name in found.rows if f">{name}<" in svg] == ["c18", "c19", "c20", "c21", "c22"]
+    assert [name for name in found.rows if f">{name}<" in svg] == [
+        "c18",
+        "c19",
+        "c20",
+        "c21",
+        "c22",
+    ]
     assert flow(40, measured(40)).narrowed("") == "", "all of it is drawn"
 
 
@@ -59,7 +72,13 @@ def test_a_fused_bolt_says_in_whose_query_it_runs() -> None:
         builder.set_bolt(name, SparkBolt, inputs=source, args=function, outputs=["word"])
     code = Runnable(builder.build(), {})
     found = TopologyFlow(chain(3), measured(3), code, (), 1000)
-    assert {name: row["fused"] for name, row in found.rows.items()} == {"c00": "", "c01": "c00", "c02": "c00"}
+    assert {name: row["fused"] for name, row in found.rows.items()} == {
+        "c00": "",
+        "c01": "c00",
+        "c02": "c00",
+    }
     assert found.picture("", None).count(">in the query of c00<") == 2
-    apart = TopologyFlow(chain(3), measured(3), Runnable(code.spec, {"topology.spark.fuse": False}), (), 1000)
+    apart = TopologyFlow(
+        chain(3), measured(3), Runnable(code.spec, {"topology.spark.fuse": False}), (), 1000
+    )
     assert "in the query" not in apart.picture("", None)

@@ -15,7 +15,14 @@ import zmq
 from starlette.concurrency import run_in_threadpool
 
 from storm_dagster.http.responses import run_read
-from storm_dagster.model.records import Assignment, ComponentTasks, StormBase, TaskTable, WorkerNode, WorkerSlot
+from storm_dagster.model.records import (
+    Assignment,
+    ComponentTasks,
+    StormBase,
+    TaskTable,
+    WorkerNode,
+    WorkerSlot,
+)
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import decode_request
 from storm_dagster.nimbus.requests import topology_stats
@@ -27,7 +34,9 @@ def topology(port: int, *, live: bool = True) -> TopologyView:
     node = WorkerNode(pid=1, token="secret", version=0, tasks="1-2", started_ms=0, status="running")
     return TopologyView(
         id="wc-1-1",
-        base=StormBase(name="wc", launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t"),
+        base=StormBase(
+            name="wc", launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t"
+        ),
         base_at=Versioned(0, 1),
         tasks=TaskTable(components={"__topology_master": ComponentTasks(type="bolt", tasks="2")}),
         assignment=Assignment(
@@ -101,7 +110,9 @@ def test_three_hundred_topologies_keep_their_answers() -> None:
     shared = SharedAnswers(60.0)
     for _ in range(2):
         for number in range(300):
-            assert shared.get(number, lambda number=number: (asked.append(number), {"of": number})[1]) == {"of": number}
+            assert shared.get(
+                number, lambda number=number: (asked.append(number), {"of": number})[1]
+            ) == {"of": number}
     assert len(asked) == 300
 
 
@@ -174,7 +185,9 @@ def test_reads_that_wait_hold_no_thread_of_a_change() -> None:
     assert asyncio.run(serve()) == ["changed", "reads wait"]
 
 
-def test_nobody_waits_for_ever_for_a_request_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_ever_for_a_request_of_somebody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(topology_stats, "_LONGEST_WAIT_SECS", 0.05)
     shared, answered = SharedAnswers(60.0), threading.Event()
 

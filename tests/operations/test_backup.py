@@ -27,7 +27,9 @@ EPHEMERAL = ("/supervisors/", "/workers/")
 
 def kept_of(documents: dict[str, Any]) -> dict[str, Any]:
     """What does not belong to a session."""
-    return {path: document for path, document in documents.items() if not path.startswith(EPHEMERAL)}
+    return {
+        path: document for path, document in documents.items() if not path.startswith(EPHEMERAL)
+    }
 
 
 def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None:
@@ -66,7 +68,11 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None
         assert (again.epoch, again.assignments_version) == (view.epoch, view.assignments_version)
         assert again.corrupt == {} and again.blacklist == view.blacklist
         (before,), (after,) = view.topologies.values(), again.topologies.values()
-        assert (after.base, after.tasks, after.assignment) == (before.base, before.tasks, before.assignment)
+        assert (after.base, after.tasks, after.assignment) == (
+            before.base,
+            before.tasks,
+            before.assignment,
+        )
         assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
         assert restored.blobs.read(jar_key(after.code_dir))
         # And it goes on.

@@ -21,13 +21,21 @@ SAME = "upload.handle-archive"
 
 
 @pytest.mark.parametrize(
-    "when", ["before it is stored again", "before it is registered", "while it is registered", "never"]
+    "when",
+    ["before it is stored again", "before it is registered", "while it is registered", "never"],
 )
-def test_a_blob_that_is_removed_while_it_is_copied_does_not_come_back(world: World, tmp_path: Path, when: str) -> None:
+def test_a_blob_that_is_removed_while_it_is_copied_does_not_come_back(
+    world: World, tmp_path: Path, when: str
+) -> None:
     registry, store = BlobRegistry(world.cluster, "127.0.0.1:1"), LocalBlobStore(tmp_path)
     blobs = NimbusBlobStore.__new__(NimbusBlobStore)
     blobs.base, blobs.shared = store, False
-    apart = {"cluster": world.cluster, "registry": registry, "status": SimpleNamespace(me="127.0.0.1:1"), "peers": list}
+    apart = {
+        "cluster": world.cluster,
+        "registry": registry,
+        "status": SimpleNamespace(me="127.0.0.1:1"),
+        "peers": list,
+    }
     nimbus: Any = SimpleNamespace(**apart, blobs=blobs, conf=default_conf())
     store.put(SAME, b"code")
     registry.register_written(store.put(KEY, b"code"), epoch=world.epoch())

@@ -34,7 +34,9 @@ def test_what_belongs_to_a_living_topology_stays() -> None:
 
 
 def test_garbage_waits_for_its_grace_time() -> None:
-    inventory = Inventory(blobs=("wc-1-1-stormjar.jar",), nodes={paths.TASKS: ("wc-1-1",)}, tokens={})
+    inventory = Inventory(
+        blobs=("wc-1-1-stormjar.jar",), nodes={paths.TASKS: ("wc-1-1",)}, tokens={}
+    )
     garbage, memory = find_garbage(inventory, {}, boot_now=100.0, **LIMITS)
     assert garbage.waiting == 2 and garbage.blobs == ()
     garbage, memory = find_garbage(inventory, memory, boot_now=159.0, **LIMITS)
@@ -45,7 +47,12 @@ def test_garbage_waits_for_its_grace_time() -> None:
 
 def test_a_token_pins_its_staging_and_upload_until_it_expires() -> None:
     inventory = Inventory(
-        blobs=("wc-1-1-stormjar.jar", "staging.t.record", "upload.h.archive", "upload.other.archive"),
+        blobs=(
+            "wc-1-1-stormjar.jar",
+            "staging.t.record",
+            "upload.h.archive",
+            "upload.other.archive",
+        ),
         nodes={},
         tokens={"t": token("wc-1-1")},
         handles={"t": "h"},
@@ -92,8 +99,12 @@ def test_a_damaged_token_pins_its_staging() -> None:
 
 
 def test_nodes_of_a_worker_that_still_lives_are_left() -> None:
-    inventory = Inventory(blobs=(), nodes={paths.WORKERS: ("wc-1-1",)}, tokens={}, busy_workers=("wc-1-1",))
-    garbage, _ = find_garbage(inventory, {}, boot_now=0.0, grace_secs=0, token_secs=0, upload_secs=0)
+    inventory = Inventory(
+        blobs=(), nodes={paths.WORKERS: ("wc-1-1",)}, tokens={}, busy_workers=("wc-1-1",)
+    )
+    garbage, _ = find_garbage(
+        inventory, {}, boot_now=0.0, grace_secs=0, token_secs=0, upload_secs=0
+    )
     assert garbage.nodes == ()
 
 
@@ -176,11 +187,15 @@ def test_backups_of_assignments_are_bounded(world: World, monkeypatch: pytest.Mo
 
 
 @pytest.mark.zookeeper
-def test_a_spark_that_does_not_answer_keeps_no_topology(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spark_that_does_not_answer_keeps_no_topology(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     args = {"query": "m:f", "checkpoint": "/c", "path": "/p"}
     query = {"object": {"python": "storm_dagster.api.spark_query:SparkQuery", "args": args}}
     topology_id = world.submit(
-        "wc", topology={"spouts": {"q": query}, "bolts": {}}, conf={"topology.spark.remote": "sc://127.0.0.1:1"}
+        "wc",
+        topology={"spouts": {"q": query}, "bolts": {}},
+        conf={"topology.spark.remote": "sc://127.0.0.1:1"},
     )
     lifecycle.kill(world.context(), "wc", 0)
     assert world.blobs.keys(topology_id) == []

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
@@ -46,8 +53,12 @@ def test_two_rebalances_at_once_are_one_and_a_conflict(world: World) -> None:
     other = world.context(cluster=StormClusterState.open(world.conf))
     for workers in (3, 4, 1):
         results = together(
-            lambda n=workers: rebalance(world.context(), "wc", workers=n, wait_secs=1000, stay=False),
-            lambda n=workers: rebalance(other, "wc", executors={"split": n + 3}, wait_secs=1000, stay=False),
+            lambda n=workers: rebalance(
+                world.context(), "wc", workers=n, wait_secs=1000, stay=False
+            ),
+            lambda n=workers: rebalance(
+                other, "wc", executors={"split": n + 3}, wait_secs=1000, stay=False
+            ),
         )
         kinds = sorted(type(result).__name__ for result in results)
         assert kinds == ["Conflict", "RebalanceResult"], results
@@ -70,12 +81,17 @@ def test_a_kill_wins_over_everything_that_comes_at_the_same_time(world: World) -
         world.run_workers(world.submit(name, conf={"topology.workers": 2}))
         killed, *results = together(
             lambda name=name: lifecycle.kill(world.context(), name, 1000),
-            *(lambda ctx=ctx, verb=verb, name=name: verb(ctx, name) for ctx, verb in zip(others, verbs, strict=True)),
+            *(
+                lambda ctx=ctx, verb=verb, name=name: verb(ctx, name)
+                for ctx, verb in zip(others, verbs, strict=True)
+            ),
         )
         assert killed.status == "KILLED"
         # Each of the others came before it, or is told that the topology is killed.
         for result in results:
-            assert not isinstance(result, Exception) or isinstance(result, Conflict | NotAlive), result
+            assert not isinstance(result, Exception) or isinstance(result, Conflict | NotAlive), (
+                result
+            )
         topology = world.named(name)
         assert topology.base.status == "KILLED"
         lifecycle.remove(world.context(), topology.id)
@@ -83,7 +99,9 @@ def test_a_kill_wins_over_everything_that_comes_at_the_same_time(world: World) -
         ctx.cluster.disconnect()
 
 
-def test_a_rebalance_with_more_than_there_is_says_what_there_is_and_changes_nothing(world: World) -> None:
+def test_a_rebalance_with_more_than_there_is_says_what_there_is_and_changes_nothing(
+    world: World,
+) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     before = world.cluster.load_view().topologies[topology_id]
     with pytest.raises(Unavailable, match=r"needs 13 slots, 8 are free .s1: 4, s2: 4."):
@@ -94,12 +112,21 @@ def test_a_rebalance_with_more_than_there_is_says_what_there_is_and_changes_noth
 
 def test_the_blacklist_is_changed_by_two_at_once_and_nothing_is_lost(world: World) -> None:
     other = world.context(cluster=StormClusterState.open(world.conf))
-    together(*(lambda n=n: change_blacklist(world.context() if n % 2 else other, add=[f"h{n}"]) for n in range(8)))
+    together(
+        *(
+            lambda n=n: change_blacklist(world.context() if n % 2 else other, add=[f"h{n}"])
+            for n in range(8)
+        )
+    )
     assert world.cluster.blacklist() == {f"h{n}" for n in range(8)}
-    assert change_blacklist(world.context(), remove=[f"h{n}" for n in range(8)], add=["s1"]) == ("s1",)
+    assert change_blacklist(world.context(), remove=[f"h{n}" for n in range(8)], add=["s1"]) == (
+        "s1",
+    )
     version = world.cluster.state.get_version(paths.BLACKLIST)
     change_blacklist(world.context(), add=["s1"], remove=["never"])
-    assert world.cluster.state.get_version(paths.BLACKLIST) == version, "nothing changed, nothing is written"
+    assert world.cluster.state.get_version(paths.BLACKLIST) == version, (
+        "nothing changed, nothing is written"
+    )
     world.submit("wc", conf={"topology.workers": 2})
     assert {worker.node for worker in world.assignment().workers} == {"s2"}
     other.cluster.disconnect()
@@ -121,7 +148,10 @@ def test_a_rebalance_moves_the_tasks_of_a_blacklisted_host_and_no_others(world: 
     report = rebalance(world.context(), "wc", wait_secs=0)
     after = world.assignment().task_slots()
     assert {node for node, _ in after.values()} == {"s2"}
-    assert report.moved == len(there) and {task for task in before if before[task] != after[task]} == there
+    assert (
+        report.moved == len(there)
+        and {task for task in before if before[task] != after[task]} == there
+    )
     # One whose supervisor is gone cannot be stopped: it stays while it lives.
     change_blacklist(world.context(), add=["s2"], remove=["s1"])
     world.run_workers(topology_id)
@@ -136,7 +166,10 @@ def test_others_keep_off_the_hosts_that_a_topology_is_isolated_on(world: World) 
     for name in ("alone", "beside"):
         world.run_workers(world.submit(name, conf={"isolation.scheduler.machines": ["s1"]}))
     world.submit("after", conf={"topology.workers": 3})
-    nodes = {name: {worker.node for worker in world.assignment(name).workers} for name in ("alone", "beside", "after")}
+    nodes = {
+        name: {worker.node for worker in world.assignment(name).workers}
+        for name in ("alone", "beside", "after")
+    }
     assert nodes == {"alone": {"s1"}, "beside": {"s1"}, "after": {"s2"}}
     # What was there before stays, as on a blacklisted host, until it is rebalanced; s2 has no slot for it now.
     assert {worker.node for worker in world.assignment("before").workers} == {"s1", "s2"}
@@ -158,9 +191,16 @@ def test_a_rebalance_with_every_host_blacklisted_changes_nothing_and_says_so(wor
     topology_id = world.submit("wc")
     change_blacklist(world.context(), add=["s1", "s2"])
     before = world.cluster.load_view().topologies[topology_id]
-    questions: list[dict[str, Any]] = [{"workers": 1}, {"reassign": True}, {"executors": {"count": 4}}, {}]
+    questions: list[dict[str, Any]] = [
+        {"workers": 1},
+        {"reassign": True},
+        {"executors": {"count": 4}},
+        {},
+    ]
     for asked in questions:
-        with pytest.raises(Unavailable, match=r"every host is blacklisted \(s1, s2\).*blacklist remove"):
+        with pytest.raises(
+            Unavailable, match=r"every host is blacklisted \(s1, s2\).*blacklist remove"
+        ):
             rebalance(world.context(), "wc", **asked)
     after = world.cluster.load_view().topologies[topology_id]
     assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)

@@ -48,7 +48,10 @@ class Costs:
             made = LinkedSupervisor(self.world.conf, f"sup{number}", tuple(range(6900, 6912)))
             made.link.start()
             self.supervisors.append(made)
-        eventually(lambda: all(each.runs() or each.beats for each in self.supervisors), what="all supervisors")
+        eventually(
+            lambda: all(each.runs() or each.beats for each in self.supervisors),
+            what="all supervisors",
+        )
         for number in range(len(self.world.cluster.active_storms()), topologies):
             self.submit(f"t{number}")
 
@@ -58,7 +61,10 @@ class Costs:
         named = {worker.node for worker in self.world.assignment(name).workers}
         wanted = [each for each in self.supervisors if each.name in named]
         assert wanted
-        eventually(lambda: all(topology_id in each.runs() for each in wanted), what=f"{name} at its supervisor")
+        eventually(
+            lambda: all(topology_id in each.runs() for each in wanted),
+            what=f"{name} at its supervisor",
+        )
         self.quiet()
         return topology_id
 
@@ -66,19 +72,28 @@ class Costs:
         topology_id = self.world.named(name).id
         lifecycle.kill(self.world.context(), name, wait_secs=0)
         lifecycle.remove(self.world.context(), topology_id)
-        eventually(lambda: all(topology_id not in each.runs() for each in self.supervisors), what=f"the end of {name}")
+        eventually(
+            lambda: all(topology_id not in each.runs() for each in self.supervisors),
+            what=f"the end of {name}",
+        )
         self.quiet()
 
     def quiet(self) -> None:
         """Wait until each supervisor has read up to the newest change."""
         newest, _ = self.world.cluster.assignment_changes()
-        eventually(lambda: all(each.link._version == newest for each in self.supervisors), what="all changes read")
+        eventually(
+            lambda: all(each.link._version == newest for each in self.supervisors),
+            what="all changes read",
+        )
 
     def reads_per_beat(self) -> float:
         """Reads of the supervisors while nothing changes, for each of their heartbeats."""
         before = {each.name: each.beats for each in self.supervisors}
         self.counts.reset()
-        eventually(lambda: all(each.beats >= before[each.name] + 3 for each in self.supervisors), what="three beats")
+        eventually(
+            lambda: all(each.beats >= before[each.name] + 3 for each in self.supervisors),
+            what="three beats",
+        )
         beats = sum(each.beats - before[each.name] for each in self.supervisors)
         return self.reads() / beats
 
@@ -117,9 +132,13 @@ def costs(zookeeper_server: str, zk_root: str, tmp_path: Path) -> Iterator[Costs
 def test_reads_of_supervisors_grow_with_changes_only(costs: Costs) -> None:
     for supervisors, topologies in ((5, 10), (10, 10), (20, 20)):
         costs.grow(supervisors, topologies)
-        assert costs.reads_per_beat() <= 4, f"{supervisors} supervisors, {topologies} topologies, nothing changes"
+        assert costs.reads_per_beat() <= 4, (
+            f"{supervisors} supervisors, {topologies} topologies, nothing changes"
+        )
         # One read of what changed for all, and a few of the one that it concerns.
-        assert costs.reads_per_change() <= 8, f"{supervisors} supervisors, {topologies} topologies, two changes"
+        assert costs.reads_per_change() <= 8, (
+            f"{supervisors} supervisors, {topologies} topologies, two changes"
+        )
 
 
 def test_topologies_that_are_gone_leave_no_watch_and_no_node(costs: Costs) -> None:
@@ -127,7 +146,9 @@ def test_topologies_that_are_gone_leave_no_watch_and_no_node(costs: Costs) -> No
     costs.submit("again")
     costs.remove("again")
     before = server_metrics(costs.address)
-    slots = [len(each.link._cluster.watches._slots) for each in costs.supervisors if each.link._cluster]
+    slots = [
+        len(each.link._cluster.watches._slots) for each in costs.supervisors if each.link._cluster
+    ]
     for _ in range(5):
         costs.submit("again")
         costs.remove("again")
@@ -136,7 +157,9 @@ def test_topologies_that_are_gone_leave_no_watch_and_no_node(costs: Costs) -> No
     # Only the client tokens, one for each submission, which the cleaner removes when they expire.
     tokens = len(costs.world.cluster.state.get_children(paths.TOKENS))
     assert after["zk_znode_count"] - before["zk_znode_count"] <= tokens
-    assert slots == [len(each.link._cluster.watches._slots) for each in costs.supervisors if each.link._cluster]
+    assert slots == [
+        len(each.link._cluster.watches._slots) for each in costs.supervisors if each.link._cluster
+    ]
 
 
 def test_an_empty_assignment_node_costs_nothing(costs: Costs) -> None:
@@ -192,14 +215,20 @@ def test_reads_of_the_sensor_grow_with_changes_only(costs: Costs) -> None:
                 return costs.counts.reads([watch.cluster.session])
 
             reads()
-            assert reads() <= 3, "that the root is there, and the records of topology masters and supervisors"
+            assert reads() <= 3, (
+                "that the root is there, and the records of topology masters and supervisors"
+            )
             for number in range(topologies):
                 beats = world.beats(f"t{number}")
                 path = paths.taskbeats(beats.topology_id)
-                world.cluster.state.set_data(path, encode_record(beats.model_copy(update={"dead": "1"})))
+                world.cluster.state.set_data(
+                    path, encode_record(beats.model_copy(update={"dead": "1"}))
+                )
                 world.supervisor(f"s{number % 4}", tuple(range(6900, 6910)), count=number + 2)
             assert reads() <= 3, "heartbeats are no changes"
-            assert all(each.beats and each.beats.dead == "1" for each in watch.poll().topologies.values())
+            assert all(
+                each.beats and each.beats.dead == "1" for each in watch.poll().topologies.values()
+            )
             (worker, *_) = world.assignment("t0").workers
             world.stop_worker(world.named("t0").id, *worker.slot)
             assert reads() <= 8, "one worker is gone"
@@ -292,10 +321,16 @@ def test_what_is_gone_is_in_no_memory_of_the_reader(world: World) -> None:
     view = cache.load_view(identity)
     registry.keys()
     gc.collect()
-    assert [each() for each in records] == [None] * 18, "a record of a topology that is gone is kept"
+    assert [each() for each in records] == [None] * 18, (
+        "a record of a topology that is gone is kept"
+    )
     assert view.topologies[stays].base is kept.base, "what did not change is not decoded again"
     # The number of changes of a node is kept, up to 100,000 of them.
-    memory = {name: value for name, value in [*vars(cache).items(), *vars(registry).items()] if name != "_changes"}
+    memory = {
+        name: value
+        for name, value in [*vars(cache).items(), *vars(registry).items()]
+        if name != "_changes"
+    }
     left = {
         name: [text for text in strings_in(value) if any(each in text for each in ids[:10])]
         for name, value in memory.items()

@@ -36,7 +36,9 @@ def all_in_chaos(points: list[tuple[str, str]], *ways: Any) -> list[Any]:
 
     Of further ``ways`` one operation in every run."""
     last = dict(points)
-    small = {("submit", way) for way in ways[1:]} | {(name, way) for name in last for way in ways[:1] or [None]}
+    small = {("submit", way) for way in ways[1:]} | {
+        (name, way) for name in last for way in ways[:1] or [None]
+    }
     return [
         pytest.param(
             *((name, step, way) if ways else (name, step)),
@@ -62,7 +64,13 @@ def clean_up(world: World) -> None:
     """The cleaner, when everything that may expire has expired; what it leaves belongs to something."""
     clean(world.context(), grace_secs=0, token_secs=0, upload_secs=0)
     report, _ = clean(world.context(), grace_secs=0, token_secs=0, upload_secs=0)
-    assert (report.nodes, report.blobs, report.tokens, report.waiting, report.problems) == ((), (), (), 0, ())
+    assert (report.nodes, report.blobs, report.tokens, report.waiting, report.problems) == (
+        (),
+        (),
+        (),
+        0,
+        (),
+    )
 
 
 def freeze(actor: Actor, world: World) -> None:
@@ -126,7 +134,9 @@ def test_what_was_killed_after_any_step_is_completed_or_undone_by_the_leader(
 
 
 @pytest.mark.parametrize(("operation", "step"), all_in_chaos(DISTINCT))
-def test_what_was_deposed_before_any_step_writes_nothing_more(world: World, operation: str, step: str) -> None:
+def test_what_was_deposed_before_any_step_writes_nothing_more(
+    world: World, operation: str, step: str
+) -> None:
     """The epoch ends while the process stands before a step. Cluster state stays as the new leader found it."""
     scene = scene_of(world, operation, step)
     with scene.act() as actor:
@@ -162,7 +172,9 @@ def test_an_operation_passes_the_steps_that_it_declares_and_no_others(
     for make, _ in SCENES[operation]:
         with make(zk_worlds()).act() as actor:
             assert actor.finish() is None
-        passed |= {point.removeprefix("after.") for point in actor.points if point.startswith("after.")}
+        passed |= {
+            point.removeprefix("after.") for point in actor.points if point.startswith("after.")
+        }
     assert passed == set(all_operations()[operation].steps)
 
 
@@ -178,13 +190,19 @@ def test_every_step_in_the_code_belongs_to_an_operation() -> None:
                 if isinstance(name, ast.Constant):
                     named_in_code.add(name.value)
     assert named_in_code and named_in_code <= declared
-    assert set(SCENES) == set(all_operations()), "every operation has a scene, and every scene an operation"
+    assert set(SCENES) == set(all_operations()), (
+        "every operation has a scene, and every scene an operation"
+    )
 
 
-def test_nothing_outside_of_a_context_can_observe_steps(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+def test_nothing_outside_of_a_context_can_observe_steps(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
     """Neither the environment nor a conf key reaches the observer: a context that was given none has none."""
     for name in ("STORM_DAGSTER_CRASHPOINT", "CRASHPOINT", "CRASH_AT", "STORM_DAGSTER_CHECKPOINT"):
         monkeypatch.setenv(name, "after.publish")
     ctx = world.context(conf=world.context().conf)
     assert ctx.checkpoint is no_observer
-    assert world.submit("wc", conf={"crash.at": "after.publish", "checkpoint": "after.publish"}, ctx=ctx)
+    assert world.submit(
+        "wc", conf={"crash.at": "after.publish", "checkpoint": "after.publish"}, ctx=ctx
+    )

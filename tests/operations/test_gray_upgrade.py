@@ -53,14 +53,18 @@ class Upgraded(UpgradeStandIns):
         return at.version
 
     def upload(self, handle: str = "new", **more: Any) -> str:
-        return self.world.upload(handle, conf={**CONF, **more.pop("conf", {})}, archive=pack_archive("new"), **more)
+        return self.world.upload(
+            handle, conf={**CONF, **more.pop("conf", {})}, archive=pack_archive("new"), **more
+        )
 
     def begin(self, selection: Selection = ONE, **more: Any) -> Any:
         handle = self.upload(**{key: more.pop(key) for key in ("conf", "topology") if key in more})
         return lifecycle.gray_upgrade(self.world.context(), "wc", selection, handle=handle, **more)
 
     def advance(self, **context: Any) -> list[str]:
-        return [report.outcome for report in advance_upgrades(self.world.context(**context), self.seen)]
+        return [
+            report.outcome for report in advance_upgrades(self.world.context(**context), self.seen)
+        ]
 
     def clean(self) -> None:
         """Nothing of an upgrade stands any more."""
@@ -86,7 +90,9 @@ def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> No
 
 
 def test_the_new_code_keeps_the_version_that_it_was_declared_with(topology: Upgraded) -> None:
-    record = topology.begin(conf={"declared.code.version": "abc", "topology.upgrade.worker.num": 1}).state.record
+    record = topology.begin(
+        conf={"declared.code.version": "abc", "topology.upgrade.worker.num": 1}
+    ).state.record
     conf = json.loads(topology.world.blobs.read(conf_key(record.code_dir)))
     assert conf["declared.code.version"] == "abc"
     assert "topology.upgrade.worker.num" not in conf
@@ -108,14 +114,22 @@ def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -
         topology.advance()
     topology.clean()
     assert topology.assignment.code_dir == new
-    assert len(topology.on(new)) == 3 and len(topology.on(topology.id)) == 1, "all but the topology master's"
+    assert len(topology.on(new)) == 3 and len(topology.on(topology.id)) == 1, (
+        "all but the topology master's"
+    )
     assert topology.world.blobs.read(jar_key(new)) == pack_archive("new")
     assert topology.assignment.code[jar_key(new)] == topology.world.blobs.meta(jar_key(new)).sha256
     # What needs the code from now on takes the new one.
     assert lifecycle.restart(topology.world.context(), "wc").topology_id == topology.id
     after = topology.assignment
-    works = [work for node in after.node_host for work in desired_slots({topology.id: after}, node).work.values()]
-    assert {(work.code_dir, work.restarts) for work in works} == {(new, 1)}, "the topology master's worker too"
+    works = [
+        work
+        for node in after.node_host
+        for work in desired_slots({topology.id: after}, node).work.values()
+    ]
+    assert {(work.code_dir, work.restarts) for work in works} == {(new, 1)}, (
+        "the topology master's worker too"
+    )
 
 
 def test_while_nothing_is_due_the_cluster_is_not_read(topology: Upgraded) -> None:
@@ -123,7 +137,10 @@ def test_while_nothing_is_due_the_cluster_is_not_read(topology: Upgraded) -> Non
     topology.begin()
     view = topology.world.cluster.load_view()
     unread = LosingCluster(topology.world.cluster, 0, True, away=1)
-    assert advance_upgrades(topology.world.context(cluster=unread), topology.seen, view) == [] and unread.away == 1
+    assert (
+        advance_upgrades(topology.world.context(cluster=unread), topology.seen, view) == []
+        and unread.away == 1
+    )
 
 
 def test_a_repeated_call_takes_no_further_batch(topology: Upgraded) -> None:
@@ -134,7 +151,10 @@ def test_a_repeated_call_takes_no_further_batch(topology: Upgraded) -> None:
     for _ in range(2):
         lifecycle.gray_upgrade(world.context(), "wc", ONE, token="second")
         topology.batch()
-    assert lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="new", token="first").outcome == "begun"
+    assert (
+        lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="new", token="first").outcome
+        == "begun"
+    )
     assert len(topology.on(new)) == 2
     lifecycle.gray_upgrade(world.context(), "wc", ONE, token="third")
     topology.batch()
@@ -159,7 +179,9 @@ def test_a_call_that_is_repeated_after_the_end_is_told_of_it(topology: Upgraded,
     assert not again.changed and topology.assignment.code_dir == code
     topology.clean()
     if way == "completed":
-        assert await_upgrade(ctx, again, wait_secs=5, on_worker=lambda *_: None).outcome == "completed"
+        assert (
+            await_upgrade(ctx, again, wait_secs=5, on_worker=lambda *_: None).outcome == "completed"
+        )
         return
     with pytest.raises(InvalidTopology if way == "failed" else Conflict, match="rolled back"):
         await_upgrade(ctx, again, wait_secs=5, on_worker=lambda *_: None)
@@ -175,7 +197,9 @@ def test_a_batch_whose_reply_was_lost_is_the_callers_own(topology: Upgraded, pic
         if picked:  # By the supervisor of the topology master, before the caller reads again.
             topology.batch()
 
-    result = lifecycle.gray_upgrade(topology.world.context(cluster=cluster, sleep=sleep), "wc", ONE, token="second")
+    result = lifecycle.gray_upgrade(
+        topology.world.context(cluster=cluster, sleep=sleep), "wc", ONE, token="second"
+    )
     assert result.outcome == "continued" and topology.record.batch_token == "second"
 
 
@@ -194,7 +218,9 @@ def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> 
 
 
 def test_rolling_back_brings_back_the_exact_former_code(topology: Upgraded) -> None:
-    former = {key: topology.world.blobs.meta(key).sha256 for key in topology.world.blobs.keys(topology.id)}
+    former = {
+        key: topology.world.blobs.meta(key).sha256 for key in topology.world.blobs.keys(topology.id)
+    }
     new = topology.begin(Selection(number=2)).state.record.code_dir
     topology.batch()
     assert len(topology.on(new)) == 2
@@ -205,7 +231,10 @@ def test_rolling_back_brings_back_the_exact_former_code(topology: Upgraded) -> N
     topology.supervise()
     assert topology.advance() == ["rolled back"]
     topology.clean()
-    assert topology.on(topology.id) == set(topology.runs) and topology.assignment.code_dir == topology.id
+    assert (
+        topology.on(topology.id) == set(topology.runs)
+        and topology.assignment.code_dir == topology.id
+    )
     for key, sha256 in former.items():
         assert topology.world.blobs.meta(key).sha256 == sha256
     clean(topology.world.context(), grace_secs=0, upload_secs=0)
@@ -259,7 +288,9 @@ def test_one_batch_at_a_time_and_one_upgrade_at_a_time(topology: Upgraded) -> No
         ),
     ],
 )
-def test_what_cannot_be_touches_nothing(topology: Upgraded, given: Any, error: Any, says: str) -> None:
+def test_what_cannot_be_touches_nothing(
+    topology: Upgraded, given: Any, error: Any, says: str
+) -> None:
     before = topology.topology.base_at
     with pytest.raises(error, match=says):
         topology.begin(given.pop("selection", ONE), **given)
@@ -339,7 +370,9 @@ def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
     topology.batch()
     (first, *_) = sorted(topology.state.upgraded)
     failed = GrayWorker(boot_id="b", failed=f"{first}: its worker ended with exit code 1")
-    write_move(topology.world.cluster.state, topology.id, topology.state, Move(first, "failed", failed))
+    write_move(
+        topology.world.cluster.state, topology.id, topology.state, Move(first, "failed", failed)
+    )
     assert topology.advance() == ["rolling back"]
     assert topology.record.reason == failed.failed
     topology.supervise()
@@ -350,7 +383,9 @@ def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
 def dead(topology: Upgraded, address: str) -> Cause:
     worker = next(one for one in topology.assignment.workers if one.address == address)
     version = topology.version
-    return Cause(topology.id, "wc", version, "dead_worker", worker.node, worker.host, worker.port, worker.ids)
+    return Cause(
+        topology.id, "wc", version, "dead_worker", worker.node, worker.host, worker.port, worker.ids
+    )
 
 
 def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology: Upgraded) -> None:
@@ -364,7 +399,10 @@ def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology:
     assert upgraded not in {worker.address for worker in topology.assignment.workers}
     # The worker that took its place runs the former code, and the lost one holds nothing up.
     moved = {worker.address for worker in topology.assignment.workers}
-    assert all(code_for(one, topology.assignment, topology.state)[0] != new for one in topology.assignment.workers)
+    assert all(
+        code_for(one, topology.assignment, topology.state)[0] != new
+        for one in topology.assignment.workers
+    )
     assert topology.advance() == ["rolled back"] and len(moved) == 4
     topology.clean()
 
@@ -373,10 +411,17 @@ def test_another_worker_that_dies_is_placed_again_with_the_former_code(topology:
     topology.begin()
     topology.batch()
     (upgraded,) = topology.state.upgraded
-    other = max(one.address for one in topology.assignment.workers if len(one.ids) > 1 and one.address != upgraded)
+    other = max(
+        one.address
+        for one in topology.assignment.workers
+        if len(one.ids) > 1 and one.address != upgraded
+    )
     (report,) = healing.reassign(topology.world.context(), [dead(topology, other)])
     assert report.status == "assigned" and topology.topology.base.status == "UPGRADING"
-    codes = {one.address: code_for(one, topology.assignment, topology.state)[0] for one in topology.assignment.workers}
+    codes = {
+        one.address: code_for(one, topology.assignment, topology.state)[0]
+        for one in topology.assignment.workers
+    }
     assert [address for address, code in codes.items() if code != topology.id] == [upgraded]
 
 
@@ -417,12 +462,15 @@ def test_the_batch_is_picked_where_the_topology_master_runs(topology: Upgraded) 
     topology.begin()
     master = UpgradeSnapshot(topology.state, topology.assignment, topology.world.tasks()).master
     assert master is not None
-    other = next(worker.node for worker in topology.assignment.workers if worker.node != master.node)
+    other = next(
+        worker.node for worker in topology.assignment.workers if worker.node != master.node
+    )
     links = [LinkedSupervisor(topology.world.conf, name) for name in (other, master.node)]
     try:
         links[0].link.start()
         eventually(
-            lambda: topology.id in links[0].runs() and links[0].beats > 2, what="the supervisor of another worker"
+            lambda: topology.id in links[0].runs() and links[0].beats > 2,
+            what="the supervisor of another worker",
         )
         assert not topology.state.upgrading and topology.record.continue_
         links[1].link.start()

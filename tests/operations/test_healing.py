@@ -108,7 +108,9 @@ def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world
     assert cause.kind == "dead_worker"
     (report,) = reassign(world.context(), [cause])
     new = assignment_of(world, topology_id)
-    assert worker.slot not in {part.slot for part in new.workers}, "its port is not offered in this round"
+    assert worker.slot not in {part.slot for part in new.workers}, (
+        "its port is not offered in this round"
+    )
     assert report.planner == "python"
 
 
@@ -139,7 +141,9 @@ def test_the_history_of_an_assignment_says_what_was_done_why_and_by_which_run(wo
     assert (healed.moved, healed.outage_secs, healed.run) == (report.moved, 31, "run-7")
     for _ in range(25):
         restart(world.context(), "wc")
-    assert [change.action for change in assignment_of(world, topology_id).history] == ["restarted"] * 20
+    assert [change.action for change in assignment_of(world, topology_id).history] == [
+        "restarted"
+    ] * 20
 
 
 def test_a_worker_that_comes_back_is_forgotten(world: World) -> None:
@@ -258,7 +262,10 @@ def test_topologies_that_went_or_are_going_are_left_alone(world: World) -> None:
     lifecycle.kill(world.context(), "wc", 60)
     assert observer.poll().causes == ()
     outsider = replace(cause, topology_id="none-1-1", name="none")
-    assert [part.status for part in reassign(world.context(), [cause, outsider])] == ["gone", "gone"]
+    assert [part.status for part in reassign(world.context(), [cause, outsider])] == [
+        "gone",
+        "gone",
+    ]
 
 
 def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: World) -> None:
@@ -286,7 +293,10 @@ def test_too_few_workers_take_slots_that_join_with_the_fewest_moves(world: World
     assert observer.poll().causes == (), "it may go again"
     assert observer.poll(7).causes == ()
     (cause,) = observer.poll(1).causes
-    assert cause.describe() == "topology 'wc': it has fewer workers than it asked for, and slots are free"
+    assert (
+        cause.describe()
+        == "topology 'wc': it has fewer workers than it asked for, and slots are free"
+    )
     ctx = world.context()
     # What it is while its status is another one, or a worker is dead, is decided when the run starts.
     base = world.named("wc").base
@@ -300,7 +310,11 @@ def test_too_few_workers_take_slots_that_join_with_the_fewest_moves(world: World
     assert len(after.workers) == 6 and {worker.node for worker in after.workers} == {"s1", "s2"}
     # No plan of six workers has fewer: each new worker takes its share, all else stays.
     joined = [worker for worker in after.workers if worker.node == "s2"]
-    assert report.moved == sum(old[task] != slot for task, slot in new.items()) == sum(len(w.ids) for w in joined)
+    assert (
+        report.moved
+        == sum(old[task] != slot for task, slot in new.items())
+        == sum(len(w.ids) for w in joined)
+    )
     # A host that goes is healed; when it is back at once nothing moves again.
     world.run_workers(topology_id)
     world.cluster.state.delete_node(paths.supervisor("s2"))
@@ -317,9 +331,13 @@ def test_too_few_workers_take_slots_that_join_with_the_fewest_moves(world: World
 
 
 @pytest.mark.parametrize("status", sorted(get_args(TopologyStatus)))
-def test_dead_tasks_are_healed_in_every_status_but_the_last(world: World, status: TopologyStatus) -> None:
+def test_dead_tasks_are_healed_in_every_status_but_the_last(
+    world: World, status: TopologyStatus
+) -> None:
     topology_id, observer = started(world)
-    base = world.named().base.model_copy(update={"status": status, "previous_status": "ACTIVE", "delay_secs": 600})
+    base = world.named().base.model_copy(
+        update={"status": status, "previous_status": "ACTIVE", "delay_secs": 600}
+    )
     world.cluster.state.set_data(paths.topology(topology_id), encode_record(base))
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
@@ -344,7 +362,9 @@ def test_dead_tasks_are_healed_in_every_status_but_the_last(world: World, status
         }
 
 
-def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(world: World, monkeypatch: Any) -> None:
+def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(
+    world: World, monkeypatch: Any
+) -> None:
     topology_id, observer = started(world)
     stored = LocalBlobStore.put
 
@@ -365,13 +385,26 @@ def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(world: Wor
     topology, ctx = view.topologies[topology_id], world.context()
     said = explain_document(view, topology, load_runnable(ctx, topology), before, ())
     assert said["reasons"].keys() == before["reasons"].keys() == said["slots"].keys()
-    former = {str(task): (one["node"], one["port"]) for one in before["workers"] for task in one["tasks"]}
+    former = {
+        str(task): (one["node"], one["port"]) for one in before["workers"] for task in one["tasks"]
+    }
     slots = assignment_of(world, topology_id).task_slots()
     moved = {str(task) for task, slot in slots.items() if former[str(task)] != slot}
     for task in moved:
-        assert explain_document(view, topology, load_runnable(ctx, topology), before, (), int(task))["choice"] is None
-    assert moved == {task for task, why in said["reasons"].items() if "could not be stored" in why} != set()
-    assert {task: said["reasons"][task] for task in former.keys() - moved}.items() <= before["reasons"].items()
+        assert (
+            explain_document(view, topology, load_runnable(ctx, topology), before, (), int(task))[
+                "choice"
+            ]
+            is None
+        )
+    assert (
+        moved
+        == {task for task, why in said["reasons"].items() if "could not be stored" in why}
+        != set()
+    )
+    assert {task: said["reasons"][task] for task in former.keys() - moved}.items() <= before[
+        "reasons"
+    ].items()
 
 
 def hang(world: World, topology_id: str, worker: Any, observer: Any) -> None:
@@ -418,7 +451,9 @@ def silence(world: World, topology_id: str, worker: Any, observer: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("recovers", [True, False])
-def test_a_run_judges_again_when_it_starts(world: World, kind: str, fail: Any, recovers: bool) -> None:
+def test_a_run_judges_again_when_it_starts(
+    world: World, kind: str, fail: Any, recovers: bool
+) -> None:
     topology_id, observer = started(world)
     before = assignment_of(world, topology_id)
     fail(world, topology_id, before.workers[0], observer)
@@ -427,7 +462,9 @@ def test_a_run_judges_again_when_it_starts(world: World, kind: str, fail: Any, r
     if recovers:
         world.supervisor(before.workers[0].node)
         world.run_workers(topology_id)
-        world.cluster.write_beats(topology_id, world.beats().model_copy(update={"dead": ""}), assignment_version=0)
+        world.cluster.write_beats(
+            topology_id, world.beats().model_copy(update={"dead": ""}), assignment_version=0
+        )
     world.supervisor("s3")
     (report,) = reassign(world.context(), causes)
     assert report.status == ("void" if recovers else "assigned")
@@ -444,9 +481,10 @@ def test_a_report_about_a_former_assignment_kills_nothing(world: World) -> None:
     beats = world.beats().model_copy(update={"dead": worker.tasks, "version": 0})
     world.cluster.write_beats(topology_id, beats, assignment_version=1)
     assert report.version == 1 and observer.poll().causes == ()
-    assert {task["status"] for task in show_document(world.cluster.load_view(), "wc", now_secs=0)["tasks"]} == {
-        "running"
-    }
+    assert {
+        task["status"]
+        for task in show_document(world.cluster.load_view(), "wc", now_secs=0)["tasks"]
+    } == {"running"}
 
 
 def test_two_healers_at_once_move_nothing_twice(world: World) -> None:
@@ -454,6 +492,10 @@ def test_two_healers_at_once_move_nothing_twice(world: World) -> None:
     lose(world, topology_id, world.assignment().workers[0], observer)
     causes = observer.poll().causes
     with ThreadPoolExecutor(4) as pool:
-        reports = [part for found in pool.map(lambda _: reassign(world.context(), causes), range(4)) for part in found]
+        reports = [
+            part
+            for found in pool.map(lambda _: reassign(world.context(), causes), range(4))
+            for part in found
+        ]
     assert sorted(report.status for report in reports) == ["assigned", "void", "void", "void"]
     assert world.named().assignment_at.version == 1  # type: ignore[union-attr]

@@ -59,7 +59,9 @@ def heal(world: World, ctx: OperationsContext) -> None:
 
 OPERATIONS: dict[str, Callable[[World, OperationsContext], object]] = {
     "reassign": heal,
-    "rebalance": lambda world, ctx: rebalance(ctx, "wc", workers=2, executors={"split": 4}, wait_secs=0),
+    "rebalance": lambda world, ctx: rebalance(
+        ctx, "wc", workers=2, executors={"split": 4}, wait_secs=0
+    ),
     "deactivate": lambda world, ctx: lifecycle.deactivate(ctx, "wc"),
     "restart": lambda world, ctx: lifecycle.restart(ctx, "wc"),
     "kill": lambda world, ctx: lifecycle.kill(ctx, "wc", 0),
@@ -70,7 +72,11 @@ LONG = ("kill",)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.chaos if name in LONG else []) for name in sorted(OPERATIONS)]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.chaos if name in LONG else [])
+        for name in sorted(OPERATIONS)
+    ],
 )
 def test_killed_between_any_two_steps(world: World, name: str) -> None:
     number = 0
@@ -93,7 +99,13 @@ def test_killed_between_any_two_steps(world: World, name: str) -> None:
         # Whatever stands is whole; what does not stand has left nothing that the cleaner would not take.
         if world.cluster.load_view().topology_named("wc") is not None:
             lifecycle.kill(world.context(), "wc", 0)
-        clean(world.context(), {f"token {name}-{number}": -1e9}, boot_now=0.0, grace_secs=0, token_secs=0)
+        clean(
+            world.context(),
+            {f"token {name}-{number}": -1e9},
+            boot_now=0.0,
+            grace_secs=0,
+            token_secs=0,
+        )
         assert remnants(world) == []
         if left > 0:
             break
@@ -107,7 +119,11 @@ def _stays_killed(world: World, old: str) -> None:
 
 def _stays(wanted: str) -> Callable[[World, str], None]:
     def check(world: World, old: str) -> None:
-        lifecycle.finish_due(world.context(), lifecycle.finish_due(world.context(), boot_now=0.0).memory, boot_now=1e9)
+        lifecycle.finish_due(
+            world.context(),
+            lifecycle.finish_due(world.context(), boot_now=0.0).memory,
+            boot_now=1e9,
+        )
         base = world.named().base
         assert base.status == base.wanted_status == wanted
 
@@ -123,7 +139,10 @@ COMMANDS: dict[str, tuple[Callable[[OperationsContext], object], Callable[[World
     "kill": (lambda ctx: lifecycle.kill(ctx, "wc", 60), _stays_killed),
     "deactivate": (lambda ctx: lifecycle.deactivate(ctx, "wc"), _stays("INACTIVE")),
     "activate": (lambda ctx: lifecycle.activate(ctx, "wc"), _stays("ACTIVE")),
-    "rebalance": (lambda ctx: rebalance(ctx, "wc", 2, {"split": 4}, wait_secs=0), _keeps_its_parallelism),
+    "rebalance": (
+        lambda ctx: rebalance(ctx, "wc", 2, {"split": 4}, wait_secs=0),
+        _keeps_its_parallelism,
+    ),
 }
 """What an operator may ask for while an update or a restart is under way, and what is true for good when it was acknowledged."""
 
@@ -131,14 +150,18 @@ COMMANDS: dict[str, tuple[Callable[[OperationsContext], object], Callable[[World
 @pytest.mark.parametrize(
     ("command", "replacement"),
     [
-        pytest.param(command, verb, marks=pytest.mark.long if (command, verb) != ("kill", "update") else [])
+        pytest.param(
+            command, verb, marks=pytest.mark.long if (command, verb) != ("kill", "update") else []
+        )
         for command in sorted(COMMANDS)
         for verb in ("update", "restart")
         # An update brings a parallelism of its own: whoever updates later decides.
         if (command, verb) != ("rebalance", "update")
     ],
 )
-def test_what_was_acknowledged_during_a_replacement_stays(world: World, command: str, replacement: str) -> None:
+def test_what_was_acknowledged_during_a_replacement_stays(
+    world: World, command: str, replacement: str
+) -> None:
     """At each step: while it is prepared, while the old one drains, when its transaction is sent, and afterwards."""
     run, check = COMMANDS[command]
     number, clock = 0, count(step=20)
@@ -156,7 +179,9 @@ def test_what_was_acknowledged_during_a_replacement_stays(world: World, command:
                     run(world.context(monotonic=lambda: next(clock)))
                     acknowledged = current
 
-        ctx = world.context(checkpoint=interfere, monotonic=lambda: next(clock), sleep=lambda seconds: None)
+        ctx = world.context(
+            checkpoint=interfere, monotonic=lambda: next(clock), sleep=lambda seconds: None
+        )
         with contextlib.suppress(Conflict, NotAlive):
             if replacement == "restart":
                 lifecycle.restart(ctx, "wc")
@@ -217,7 +242,11 @@ def test_a_submission_writes_few_nodes_however_many_tasks(
     world = zk_worlds({"storm.secret": secret})
     topology = {
         "spouts": {
-            "s": {"object": {"python": "m:S"}, "parallelism": parallelism, "outputs": {"default": {"fields": ["x"]}}}
+            "s": {
+                "object": {"python": "m:S"},
+                "parallelism": parallelism,
+                "outputs": {"default": {"fields": ["x"]}},
+            }
         }
     }
     cluster = CountingCluster(world.cluster)
@@ -228,5 +257,11 @@ def test_a_submission_writes_few_nodes_however_many_tasks(
     # Whatever workers may write and may not create is there.
     assert all(
         world.cluster.state.exists(node_of(topology_id))
-        for node_of in (paths.state_home, paths.taskbeats, paths.metrics, paths.workers, paths.task_errors)
+        for node_of in (
+            paths.state_home,
+            paths.taskbeats,
+            paths.metrics,
+            paths.workers,
+            paths.task_errors,
+        )
     )

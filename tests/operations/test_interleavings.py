@@ -19,7 +19,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.invariants.rules import RULES, violations
@@ -73,14 +79,18 @@ COMMITS = {
 class Player:
     """One process: it runs an operation in a thread of its own, which stands still before and after each step."""
 
-    def __init__(self, run: Callable[[Any], object], context: Callable[..., Any], epoch: int | None) -> None:
+    def __init__(
+        self, run: Callable[[Any], object], context: Callable[..., Any], epoch: int | None
+    ) -> None:
         self.epoch = epoch
         self.error: BaseException | None = None
         self._said: queue.Queue[str | None] = queue.Queue()
         self._go = threading.Semaphore(0)
         self._crash = False
         self._thread = threading.Thread(
-            target=self._run, args=(run, context(checkpoint=self._observe, epoch=epoch)), daemon=True
+            target=self._run,
+            args=(run, context(checkpoint=self._observe, epoch=epoch)),
+            daemon=True,
         )
         self._thread.start()
         self.point = self._said.get(timeout=60)
@@ -145,29 +155,50 @@ class Cluster(RuleBasedStateMachine):
         self.expect_typed(player)
 
     def expect_typed(self, player: Player) -> None:
-        assert player.error is None or isinstance(player.error, StormDagsterError | Crash), player.error
+        assert player.error is None or isinstance(player.error, StormDagsterError | Crash), (
+            player.error
+        )
 
     def upload(self, workers: int, archive: bytes | None = None) -> str:
         self.handles += 1
         # A topology that is upgraded worker by worker has its topology master in a worker of its own.
         conf = {"topology.workers": workers, "topology.master.single.worker": workers > 1}
-        return self.world.upload(f"h{self.handles}", conf=conf, **({} if archive is None else {"archive": archive}))
+        return self.world.upload(
+            f"h{self.handles}", conf=conf, **({} if archive is None else {"archive": archive})
+        )
 
     actors = st.integers(0, 1)
     names = st.sampled_from(NAMES)
 
-    @rule(actor=actors, pinned=st.booleans(), name=names, token=st.sampled_from(TOKENS), workers=st.integers(1, 3))
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        token=st.sampled_from(TOKENS),
+        workers=st.integers(1, 3),
+    )
     def submit(self, actor: int, pinned: bool, name: str, token: str, workers: int) -> None:
         handle = self.upload(workers)
         self.begin(actor, pinned, lambda ctx: submit(ctx, name=name, token=token, handle=handle))
 
     @rule(actor=actors, pinned=st.booleans(), name=names, delay=st.sampled_from([0, 0, 30]))
     def kill(self, actor: int, pinned: bool, name: str, delay: int) -> None:
-        self.begin(actor, pinned, lambda ctx: self.command(name, lambda: lifecycle.kill(ctx, name, delay)))
+        self.begin(
+            actor, pinned, lambda ctx: self.command(name, lambda: lifecycle.kill(ctx, name, delay))
+        )
 
-    @rule(actor=actors, pinned=st.booleans(), name=names, verb=st.sampled_from(["activate", "deactivate"]))
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        verb=st.sampled_from(["activate", "deactivate"]),
+    )
     def turn(self, actor: int, pinned: bool, name: str, verb: str) -> None:
-        self.begin(actor, pinned, lambda ctx: self.command(name, lambda: getattr(lifecycle, verb)(ctx, name)))
+        self.begin(
+            actor,
+            pinned,
+            lambda ctx: self.command(name, lambda: getattr(lifecycle, verb)(ctx, name)),
+        )
 
     def command(self, name: str, run: Callable[[], LifecycleResult]) -> None:
         """Run it; from when it is acknowledged until another is sent, what it said stays true."""
@@ -199,29 +230,56 @@ class Cluster(RuleBasedStateMachine):
         again=st.booleans(),
         delay=st.sampled_from([0, 0, 30]),
     )
-    def rebalance(self, actor: int, pinned: bool, name: str, workers: int, split: int, again: bool, delay: int) -> None:
+    def rebalance(
+        self, actor: int, pinned: bool, name: str, workers: int, split: int, again: bool, delay: int
+    ) -> None:
         def run(ctx: Any) -> None:
-            rebalance(ctx, name, workers, {"split": split}, reassign=again, wait_secs=delay, stay=False)
+            rebalance(
+                ctx, name, workers, {"split": split}, reassign=again, wait_secs=delay, stay=False
+            )
 
         self.begin(actor, pinned, run)
 
-    @rule(actor=actors, pinned=st.booleans(), name=names, token=st.sampled_from(TOKENS), workers=st.integers(1, 3))
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        token=st.sampled_from(TOKENS),
+        workers=st.integers(1, 3),
+    )
     def update(self, actor: int, pinned: bool, name: str, token: str, workers: int) -> None:
         handle = self.upload(workers)
-        self.begin(actor, pinned, lambda ctx: lifecycle.update(ctx, name, token=f"u-{token}", handle=handle))
+        self.begin(
+            actor,
+            pinned,
+            lambda ctx: lifecycle.update(ctx, name, token=f"u-{token}", handle=handle),
+        )
 
     @rule(actor=actors, pinned=st.booleans(), name=names)
     def restart(self, actor: int, pinned: bool, name: str) -> None:
         self.begin(actor, pinned, lambda ctx: lifecycle.restart(ctx, name))
 
-    @rule(actor=actors, pinned=st.booleans(), name=names, number=st.integers(1, 3), workers=st.integers(2, 3))
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        number=st.integers(1, 3),
+        workers=st.integers(2, 3),
+    )
     def gray_upgrade(self, actor: int, pinned: bool, name: str, number: int, workers: int) -> None:
         handle = self.upload(workers, pack_archive(f"archive {self.handles}"))
         token = f"g-{self.handles}"
-        self.begin(actor, pinned, lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token))
+        self.begin(
+            actor,
+            pinned,
+            lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token),
+        )
 
     @rule(
-        actor=actors, pinned=st.booleans(), name=names, verb=st.sampled_from(["go on", "complete_upgrade", "roll_back"])
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        verb=st.sampled_from(["go on", "complete_upgrade", "roll_back"]),
     )
     def drive_upgrade(self, actor: int, pinned: bool, name: str, verb: str) -> None:
         def run(ctx: Any) -> None:
@@ -256,7 +314,9 @@ class Cluster(RuleBasedStateMachine):
         with contextlib.suppress(StormDagsterError):
             stand_ins = self.stand_ins.get(topology.id)
             if stand_ins is None:
-                stand_ins = self.stand_ins[topology.id] = UpgradeStandIns(self.world.cluster, topology.id)
+                stand_ins = self.stand_ins[topology.id] = UpgradeStandIns(
+                    self.world.cluster, topology.id
+                )
             stand_ins.batch()
 
     @rule(actor=actors, pinned=st.booleans())
@@ -303,7 +363,9 @@ class Cluster(RuleBasedStateMachine):
         before = self.everything() if deposed else None
         player.advance()
         # Where races are lost and won: all is read and decided, and nothing is written yet.
-        while not player.ended and until != "step" and (until == "end" or player.point not in COMMITS):
+        while (
+            not player.ended and until != "step" and (until == "end" or player.point not in COMMITS)
+        ):
             player.advance()
         if deposed:
             assert self.everything() == before, "a deposed actor's write landed"
@@ -321,7 +383,13 @@ class Cluster(RuleBasedStateMachine):
         workers=st.integers(1, 3),
     )
     def race(
-        self, pinned: bool, names: tuple[str, str], verbs: tuple[str, str], first: int, tokens: list[str], workers: int
+        self,
+        pinned: bool,
+        names: tuple[str, str],
+        verbs: tuple[str, str],
+        first: int,
+        tokens: list[str],
+        workers: int,
     ) -> None:
         """Both decide on the same view before either writes; then one after the other writes."""
         for actor in (0, 1):
@@ -400,7 +468,9 @@ class Cluster(RuleBasedStateMachine):
         """What was killed goes and has no successor; a successor is as active as what it took the place of should be."""
         for topology in snapshot.view.topologies.values():
             replaced = self.replaced_by(topology.id, topology.base.token)
-            assert self.acknowledged.get(replaced) != "gone", f"{topology.id} came in the place of what was killed"
+            assert self.acknowledged.get(replaced) != "gone", (
+                f"{topology.id} came in the place of what was killed"
+            )
             if replaced in self.acknowledged:
                 self.acknowledged[topology.id] = self.acknowledged.pop(replaced)
             said = self.acknowledged.get(topology.id)

@@ -11,7 +11,15 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.slots.model import desired_slots
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
-from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, Fenced, InvalidTopology, NotAlive, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidTopology,
+    NotAlive,
+    Unavailable,
+)
 from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit.staging import upload_key
@@ -46,7 +54,13 @@ def test_a_topology_is_turned_off_and_on_and_nothing_is_written_twice(world: Wor
 
 def test_unknown_names_are_not_alive(world: World) -> None:
     ctx = world.context()
-    for verb in (lifecycle.activate, lifecycle.deactivate, lifecycle.kill, lifecycle.restart, rebalance.rebalance):
+    for verb in (
+        lifecycle.activate,
+        lifecycle.deactivate,
+        lifecycle.kill,
+        lifecycle.restart,
+        rebalance.rebalance,
+    ):
         with pytest.raises(NotAlive, match="'none'"):
             verb(ctx, "none")
 
@@ -186,7 +200,10 @@ def test_a_restart_replaces_every_worker_and_changes_nothing_else(world: World) 
     rebalance.rebalance(ctx, "wc", executors={"count": 3}, wait_secs=0)
     before, blobs = world.named(), sorted(world.blobs.keys(""))
     assert before.assignment is not None
-    former = {node: desired_slots({topology_id: before.assignment}, node).work for node in before.assignment.node_host}
+    former = {
+        node: desired_slots({topology_id: before.assignment}, node).work
+        for node in before.assignment.node_host
+    }
     report = lifecycle.restart(ctx, "wc")
     assert (report.topology_id, report.status) == (topology_id, "ACTIVE")
     after = world.named()
@@ -222,10 +239,15 @@ def test_a_hot_deploy_takes_the_place_in_one_step(world: World) -> None:
     assert after.assignments_version == before.assignments_version + 1
     assert world.blobs.read(jar_key(report.topology_id)) == pack_archive("new code")
     assert not world.cluster.state.exists(paths.tasks(old))
-    assert lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id == report.topology_id
+    assert (
+        lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id
+        == report.topology_id
+    )
 
 
-def test_an_update_that_has_taken_place_is_done_whatever_remains_of_the_old_code(world: World) -> None:
+def test_an_update_that_has_taken_place_is_done_whatever_remains_of_the_old_code(
+    world: World,
+) -> None:
     """What cannot be deleted now is the cleaner's: the new topology runs, and nobody deploys it again."""
     old = world.submit("wc")
     world.upload("new")
@@ -251,13 +273,18 @@ def test_new_code_keeps_the_conf_of_the_submission(world: World) -> None:
     world.upload("plain")
     plain = json.loads(world.blobs.read(upload_key("plain", "topology")))
     old_code = {**plain, "conf": {"topology.debug": True, "topology.message.timeout.secs": 7}}
-    world.submit("wc", topology=old_code, conf={"topology.workers": 3, "my.key": "a", "my.other": 1})
+    world.submit(
+        "wc", topology=old_code, conf={"topology.workers": 3, "my.key": "a", "my.other": 1}
+    )
     lifecycle.restart(world.context(), "wc")
     new_code = {**plain, "conf": {"topology.workers": 1, "topology.message.timeout.secs": 9}}
     world.upload("new", topology=new_code, conf={"my.key": "b", "my.other": None})
     (running,) = world.cluster.load_view().topologies.values()
     differ = update_differences(world.context(), running, "new")
-    assert differ["my.key"] == {"old": "a", "new": "b"} and differ["my.other"] == {"old": 1, "new": None}
+    assert differ["my.key"] == {"old": "a", "new": "b"} and differ["my.other"] == {
+        "old": 1,
+        "new": None,
+    }
     assert differ["topology.debug"] == {"old": True, "new": False}
     assert differ["topology.message.timeout.secs"] == {"old": 7, "new": 9}
     assert "topology.workers" not in differ and "topology.id" not in differ
@@ -266,7 +293,9 @@ def test_new_code_keeps_the_conf_of_the_submission(world: World) -> None:
     assert (conf["topology.workers"], conf["my.key"]) == (3, "b") and "topology.debug" not in conf
     # And so does the next one, which gives nothing at all.
     world.upload("newer", topology=new_code)
-    again = conf_of(world, lifecycle.update(world.context(), "wc", token="t3", handle="newer").topology_id)
+    again = conf_of(
+        world, lifecycle.update(world.context(), "wc", token="t3", handle="newer").topology_id
+    )
     assert (again["topology.workers"], again["my.key"]) == (3, "b") and again["my.other"] is None
 
 
@@ -275,17 +304,26 @@ def test_a_whole_conf_replaces_the_former_one(world: World) -> None:
     world.submit("wc", conf={"topology.workers": 3, "my.key": "a"})
     world.upload("thrift", conf={"topology.workers": 2})
     world.blobs.put(upload_key("thrift", "source"), b"thrift")
-    conf = conf_of(world, lifecycle.update(world.context(), "wc", token="t2", handle="thrift").topology_id)
+    conf = conf_of(
+        world, lifecycle.update(world.context(), "wc", token="t2", handle="thrift").topology_id
+    )
     assert conf["topology.workers"] == 2 and "my.key" not in conf
     world.upload("plain", conf={"my.key": "b", "topology.update.keep.conf": False})
-    conf = conf_of(world, lifecycle.update(world.context(), "wc", token="t3", handle="plain").topology_id)
-    assert (conf["topology.workers"], conf["my.key"]) == (1, "b") and "topology.update.keep.conf" not in conf
+    conf = conf_of(
+        world, lifecycle.update(world.context(), "wc", token="t3", handle="plain").topology_id
+    )
+    assert (conf["topology.workers"], conf["my.key"]) == (
+        1,
+        "b",
+    ) and "topology.update.keep.conf" not in conf
 
 
 def test_a_topology_of_an_older_release_is_updated_as_ever(world: World) -> None:
     """Its stored conf does not say what was given: it may be the code's own, so nothing of it is kept."""
     topology_id = world.submit("wc", conf={"topology.workers": 3})
-    conf = {key: v for key, v in conf_of(world, topology_id).items() if key != "topology.submitted.keys"}
+    conf = {
+        key: v for key, v in conf_of(world, topology_id).items() if key != "topology.submitted.keys"
+    }
     world.blobs.put(conf_key(topology_id), json.dumps(conf).encode())
     lifecycle.restart(world.context(), "wc")
     world.upload("new")
@@ -298,7 +336,11 @@ def test_a_topology_of_an_older_release_is_updated_as_ever(world: World) -> None
     [
         ({"spouts": {}}, {}, pack_archive("x")),
         (None, {"topology.workers": 0}, pack_archive("x")),
-        (None, {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}}, pack_archive("x")),
+        (
+            None,
+            {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}},
+            pack_archive("x"),
+        ),
         (None, {}, None),
         (None, {}, b"no archive at all"),
         (None, {}, pack_archive("x", ["wc.spouts"])),

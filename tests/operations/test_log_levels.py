@@ -22,12 +22,18 @@ pytestmark = pytest.mark.zookeeper
 def test_levels_are_kept_taken_back_and_go_with_the_topology(world: World) -> None:
     topology_id = world.submit("wc")
     ctx = world.context()
-    keep_log_levels(ctx, "wc", {"a": LevelChange("DEBUG"), "b": LevelChange("WARN", secs=60, reset="ERROR")})
+    keep_log_levels(
+        ctx, "wc", {"a": LevelChange("DEBUG"), "b": LevelChange("WARN", secs=60, reset="ERROR")}
+    )
     kept = world.cluster.read_log_levels(topology_id).loggers
     now_ms = int(time.time() * 1000)
     assert level_in_force(kept["a"], now_ms) == LevelChange("DEBUG")
     later = level_in_force(kept["b"], now_ms + 20_000)
-    assert later is not None and (later.level, later.reset) == ("WARN", "ERROR") and 30 <= later.secs <= 41
+    assert (
+        later is not None
+        and (later.level, later.reset) == ("WARN", "ERROR")
+        and 30 <= later.secs <= 41
+    )
     assert level_in_force(kept["b"], now_ms + 61_000) is None, "its time is over"
     at = world.cluster.state.get_version(paths.log_levels(topology_id))
     keep_log_levels(ctx, topology_id, {"never": LevelChange()})

@@ -27,7 +27,12 @@ def test_a_lost_reply_is_read_again_and_never_doubles_anything(world: World, lan
     for number in (1, 2, 3):
         cluster = LosingCluster(world.cluster, number, landed)
         name = f"wc{number}"
-        submit(world.context(cluster=cluster), name=name, token=f"t{number}", handle=world.upload(f"h{number}"))
+        submit(
+            world.context(cluster=cluster),
+            name=name,
+            token=f"t{number}",
+            handle=world.upload(f"h{number}"),
+        )
         assert cluster.state.left <= 0
         (topology,) = world.cluster.load_view().topologies.values()
         assert topology.base.status == "ACTIVE"
@@ -51,20 +56,26 @@ def test_a_command_outlives_an_election_of_zookeeper(world: World, landed: bool,
     waiting = rebalance(losing(), "wc", workers=2, wait_secs=5, stay=False)
     assert (waiting.outcome, waiting.status) == ("waiting", "REBALANCING")
     done = finish_rebalance(losing(), topology_id)
-    assert done.outcome == "assigned" and done.moved > 0 and done.assignment == world.assignment("wc")
+    assert (
+        done.outcome == "assigned" and done.moved > 0 and done.assignment == world.assignment("wc")
+    )
     reasons = json.loads(world.blobs.read(placement_key(topology_id)))
     assert len(reasons["workers"]) == 2, "those of the placement that was lost and found"
     assert lifecycle.kill(losing(), "wc", 60).status == "KILLED"
 
 
 @pytest.mark.parametrize("away", [0, 2])
-def test_a_rebalance_that_does_not_fit_is_no_success_when_its_reply_was_lost(world: World, away: int) -> None:
+def test_a_rebalance_that_does_not_fit_is_no_success_when_its_reply_was_lost(
+    world: World, away: int
+) -> None:
     topology_id = world.submit("wc")
     rebalance(world.context(), "wc", workers=3, wait_secs=5, stay=False)
     world.cluster.state.delete_node(paths.supervisor("s1"))
     world.supervisor("s2", ports=(6900,))
     with pytest.raises(Unavailable, match="slot"):
-        finish_rebalance(world.context(cluster=LosingCluster(world.cluster, 1, True, away)), topology_id)
+        finish_rebalance(
+            world.context(cluster=LosingCluster(world.cluster, 1, True, away)), topology_id
+        )
     assert world.named().base.status == "ACTIVE" and world.named().base.workers == 1
 
 
@@ -79,6 +90,8 @@ def test_an_update_outlives_an_election_during_its_drain(world: World) -> None:
             cluster.state.left = 0  # The old topology is being drained.
         time.sleep(seconds)
 
-    report = lifecycle.update(world.context(cluster=cluster, sleep=sleep), "wc", token="t2", handle="new")
+    report = lifecycle.update(
+        world.context(cluster=cluster, sleep=sleep), "wc", token="t2", handle="new"
+    )
     assert cluster.away == 0 and report.topology_id != old
     assert world.named().id == report.topology_id and world.named().base.status == "ACTIVE"

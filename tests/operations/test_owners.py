@@ -38,7 +38,9 @@ def test_an_update_of_a_limited_user_keeps_the_owner(world: World) -> None:
     for part in ("conf", "code"):
         theirs = {"topology.users": ["mallory"]}
         world.upload(
-            part, topology={**plain, "conf": theirs if part == "code" else {}}, conf=theirs if part == "conf" else {}
+            part,
+            topology={**plain, "conf": theirs if part == "code" else {}},
+            conf=theirs if part == "conf" else {},
         )
         world.blobs.put(upload_key(part, "submitter"), b"mallory")
         (running,) = world.cluster.load_view().topologies.values()

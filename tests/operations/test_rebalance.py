@@ -69,7 +69,9 @@ def test_tasks_of_a_renamed_host_get_its_new_name(world: World) -> None:
         world.supervisor(name, host=f"renamed-{name}")
     assert rebalance(world.context(), "wc", wait_secs=0).outcome == "assigned"
     workers = view_of(world).assignment.workers
-    assert {(worker.node, worker.host) for worker in workers} == {(w.node, f"renamed-{w.node}") for w in workers}
+    assert {(worker.node, worker.host) for worker in workers} == {
+        (w.node, f"renamed-{w.node}") for w in workers
+    }
     assert rebalance(world.context(), "wc", wait_secs=0).outcome == "unchanged"
 
 
@@ -83,7 +85,11 @@ def test_a_dry_run_changes_nothing(world: World) -> None:
     world.submit("wc")
     before = view_of(world)
     report = rebalance(world.context(), "wc", workers=3, dry_run=True)
-    assert report.outcome == "planned" and report.placement is not None and len(report.placement.workers) == 3
+    assert (
+        report.outcome == "planned"
+        and report.placement is not None
+        and len(report.placement.workers) == 3
+    )
     assert view_of(world).base_at == before.base_at
 
 

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.zookeeper
 
 
 def shown(world: World, **options: Any) -> dict[str, Any]:
-    return status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 60, **options)
+    return status.show_document(
+        world.cluster.load_view(), "wc", now_secs=world.time + 60, **options
+    )
 
 
 def test_a_list_has_the_figures_of_each_topology(world: World) -> None:
@@ -44,21 +46,57 @@ def test_show_has_the_agreed_keys(world: World) -> None:
     world.run_workers(topology_id)
     world.cluster.report_error(topology_id, 1, "boom", host="s1", port=6900, time=17)
     stats = {
-        "tasks": {"1": {"status": "running", "uptime_secs": 9, "stats": {"executed": 4, "execute_ms": 0.5}}},
+        "tasks": {
+            "1": {
+                "status": "running",
+                "uptime_secs": 9,
+                "stats": {"executed": 4, "execute_ms": 0.5},
+            }
+        },
         "workers": {"s1:6900": {"pid": 7, "uptime_secs": 12}},
     }
     ctx = world.context()
     document = shown(world, stats=stats, errors=status.errors_of(ctx, topology_id))
-    assert list(document) == ["id", "name", "status", "uptime_secs", "workers", "tasks", "components", "errors"]
+    assert list(document) == [
+        "id",
+        "name",
+        "status",
+        "uptime_secs",
+        "workers",
+        "tasks",
+        "components",
+        "errors",
+    ]
     worker = document["workers"][0]
     assert set(worker) == {"node", "host", "port", "pid", "tasks", "uptime_secs", "version"}
-    assert (worker["pid"], worker["uptime_secs"], worker["version"]) == (7900, 12, "0123456789abcdef")
+    assert (worker["pid"], worker["uptime_secs"], worker["version"]) == (
+        7900,
+        12,
+        "0123456789abcdef",
+    )
     task = document["tasks"][0]
-    assert set(task) == {"id", "component", "node", "host", "port", "status", "uptime_secs", "stats"}
+    assert set(task) == {
+        "id",
+        "component",
+        "node",
+        "host",
+        "port",
+        "status",
+        "uptime_secs",
+        "stats",
+    }
     assert list(task["stats"]) == list(status.STAT_NAMES)
     assert (task["status"], task["uptime_secs"], task["stats"]["executed"]) == ("running", 9, 4)
     assert document["errors"] == [
-        {"component": "split", "task": 1, "host": "s1", "port": 6900, "time": 17, "error": "boom", "count": 1}
+        {
+            "component": "split",
+            "task": 1,
+            "host": "s1",
+            "port": 6900,
+            "time": 17,
+            "error": "boom",
+            "count": 1,
+        }
     ]
     split = document["components"]["split"]
     assert split["tasks"] == [1, 2] and split["executors"] == 2
@@ -73,24 +111,32 @@ def statuses(document: dict[str, Any]) -> set[str]:
 def test_a_task_is_starting_running_or_dead(world: World) -> None:
     topology_id = world.submit("wc")
     assert statuses(shown(world)) == {"starting"}
-    assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)) == {"dead"}
+    assert statuses(
+        status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)
+    ) == {"dead"}
     world.run_workers(topology_id, status="starting")
     assert statuses(shown(world)) == {"starting"}
     world.run_workers(topology_id)
     assert statuses(shown(world)) == {"running"}
-    world.cluster.write_beats(topology_id, world.beats().model_copy(update={"dead": "3"}), assignment_version=0)
+    world.cluster.write_beats(
+        topology_id, world.beats().model_copy(update={"dead": "3"}), assignment_version=0
+    )
     assert [task["id"] for task in shown(world)["tasks"] if task["status"] == "dead"] == [3]
     worker = world.assignment().workers[0]
     world.stop_worker(topology_id, *worker.slot)
     world.supervisor(worker.node, restarting=(worker.port,))
-    assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 500)) == {"starting"}
+    assert statuses(
+        status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 500)
+    ) == {"starting"}
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     assert statuses(shown(world)) == {"dead"}
 
 
 def problems_now(world: World) -> list[str]:
     view, topology = world.cluster.load_view(), world.named()
-    down = [task["id"] for task in shown(world)["tasks"] if task["status"] in ("dead", "unassigned")]
+    down = [
+        task["id"] for task in shown(world)["tasks"] if task["status"] in ("dead", "unassigned")
+    ]
     return problems(view, topology, load_runnable(world.context(), topology), down)
 
 
@@ -116,7 +162,11 @@ def test_tasks_that_wait_for_slots_are_seen_with_what_to_do(world: World) -> Non
     assert not_running(world) == tasks
     world.supervisor("s3")
     (problem,) = problems_now(world)
-    assert problem.startswith(f"{tasks} tasks (") and "about to be moved to" in problem and "s3:" in problem
+    assert (
+        problem.startswith(f"{tasks} tasks (")
+        and "about to be moved to" in problem
+        and "s3:" in problem
+    )
 
 
 def test_show_of_an_unknown_name(world: World) -> None:

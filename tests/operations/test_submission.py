@@ -35,7 +35,9 @@ pytestmark = pytest.mark.zookeeper
 
 
 def visible(world: World) -> dict[str, str]:
-    return {part.base.name: part.base.status for part in world.cluster.load_view().topologies.values()}
+    return {
+        part.base.name: part.base.status for part in world.cluster.load_view().topologies.values()
+    }
 
 
 def test_a_submission_ends_active_with_every_task_placed(world: World) -> None:
@@ -46,7 +48,13 @@ def test_a_submission_ends_active_with_every_task_placed(world: World) -> None:
     keys = [jar_key(topology_id), conf_key(topology_id), code_key(topology_id)]
     assert topology.assignment is not None
     assert topology.assignment.code == {key: world.blobs.meta(key).sha256 for key in keys}
-    assert topology.base.executors == {"split": 2, "count": 2, "__acker": 1, "__topology_master": 1, "lines": 1}
+    assert topology.base.executors == {
+        "split": 2,
+        "count": 2,
+        "__acker": 1,
+        "__topology_master": 1,
+        "lines": 1,
+    }
     assert world.tasks().component_of() == {
         1: "split",
         2: "split",
@@ -187,14 +195,18 @@ LARGE = {"lines": {"object": {"python": "wc.spouts:Lines", "args": {"most": 1e22
 
 
 @pytest.mark.parametrize(("own", "unchanged"), [({}, True), ({"topology.debug": True}, False)])
-def test_each_content_is_stored_once(world: World, monkeypatch: pytest.MonkeyPatch, own: Any, unchanged: bool) -> None:
+def test_each_content_is_stored_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, own: Any, unchanged: bool
+) -> None:
     """Staged and final keys name what is there already: only what normalization changes is stored beside the upload."""
     uploaded = decode_topology(json.dumps({"name": "wc", "conf": own, "spouts": LARGE})).to_json()
     handle = world.upload("h", json.loads(uploaded), {"topology.workers": 2})
     world.blobs.put(upload_key("h", "topology"), uploaded)
     sent: list[str] = []
     put = world.blobs.put
-    monkeypatch.setattr(world.blobs, "put", lambda key, raw, **more: (sent.append(key), put(key, raw, **more))[1])
+    monkeypatch.setattr(
+        world.blobs, "put", lambda key, raw, **more: (sent.append(key), put(key, raw, **more))[1]
+    )
     submit(world.context(), name="wc", token="t", handle=handle)
     topology_id = read_record(world.context(), "t").topology_id
 
@@ -209,16 +221,23 @@ def test_each_content_is_stored_once(world: World, monkeypatch: pytest.MonkeyPat
         frozenset({*topologies, upload_key("h", "topology")} if unchanged else topologies),
     }
     on_disk = [path.stat().st_size for path in (world.blobs.directory / "objects").iterdir()]
-    assert sum(on_disk) == sum(metas[min(keys)].size for keys in same.values()) and len(on_disk) == len(same)
+    assert sum(on_disk) == sum(metas[min(keys)].size for keys in same.values()) and len(
+        on_disk
+    ) == len(same)
     # And none of them is handed to the store a second time.
     assert not {jar_key(topology_id), conf_key(topology_id), code_key(topology_id)} & set(sent)
     assert (staging_key("t", "topology") in sent) is not unchanged
 
     # A content stays as long as some key names it, and no longer.
-    for key in (*(upload_key("h", part) for part in ("archive", "conf", "topology")), staging_key("t", "topology")):
+    for key in (
+        *(upload_key("h", part) for part in ("archive", "conf", "topology")),
+        staging_key("t", "topology"),
+    ):
         world.blobs.delete(key)
     world.blobs.clean_abandoned(-1)
-    assert decode_topology(world.blobs.read(code_key(topology_id))).spouts["lines"].object.args == {"most": 1e22}
+    assert decode_topology(world.blobs.read(code_key(topology_id))).spouts["lines"].object.args == {
+        "most": 1e22
+    }
     assert world.blobs.exists(jar_key(topology_id))
     lifecycle.kill(world.context(), "wc", 0)
     clean(world.context(), boot_now=1, grace_secs=0, token_secs=0, upload_secs=0)
@@ -400,7 +419,10 @@ def test_staged_parts_are_json_and_keep_the_order_of_components(world: World) ->
     topology = {
         "spouts": {"z": {"object": {"python": "m:Z"}, "outputs": {"default": {"fields": ["x"]}}}},
         "bolts": {
-            name: {"object": {"python": "m:B"}, "inputs": [{"component": "z", "grouping": {"type": "shuffle"}}]}
+            name: {
+                "object": {"python": "m:B"},
+                "inputs": [{"component": "z", "grouping": {"type": "shuffle"}}],
+            }
             for name in ("zeta", "alpha", "mid")
         },
     }
@@ -423,11 +445,19 @@ def test_a_large_topology_is_published_in_parts_and_removed_whole(world: World) 
     assert world.cluster.state.get_children(paths.ASSIGNMENTS) == []
 
 
-def test_a_component_with_no_tasks_is_placed_nowhere_and_comes_through_every_operation(world: World) -> None:
-    bolts = {**WORD_COUNT["bolts"], "split": {**WORD_COUNT["bolts"]["split"], "conf": {"topology.tasks": 0}}}
+def test_a_component_with_no_tasks_is_placed_nowhere_and_comes_through_every_operation(
+    world: World,
+) -> None:
+    bolts = {
+        **WORD_COUNT["bolts"],
+        "split": {**WORD_COUNT["bolts"]["split"], "conf": {"topology.tasks": 0}},
+    }
     world.submit("wc", topology={**WORD_COUNT, "bolts": bolts})
     assert "split" not in world.tasks().components and "split" not in world.named().base.executors
-    assert rebalance(world.context(), "wc", workers=2, executors={"count": 3}, wait_secs=0).outcome != "unchanged"
+    assert (
+        rebalance(world.context(), "wc", workers=2, executors={"count": 3}, wait_secs=0).outcome
+        != "unchanged"
+    )
     lifecycle.restart(world.context(), "wc")
     assert set(world.named().base.executors) == {"lines", "count", "__acker", "__topology_master"}
     with pytest.raises(InvalidRequest, match="split"):

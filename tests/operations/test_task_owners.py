@@ -55,7 +55,9 @@ def spec_of(topology_id: str, slot: WorkerSlot) -> WorkerSpec:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_tasks_that_another_may_have_had_meanwhile_are_opened_anew(world: World, moved: bool) -> None:
+def test_tasks_that_another_may_have_had_meanwhile_are_opened_anew(
+    world: World, moved: bool
+) -> None:
     """Its session ended. Only a later placement can have given its tasks away, and back."""
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     first, _ = world.assignment().workers
@@ -86,9 +88,16 @@ def test_tasks_that_another_took_meanwhile_stay_closed(world: World) -> None:
         at = world.cluster.read_assignment(topology_id)
         assert at is not None
         theirs = WorkerNode(
-            pid=1, token="theirs", version=at[1].version, tasks=first.tasks, started_ms=0, status="running"
+            pid=1,
+            token="theirs",
+            version=at[1].version,
+            tasks=first.tasks,
+            started_ms=0,
+            status="running",
         )
-        world.cluster.write_worker_node(topology_id, second.node, second.port, theirs, assignment_version=at[1].version)
+        world.cluster.write_worker_node(
+            topology_id, second.node, second.port, theirs, assignment_version=at[1].version
+        )
         assert sync._refresh(), "its tasks wait for the other worker"
         assert not tasks.open
         world.stop_worker(topology_id, second.node, second.port)

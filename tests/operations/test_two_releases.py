@@ -29,7 +29,9 @@ def newer(
 ) -> Iterator[Callable[[str], Any]]:
     """Runs a step in a process of the next release, on the same cluster."""
     release = OtherRelease(copy_release(tmp_path_factory.mktemp("release"), drop=False))
-    yield lambda step: release.ask("storm_rigs.mixed_cluster:in_other_release", step, zk_conf, str(tmp_path / "blobs"))
+    yield lambda step: release.ask(
+        "storm_rigs.mixed_cluster:in_other_release", step, zk_conf, str(tmp_path / "blobs")
+    )
     release.close()
 
 
@@ -62,7 +64,9 @@ def test_what_newer_daemons_wrote_is_read_changed_and_kept_by_this_release(
     assert topology["errors"] == ["trace"] and topology["loggers"] == ["a", "b"]
 
 
-def test_what_this_release_wrote_is_read_and_changed_by_newer_daemons(here: World, newer: Callable[[str], Any]) -> None:
+def test_what_this_release_wrote_is_read_and_changed_by_newer_daemons(
+    here: World, newer: Callable[[str], Any]
+) -> None:
     mixed_cluster.build(here)
     assert newer("seen") == mixed_cluster.seen(here)
     newer("change")

@@ -10,7 +10,17 @@ import zmq
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.operations.live.worker_requests import ask_worker
 
-_ANSWERS = [b"[1]", b"1", b"null", b"", b"\xff", b"[" * 200_000, b'"' + b"x" * (33 * 1024**2) + b'"', b"{", b"NaN"]
+_ANSWERS = [
+    b"[1]",
+    b"1",
+    b"null",
+    b"",
+    b"\xff",
+    b"[" * 200_000,
+    b'"' + b"x" * (33 * 1024**2) + b'"',
+    b"{",
+    b"NaN",
+]
 
 
 @pytest.mark.parametrize("answer", _ANSWERS, ids=[repr(answer[:8]) for answer in _ANSWERS])

@@ -55,7 +55,9 @@ def test_code_travels_and_what_is_hidden_ignored_or_built_stays(tmp_path: Path) 
         "deep/build/out.txt",
         "notes.log",
     )
-    (tmp_path / ".gitignore").write_text("/build/\n*.log\ndata/*\n!data/keep.csv\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text(
+        "/build/\n*.log\ndata/*\n!data/keep.csv\n", encoding="utf-8"
+    )
     (tmp_path / "lib" / ".gitignore").write_text("secret.py\n", encoding="utf-8")
     tree(tmp_path, "lib/secret.py", "secret.py")
     found = collect_files(tmp_path, leave_out=[tmp_path / "home"])
@@ -74,7 +76,9 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "a" / "run.sh").chmod(0o755)
     first = build_archive(tmp_path / "1.zip", collect_files(tmp_path / "a"))
     os.utime(tmp_path / "a" / "flow.py", (1, 1))
-    second = build_archive(tmp_path / "2.zip", dict(reversed(collect_files(tmp_path / "a").items())))
+    second = build_archive(
+        tmp_path / "2.zip", dict(reversed(collect_files(tmp_path / "a").items()))
+    )
     assert first.sha256 == second.sha256 and first.files == 2
     with zipfile.ZipFile(tmp_path / "1.zip") as bundle:
         modes = {info.filename: info.external_attr >> 16 & 0o777 for info in bundle.infolist()}
@@ -91,7 +95,9 @@ def test_too_much_is_refused_naming_the_largest(tmp_path: Path) -> None:
     with pytest.raises(InvalidTopology) as caught:
         collect_files(tmp_path)
     message = caught.value.message
-    assert "64 MiB" in message and message.index("huge.bin (60.0 MiB)") < message.index("large.bin (10.0 MiB)")
+    assert "64 MiB" in message and message.index("huge.bin (60.0 MiB)") < message.index(
+        "large.bin (10.0 MiB)"
+    )
     (tmp_path / ".gitignore").write_text("huge.bin\n", encoding="utf-8")
     assert "huge.bin" not in collect_files(tmp_path)
 
@@ -192,7 +198,9 @@ def test_requirements_are_vendored(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "flow.py").write_text(TOPOLOGY, encoding="utf-8")
     (tmp_path / "work").mkdir()
-    made = bundle_target(str(tmp_path / "app" / "flow.py"), folder=tmp_path / "work", requirements=requirements)
+    made = bundle_target(
+        str(tmp_path / "app" / "flow.py"), folder=tmp_path / "work", requirements=requirements
+    )
     with zipfile.ZipFile(made.archive.path) as bundle:
         names = bundle.namelist()
     assert "flow.py" in names and "tiny_lib/__init__.py" in names

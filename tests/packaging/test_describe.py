@@ -64,7 +64,9 @@ def test_a_topology_among_several_is_named(tmp_path: Path) -> None:
 
 def test_an_imported_topology_is_not_one_of_the_module(tmp_path: Path) -> None:
     write(tmp_path / "base.py", ONE)
-    target = write(tmp_path / "derived.py", "from base import WordCount\nclass Mine(WordCount):\n    pass\n")
+    target = write(
+        tmp_path / "derived.py", "from base import WordCount\nclass Mine(WordCount):\n    pass\n"
+    )
     assert describe_target(target).name == "derived"
 
 
@@ -89,19 +91,35 @@ def test_a_callable_gets_the_arguments(tmp_path: Path) -> None:
         (ONE, "Missing", "has no attribute 'Missing'; topologies in it: WordCount"),
         (ONE + "\nnumber = 7\n", "number", "is int, which is not a topology"),
         (ONE + "\ndef make():\n    return 7\n", "make", "returned int, which is not a topology"),
-        (ONE + "\ndef make():\n    raise KeyError('boom')\n", "make", "make raised KeyError: 'boom'"),
+        (
+            ONE + "\ndef make():\n    raise KeyError('boom')\n",
+            "make",
+            "make raised KeyError: 'boom'",
+        ),
         ("1 / 0\n", None, "ZeroDivisionError"),
         ("def broken(:\n", None, "SyntaxError"),
-        ("import no_such_package_at_all\n", None, "needs 'no_such_package_at_all', which is not installed"),
+        (
+            "import no_such_package_at_all\n",
+            None,
+            "needs 'no_such_package_at_all', which is not installed",
+        ),
         ("import sys\nsys.exit(3)\n", None, "exit code 3"),
         ("import os\nos._exit(9)\n", None, "exited with code 9"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", None, "was ended by signal 11"),
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+            None,
+            "was ended by signal 11",
+        ),
         (
             "import storm_dagster\nstorm_dagster.submit_topology('x', {}, None)\n",
             None,
             "while the module was being described",
         ),
-        (COMPONENTS + "\nclass Empty(Topology):\n    count = Count.spec(inputs=['nobody'])\n", None, "no spout"),
+        (
+            COMPONENTS + "\nclass Empty(Topology):\n    count = Count.spec(inputs=['nobody'])\n",
+            None,
+            "no spout",
+        ),
     ],
 )
 def test_bad_modules_are_refused(tmp_path: Path, text: str, name: str | None, output: str) -> None:
@@ -134,7 +152,10 @@ def test_a_hanging_module_is_ended_with_all_it_started(tmp_path: Path) -> None:
 def test_packages_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "shop" / "__init__.py", "")
     write(tmp_path / "shop" / "parts.py", COMPONENTS)
-    write(tmp_path / "shop" / "flows.py", "from .parts import *\nclass Flow(Topology):\n    words = Words.spec()\n")
+    write(
+        tmp_path / "shop" / "flows.py",
+        "from .parts import *\nclass Flow(Topology):\n    words = Words.spec()\n",
+    )
     monkeypatch.chdir(tmp_path)
     found = describe_target("shop.flows:Flow")
     assert found.name == "flows" and found.root == tmp_path and found.include == ["shop"]
@@ -147,7 +168,9 @@ def test_a_file_that_shadows_a_module_is_refused(tmp_path: Path) -> None:
     assert "rename the file" in refused(write(tmp_path / "json.py", ONE))
 
 
-def test_a_topology_is_described_from_an_archive_and_bad_archives_are_refused(tmp_path: Path) -> None:
+def test_a_topology_is_described_from_an_archive_and_bad_archives_are_refused(
+    tmp_path: Path,
+) -> None:
     source = write(tmp_path / "src" / "flow.py", ONE)
     for name in ("a.zip", "a.jar", "a.whl"):
         with zipfile.ZipFile(tmp_path / name, "w") as bundle:
@@ -178,7 +201,9 @@ def test_a_topology_is_described_from_an_archive_and_bad_archives_are_refused(tm
         ("../escape", "is neither"),
     ],
 )
-def test_texts_that_name_nothing(tmp_path: Path, text: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_name_nothing(
+    tmp_path: Path, text: str, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidRequest, match=output):
         parse_target(text)

@@ -39,7 +39,9 @@ def tar_of(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
     return path
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, mode
     return info
@@ -63,20 +65,27 @@ def test_zip_and_tar_give_the_same_tree(tmp_path: Path) -> None:
     zipped = zip_of(tmp_path / "a.jar", files, {"resources/split.sh": 0o755 | stat.S_IFREG})
     tarred = tar_of(
         tmp_path / "a.tar.gz",
-        [(member(name, mode=0o4755 if name.endswith(".sh") else 0o644), content) for name, content in files.items()],
+        [
+            (member(name, mode=0o4755 if name.endswith(".sh") else 0o644), content)
+            for name, content in files.items()
+        ],
     )
     for archive in (zipped, tarred):
         target = tmp_path / f"out-{archive.name}"
         unpack_archive(archive, target, SMALL)
         assert {
-            str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()
+            str(path.relative_to(target)): path.read_bytes()
+            for path in target.rglob("*")
+            if path.is_file()
         } == files
         assert (target / "resources/split.sh").stat().st_mode & 0o7777 == 0o755
         assert (target / "wc.py").stat().st_mode & 0o7777 == 0o644
 
 
 def test_folders_of_their_own_and_empty_archives(tmp_path: Path) -> None:
-    unpack_archive(zip_of(tmp_path / "d.zip", {"a/": b"", "a/b/": b"", "./": b""}), tmp_path / "d", SMALL)
+    unpack_archive(
+        zip_of(tmp_path / "d.zip", {"a/": b"", "a/b/": b"", "./": b""}), tmp_path / "d", SMALL
+    )
     assert (tmp_path / "d/a/b").is_dir()
     unpack_archive(zip_of(tmp_path / "e.zip", {}), tmp_path / "e", SMALL)
     assert list((tmp_path / "e").iterdir()) == []
@@ -135,7 +144,10 @@ def test_collisions_are_refused(tmp_path: Path, first: str, second: str, match: 
 def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes, match: str) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
-    tarred = tar_of(tmp_path / "a.tar.gz", [(member("esc", kind, str(outside)), b""), (member("esc/planted"), b"evil")])
+    tarred = tar_of(
+        tmp_path / "a.tar.gz",
+        [(member("esc", kind, str(outside)), b""), (member("esc/planted"), b"evil")],
+    )
     refused(tarred, tmp_path, match)
     assert list(outside.iterdir()) == []
 
@@ -148,15 +160,27 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
 def test_too_many_entries_are_refused(tmp_path: Path) -> None:
     names = {f"f{i}": b"" for i in range(51)}
     refused(zip_of(tmp_path / "a.zip", names), tmp_path, "more than 50 entries")
-    refused(tar_of(tmp_path / "a.tar.gz", [(member(n), b"") for n in names]), tmp_path, "more than 50 entries")
+    refused(
+        tar_of(tmp_path / "a.tar.gz", [(member(n), b"") for n in names]),
+        tmp_path,
+        "more than 50 entries",
+    )
 
 
 def test_bombs_are_refused_by_ratio_and_by_size(tmp_path: Path) -> None:
     big = {"ok.py": b"1", "zeros": bytes(900_000)}
     refused(zip_of(tmp_path / "a.zip", big), tmp_path, "'zeros' unpacks to more than 20 times")
-    refused(tar_of(tmp_path / "a.tar.gz", [(member(n), c) for n, c in big.items()]), tmp_path, "20 times")
+    refused(
+        tar_of(tmp_path / "a.tar.gz", [(member(n), c) for n, c in big.items()]),
+        tmp_path,
+        "20 times",
+    )
     random = os.urandom(600_000)
-    refused(zip_of(tmp_path / "b.zip", {"a": random, "b": random}), tmp_path, "'b' it unpacks to more than 1000000")
+    refused(
+        zip_of(tmp_path / "b.zip", {"a": random, "b": random}),
+        tmp_path,
+        "'b' it unpacks to more than 1000000",
+    )
 
 
 def test_a_zip_that_lies_about_its_sizes(tmp_path: Path) -> None:
@@ -177,7 +201,9 @@ def test_a_tar_header_of_a_gigabyte_is_not_read_into_memory(tmp_path: Path) -> N
     refused(tmp_path / "a.tar.gz", tmp_path, "damaged or forged")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04garbage", b"\x1f\x8bgarbage", b"\x80\x04N."])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"PK\x03\x04garbage", b"\x1f\x8bgarbage", b"\x80\x04N."]
+)
 def test_garbage_is_refused_and_the_file_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.zip").write_bytes(content)
     refused(tmp_path / "a.zip", tmp_path, "a.zip")
@@ -212,7 +238,11 @@ def test_an_existing_target_is_not_touched(tmp_path: Path) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.sampled_from(["a", "A", "..", ".", "", "b", "~", "con", "\u00e9"]), min_size=1, max_size=4),
+            st.lists(
+                st.sampled_from(["a", "A", "..", ".", "", "b", "~", "con", "\u00e9"]),
+                min_size=1,
+                max_size=4,
+            ),
             st.booleans(),
         ),
         max_size=6,
@@ -249,7 +279,12 @@ def _zip_with_a_hidden_directory(path: Path, entries: int, how: str) -> Path:
         content = content[: end + 20] + (65_535).to_bytes(2, "little") + b"c" * 65_535
     else:
         size = end - directory
-        record = b"PK\x06\x06" + (44).to_bytes(8, "little") + bytes(12) + entries.to_bytes(8, "little") * 2
+        record = (
+            b"PK\x06\x06"
+            + (44).to_bytes(8, "little")
+            + bytes(12)
+            + entries.to_bytes(8, "little") * 2
+        )
         record += size.to_bytes(8, "little") + directory.to_bytes(8, "little")
         small = b"PK\x06\x06" + (44).to_bytes(8, "little") + bytes(44)
         # The locator names the small one; readers take the one before it.

@@ -34,7 +34,9 @@ class SharedCluster:
         """A cluster without topologies in which every daemon runs."""
         if self._cluster is None:
             home: Path = self._factory.mktemp("shared") / "home"
-            made = LocalCluster(home, supervisors=SUPERVISORS, slots=2, nimbuses=2, conf=CONF, timeout=400)
+            made = LocalCluster(
+                home, supervisors=SUPERVISORS, slots=2, nimbuses=2, conf=CONF, timeout=400
+            )
             try:
                 made.start()
             except BaseException:
@@ -53,7 +55,9 @@ class SharedCluster:
                     cluster.cli("kill", row["name"], "-w", "0")
                 except (NotAlive, Conflict):
                     continue  # It is on its way out.
-            eventually(lambda: not cluster.topologies(), 60, "the end of what the module left running")
+            eventually(
+                lambda: not cluster.topologies(), 60, "the end of what the module left running"
+            )
             eventually(lambda: self._whole(cluster), 20, "every daemon")
         except (StormDagsterError, AssertionError):
             self.end()
@@ -71,7 +75,9 @@ class SharedCluster:
 
     @staticmethod
     def _running(cluster: LocalCluster) -> set[tuple[str, str]]:
-        return {(record.role, record.id) for record in cluster.processes() if record.role != "worker"}
+        return {
+            (record.role, record.id) for record in cluster.processes() if record.role != "worker"
+        }
 
 
 @pytest.fixture(scope="session")
@@ -87,11 +93,15 @@ _NEXT = pytest.StashKey[bool]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Note whether another module of the group follows."""
-    item.session.stash[_NEXT] = nextitem is not None and scope(nextitem.nodeid) == scope(item.nodeid)
+    item.session.stash[_NEXT] = nextitem is not None and scope(nextitem.nodeid) == scope(
+        item.nodeid
+    )
 
 
 @pytest.fixture(scope="module")
-def shared_cluster(_shared_clusters: SharedCluster, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+def shared_cluster(
+    _shared_clusters: SharedCluster, request: pytest.FixtureRequest
+) -> Iterator[LocalCluster]:
     """Four supervisors of two slots, two nimbuses, Spark and Dagster; nothing runs on it yet."""
     yield _shared_clusters.lend()
     # Its twenty processes, doing nothing, would slow down every test that follows.

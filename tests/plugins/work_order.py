@@ -16,7 +16,11 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 TOGETHER = {
     "the shared cluster": (
         *("tests/browser/", "tests/cluster/test_streamparse.py", "tests/cluster/test_faults.py"),
-        *("tests/cluster/test_recovery.py", "tests/cluster/test_upgrades.py", "tests/cluster/test_ack_gaps.py"),
+        *(
+            "tests/cluster/test_recovery.py",
+            "tests/cluster/test_upgrades.py",
+            "tests/cluster/test_ack_gaps.py",
+        ),
         *("tests/cluster/test_storm_client.py", "tests/cluster/test_spares.py"),
         "tests/security/test_other_users_of_a_cluster.py",
     ),
@@ -53,7 +57,9 @@ FIRST = (
 
 def rank(nodeid: str) -> int:
     """Position in :data:`FIRST`."""
-    return next((number for number, path in enumerate(FIRST) if nodeid.startswith(path)), len(FIRST))
+    return next(
+        (number for number, path in enumerate(FIRST) if nodeid.startswith(path)), len(FIRST)
+    )
 
 
 def scope(nodeid: str) -> str:

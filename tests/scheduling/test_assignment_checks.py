@@ -56,18 +56,26 @@ def test_uneven_workers_and_a_shared_topology_master_are_faults() -> None:
     assert list(quota_faults(uneven)) == ["wc: workers hold 2 to 5 executors"]
     many = standing(worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=1)
     assert list(quota_faults(many)) == ["wc has 2 workers and wants 1"]
-    master = standing(worker(1, 6900, 1, 2, 3), worker(2, 6900, 4, 5, 6, 7), workers=1, single_master=True)
+    master = standing(
+        worker(1, 6900, 1, 2, 3), worker(2, 6900, 4, 5, 6, 7), workers=1, single_master=True
+    )
     assert "wc: the topology master is not alone in its worker" in list(quota_faults(master))
 
 
 def test_a_worker_off_its_isolation_hosts_is_a_fault() -> None:
-    apart = standing(worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=2, isolation=("h1", "h9"))
-    assert list(isolation_faults(apart, {"h1", "h2"})) == ["wc: s2:6900 is on h2, not on its isolation hosts"]
+    apart = standing(
+        worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=2, isolation=("h1", "h9")
+    )
+    assert list(isolation_faults(apart, {"h1", "h2"})) == [
+        "wc: s2:6900 is on h2, not on its isolation hosts"
+    ]
     assert list(isolation_faults(apart, {"h2"})) == []
 
 
 def test_tasks_that_share_a_node_and_must_not_are_a_fault() -> None:
-    together = standing(worker(1, 6900, 1, 3, 5), worker(1, 6901, 2, 4, 6, 7), differ_node=("split",))
+    together = standing(
+        worker(1, 6900, 1, 3, 5), worker(1, 6901, 2, 4, 6, 7), differ_node=("split",)
+    )
     assert list(differ_node_faults(together)) == ["wc: 2 executors of 'split' are on s1"]
 
 
@@ -76,7 +84,9 @@ def test_more_moves_than_needed_are_a_fault() -> None:
     fair = {"s1:1": [1, 2, 3], "s2:1": [5, 6, 7], "s3:1": [4, 8]}
     assert list(move_faults("wc", moves, fair)) == []
     wasteful = {"s1:1": [5, 6, 7], "s2:1": [1, 2, 3], "s3:1": [4, 8]}
-    assert list(move_faults("wc", moves, wasteful)) == ["wc: the last rebalance moved 8 tasks where 2 were enough"]
+    assert list(move_faults("wc", moves, wasteful)) == [
+        "wc: the last rebalance moved 8 tasks where 2 were enough"
+    ]
 
 
 @given(seed=st.integers(0, 2**32), workers=st.integers(1, 6))
@@ -91,8 +101,15 @@ def test_no_rebalance_of_the_planner_is_wasteful(seed: int, workers: int) -> Non
         )  # fmt: skip
         alone = PlacementBatch(supervisors=batch.supervisors, topologies=(plain,))
         (first,) = plan_placement(alone).placements
-        changes = {"event": "rebalance", "reassign": False, "workers": workers, "old": first.workers}
-        again = PlacementBatch(supervisors=batch.supervisors, topologies=(plain.model_copy(update=changes),))
+        changes = {
+            "event": "rebalance",
+            "reassign": False,
+            "workers": workers,
+            "old": first.workers,
+        }
+        again = PlacementBatch(
+            supervisors=batch.supervisors, topologies=(plain.model_copy(update=changes),)
+        )
         (second,) = plan_placement(again).placements
         if "failed" in (first.status, second.status):
             continue

@@ -22,7 +22,9 @@ FOUR = range(6900, 6904)
 
 def word_count(**more: Any) -> TopologyToPlace:
     """split 1-2, count 3-4, acker 5, topology master 6, spout 7."""
-    return small_topology(bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more)
+    return small_topology(
+        bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more
+    )
 
 
 def worker(node: int, port: int, *tasks: int, host: str | None = None, **more: Any) -> PlacedWorker:
@@ -42,7 +44,9 @@ TWO = (worker(1, 6900, 1, 3, 6, 7), worker(2, 6900, 2, 4, 5))
 
 
 def test_nothing_dead_leaves_all_as_it_is() -> None:
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="monitor", workers=2, old=TWO))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="monitor", workers=2, old=TWO)
+    )
     assert placement.status == "unchanged"
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s2:6900": [2, 4, 5]}
     assert all(worker.kept for worker in placement.workers)
@@ -83,7 +87,10 @@ def test_a_monitor_event_without_a_free_slot_fails_and_names_only_the_dead() -> 
 
 def test_tasks_that_never_had_a_slot_are_placed_too() -> None:
     topology = word_count(event="monitor", workers=2, old=(worker(1, 6900, 1, 3, 6, 7),))
-    assert slots(place([supervisor(1, FOUR)], topology)) == {"s1:6900": [1, 3, 6, 7], "s1:6901": [2, 4, 5]}
+    assert slots(place([supervisor(1, FOUR)], topology)) == {
+        "s1:6900": [1, 3, 6, 7],
+        "s1:6901": [2, 4, 5],
+    }
 
 
 def test_even_frees_live_workers_that_fit_no_share() -> None:
@@ -93,10 +100,14 @@ def test_even_frees_live_workers_that_fit_no_share() -> None:
             event="monitor", workers=workers, old=old,
         )  # fmt: skip
 
-    first = place([supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine(4, worker(1, 6900, *range(1, 10))))
+    first = place(
+        [supervisor(1, [6900]), supervisor(2, [6900, 6901])],
+        nine(4, worker(1, 6900, *range(1, 10))),
+    )
     assert sorted(map(len, slots(first).values())) == [3, 3, 3]
     second = place(
-        [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))], nine(4, *first.workers)
+        [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))],
+        nine(4, *first.workers),
     )
     assert sorted(map(len, slots(second).values())) == [2, 2, 2, 3]
     assert list(second.worker_reasons.values()).count("the worker is alive and was left alone") == 1
@@ -111,7 +122,10 @@ def test_a_rebalance_to_more_workers_moves_the_fewest() -> None:
 
 
 def test_a_rebalance_to_one_worker_keeps_the_fuller_slot() -> None:
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="rebalance", workers=1, old=TWO))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)],
+        word_count(event="rebalance", workers=1, old=TWO),
+    )
     assert slots(placement) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
     assert placement.moved == 3
 
@@ -156,8 +170,12 @@ def test_rebalance_leaves_unstopped_workers_alone() -> None:
 
 
 def test_a_user_defined_worker_gets_host_port_and_lowest_ids() -> None:
-    wanted = UserWorker(host="h2", port=6902, memory_bytes=5, cpu=2, components={"split": 1, "count": 2})
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,)))
+    wanted = UserWorker(
+        host="h2", port=6902, memory_bytes=5, cpu=2, components={"split": 1, "count": 2}
+    )
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))
+    )
     mine = placement.workers[1]
     assert (mine.node, mine.port, mine.memory_bytes, mine.cpu) == ("s2", 6902, 5, 2)
     assert set(mine.tasks) >= {1, 3, 4}
@@ -173,22 +191,34 @@ def test_a_user_defined_worker_on_a_busy_port_takes_another_of_the_host() -> Non
 
 def test_a_user_defined_worker_on_an_unknown_host_is_placed_like_any_other() -> None:
     wanted = UserWorker(host="nowhere", components={"split": 2})
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,)))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))
+    )
     assert set(slots(placement)["s1:6900"]) >= {1, 2}
-    assert placement.worker_reasons["s1:6900"] == ("of equally loaded supervisors it has the lowest id: next is s2")
+    assert placement.worker_reasons["s1:6900"] == (
+        "of equally loaded supervisors it has the lowest id: next is s2"
+    )
 
 
 def test_more_wishes_than_workers_are_all_dropped() -> None:
     workers = tuple(UserWorker(host="h2", components={"split": 1}) for _ in range(2))
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=1, user_workers=workers))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=1, user_workers=workers)
+    )
     assert slots(placement) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
 
 
 def test_use_old_assignment_takes_up_the_backup() -> None:
     old = (worker(2, 6903, 1, 2, 3), worker(2, 6901, 4, 5, 6, 7, memory_bytes=9))
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, use_old=True, old=old))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, use_old=True, old=old)
+    )
     assert slots(placement) == {"s2:6901": [4, 5, 6, 7], "s2:6903": [1, 2, 3]}
-    assert (placement.status, placement.moved, placement.workers[0].memory_bytes) == ("assigned", 0, 9)
+    assert (placement.status, placement.moved, placement.workers[0].memory_bytes) == (
+        "assigned",
+        0,
+        9,
+    )
 
 
 def test_isolation_confines_a_topology_to_hosts_that_are_there() -> None:
@@ -215,19 +245,25 @@ def test_others_get_no_work_on_isolation_hosts(strategy: str) -> None:
     if strategy == "even":
         assert list(slots(first)) == ["s1:6900"]
     else:
-        assert first.error is not None and first.error.startswith("topology 'other' needs 2 slots, 1 is free (s1: 1)")
+        assert first.error is not None and first.error.startswith(
+            "topology 'other' needs 2 slots, 1 is free (s1: 1)"
+        )
 
 
 def test_tasks_on_different_nodes_outrank_the_most_free_ports() -> None:
     supervisors = [supervisor(1, range(6900, 6908)), supervisor(2, [6900]), supervisor(3, [6900])]
-    topology = small_topology(bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",))
+    topology = small_topology(
+        bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",)
+    )
     placement = place(supervisors, topology)
     assert sorted(slots(placement)) == ["s1:6900", "s2:6900", "s3:6900"]
     assert placement.worker_reasons["s2:6900"].startswith("task.on.differ.node")
 
 
 def test_too_few_supervisors_for_tasks_on_different_nodes() -> None:
-    topology = small_topology(bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",))
+    topology = small_topology(
+        bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",)
+    )
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], topology)
     assert (placement.status, placement.error_type) == ("failed", "Unavailable")
     assert "wants 3 tasks of component 'b' on different supervisors" in (placement.error or "")
@@ -240,7 +276,11 @@ def test_a_dead_task_does_not_join_its_sibling_on_one_supervisor() -> None:
         bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",),
         event="monitor", old=old, dead=(3,),
     )  # fmt: skip
-    assert slots(place(supervisors, topology)) == {"s1:6900": [1, 4, 5], "s2:6900": [2], "s3:6901": [3]}
+    assert slots(place(supervisors, topology)) == {
+        "s1:6900": [1, 4, 5],
+        "s2:6900": [2],
+        "s3:6901": [3],
+    }
 
 
 def test_executors_of_several_tasks_stay_together() -> None:
@@ -255,7 +295,9 @@ def test_executors_of_several_tasks_stay_together() -> None:
 def test_topologies_are_served_by_priority_then_name_and_share_no_slot() -> None:
     late = word_count(name="a", workers=2, priority=50)
     first = word_count(workers=2, priority=1)
-    held = word_count(name="z", workers=1, event="monitor", old=(worker(1, 6900, 1, 2, 3, 4, 5, 6, 7),))
+    held = word_count(
+        name="z", workers=1, event="monitor", old=(worker(1, 6900, 1, 2, 3, 4, 5, 6, 7),)
+    )
     batch = PlacementBatch(supervisors=(supervisor(1, FOUR),), topologies=(late, held, first))
     result = plan_placement(batch)
     assert [placement.name for placement in result.placements] == ["wc", "z", "a"]

@@ -14,9 +14,13 @@ from storm_dagster.model.placement_reasons import REASONS, Reason
 from storm_dagster.operations.read.explaining import choice_document, moves_document
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 
-WORD_COUNT = small_topology(bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, workers=2)
+WORD_COUNT = small_topology(
+    bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, workers=2
+)
 FOUR = range(6900, 6904)
-BATCH = PlacementBatch(supervisors=(supervisor(1, FOUR), supervisor(2, FOUR)), topologies=(WORD_COUNT,))
+BATCH = PlacementBatch(
+    supervisors=(supervisor(1, FOUR), supervisor(2, FOUR)), topologies=(WORD_COUNT,)
+)
 
 
 def test_the_selector_that_decided_and_what_it_compared() -> None:
@@ -24,18 +28,26 @@ def test_the_selector_that_decided_and_what_it_compared() -> None:
     second = choice_of(WORD_COUNT, placement, 2)
     assert second is not None
     assert (second.worker, second.candidates) == ("s2:6900", 2)
-    assert second.alternatives == (Alternative("s1:6900", "tasks of its component in the worker", 1, 0),)
-    acker = choice_document(WORD_COUNT, TopologyPlacement.model_validate(placement.model_dump(mode="json")), 5)
+    assert second.alternatives == (
+        Alternative("s1:6900", "tasks of its component in the worker", 1, 0),
+    )
+    acker = choice_document(
+        WORD_COUNT, TopologyPlacement.model_validate(placement.model_dump(mode="json")), 5
+    )
     assert acker == {
         "task": 5,
         "worker": "s2:6900",
         "candidates": 2,
-        "alternatives": [{"worker": "s1:6900", "selector": "tasks in the worker", "had": 3, "chosen_had": 2}],
+        "alternatives": [
+            {"worker": "s1:6900", "selector": "tasks in the worker", "had": 3, "chosen_had": 2}
+        ],
     }
 
 
 def test_what_was_not_chosen_by_comparing_has_no_alternatives() -> None:
-    kept = WORD_COUNT.model_copy(update={"event": "monitor", "old": plan_placement(BATCH).placements[0].workers})
+    kept = WORD_COUNT.model_copy(
+        update={"event": "monitor", "old": plan_placement(BATCH).placements[0].workers}
+    )
     batch = BATCH.model_copy(update={"topologies": (kept,)})
     assert choice_of(kept, plan_placement(batch).placements[0], 2) is None
     assert choice_of(WORD_COUNT, plan_placement(BATCH).placements[0], 99) is None
@@ -64,7 +76,9 @@ def test_moves_name_task_component_from_to_and_why() -> None:
 
     (placement,) = plan_placement(BATCH).placements
     before = assignment_of(placement, topology_id="wc-1-1", previous=None, now_secs=1)
-    wider = WORD_COUNT.model_copy(update={"event": "rebalance", "workers": 3, "old": placement.workers})
+    wider = WORD_COUNT.model_copy(
+        update={"event": "rebalance", "workers": 3, "old": placement.workers}
+    )
     (after,) = plan_placement(BATCH.model_copy(update={"topologies": (wider,)})).placements
     rows = moves_document(before, after, {**WORD_COUNT.tasks})
     assert len(rows) == after.moved == 2
@@ -72,4 +86,6 @@ def test_moves_name_task_component_from_to_and_why() -> None:
     for row in rows:
         assert row["component"] == WORD_COUNT.tasks[row["task"]]
         assert row["from"] in ("s1:6900", "s2:6900")
-        assert "s1:6901: of equally loaded supervisors it has the lowest id: next is s2" in row["why"]
+        assert (
+            "s1:6901: of equally loaded supervisors it has the lowest id: next is s2" in row["why"]
+        )

@@ -24,7 +24,11 @@ SUPERVISORS = 3
 
 
 def fewest(
-    executors: Sequence[tuple[int, ...]], home: dict[tuple[int, ...], int], slots: int, workers: int, alone: bool
+    executors: Sequence[tuple[int, ...]],
+    home: dict[tuple[int, ...], int],
+    slots: int,
+    workers: int,
+    alone: bool,
 ) -> int:
     """Tasks that move in the best placement of ``executors`` on ``workers``: every choice of old slots that are
     used on, and of those that hold one executor more, is tried; the largest executors stay."""
@@ -42,7 +46,9 @@ def fewest(
         for fuller in _subsets(used, remainder):
             stay = int(master_stays)
             for slot in used:
-                here = sorted((len(group) for group in shared if home.get(group) == slot), reverse=True)
+                here = sorted(
+                    (len(group) for group in shared if home.get(group) == slot), reverse=True
+                )
                 stay += sum(here[: average + (slot in fuller)])
             most = max(most, stay)
     return sum(len(group) for group in executors if group in home) - most
@@ -51,7 +57,11 @@ def fewest(
 def _even(used: Iterable[int], workers: int) -> bool:
     """Whether these slots can be part of ``workers`` ones that are spread evenly over the supervisors."""
     share, extra = divmod(workers, SUPERVISORS)
-    over = [number - share for number in Counter(slot % SUPERVISORS for slot in used).values() if number > share]
+    over = [
+        number - share
+        for number in Counter(slot % SUPERVISORS for slot in used).values()
+        if number > share
+    ]
     return sum(over) <= extra and max(over, default=0) <= 1
 
 
@@ -60,7 +70,9 @@ def _subsets(items: Iterable[int], most: int) -> Iterable[tuple[int, ...]]:
     return (part for size in range(min(most, len(items)) + 1) for part in combinations(items, size))
 
 
-def drawn(rng: random.Random, several: bool) -> tuple[TopologyToPlace, dict[tuple[int, ...], int], int]:
+def drawn(
+    rng: random.Random, several: bool
+) -> tuple[TopologyToPlace, dict[tuple[int, ...], int], int]:
     """A small topology with an assignment; where its executors are; how many slots that assignment has."""
     total = rng.randint(1, 8)
     alone = rng.random() < 0.5
@@ -100,7 +112,9 @@ def test_no_placement_moves_fewer(seed: int, several: bool) -> None:
     executors = topology.executors or tuple((task,) for task in topology.tasks)
     alone = bool(topology.single_master)
     spouts = len(executors) - 1
-    workers = min(topology.workers, len(executors) if topology.strategy == "even" else spouts) + alone
+    workers = (
+        min(topology.workers, len(executors) if topology.strategy == "even" else spouts) + alone
+    )
     assert placement.status in ("assigned", "unchanged")
     assert len(placement.workers) == workers
     assert placement.moved == fewest(executors, home, slots, workers, alone)
@@ -112,10 +126,18 @@ def test_the_topology_master_stays_when_that_saves_a_move() -> None:
         PlacedWorker(node="s1", host="h1", port=6900, tasks=(2, 4, 5)),
     )
     topology = small_topology(
-        bolts={}, spouts={"spout": 7}, ackers=0, workers=1, single_master=True, event="rebalance", old=old
+        bolts={},
+        spouts={"spout": 7},
+        ackers=0,
+        workers=1,
+        single_master=True,
+        event="rebalance",
+        old=old,
     )
     supervisors = tuple(supervisor(number, range(6900, 6910)) for number in range(SUPERVISORS))
-    (placement,) = plan_placement(PlacementBatch(supervisors=supervisors, topologies=(topology,))).placements
+    (placement,) = plan_placement(
+        PlacementBatch(supervisors=supervisors, topologies=(topology,))
+    ).placements
     assert {f"{worker.node}:{worker.port}": worker.tasks for worker in placement.workers} == {
         "s0:6900": (1,),
         "s1:6900": (2, 3, 4, 5, 6, 7, 8),
@@ -125,10 +147,18 @@ def test_the_topology_master_stays_when_that_saves_a_move() -> None:
 def test_of_executors_of_different_size_the_larger_stay() -> None:
     old = (PlacedWorker(node="s0", host="h0", port=6900, tasks=(1, 2, 3, 4, 5, 6)),)
     topology = small_topology(
-        bolts={}, spouts={"spout": 5}, ackers=0, workers=2, single_master=False, event="rebalance", old=old
+        bolts={},
+        spouts={"spout": 5},
+        ackers=0,
+        workers=2,
+        single_master=False,
+        event="rebalance",
+        old=old,
     ).model_copy(update={"executors": ((1,), (2, 3, 4), (5, 6)), "parallelism": {"spout": 2}})
     supervisors = tuple(supervisor(number, range(6900, 6910)) for number in range(SUPERVISORS))
-    (placement,) = plan_placement(PlacementBatch(supervisors=supervisors, topologies=(topology,))).placements
+    (placement,) = plan_placement(
+        PlacementBatch(supervisors=supervisors, topologies=(topology,))
+    ).placements
     assert placement.moved == 1
     assert sorted(worker.tasks for worker in placement.workers) == [(1,), (2, 3, 4, 5, 6)]
 
@@ -137,7 +167,12 @@ def test_of_executors_of_different_size_the_larger_stay() -> None:
 def test_a_new_supervisor_takes_a_crowded_ones_tasks_and_no_others(strategy: str) -> None:
     places = [("s0", 6900), ("s0", 6901), ("s1", 6900), ("s2", 6900)]
     old = tuple(
-        PlacedWorker(node=node, host=f"h{node[1]}", port=port, tasks=tuple(range(4 * number + 1, 4 * number + 5)))
+        PlacedWorker(
+            node=node,
+            host=f"h{node[1]}",
+            port=port,
+            tasks=tuple(range(4 * number + 1, 4 * number + 5)),
+        )
         for number, (node, port) in enumerate(places)
     )
     topology = small_topology(
@@ -146,7 +181,9 @@ def test_a_new_supervisor_takes_a_crowded_ones_tasks_and_no_others(strategy: str
     )  # fmt: skip
     for supervisors, moved in ((3, 0), (4, 4)):
         batch = PlacementBatch(
-            supervisors=tuple(supervisor(number, range(6900, 6904)) for number in range(supervisors)),
+            supervisors=tuple(
+                supervisor(number, range(6900, 6904)) for number in range(supervisors)
+            ),
             topologies=(topology,),
         )
         (placement,) = plan_placement(batch).placements

@@ -39,12 +39,16 @@ def test_the_order_of_the_input_decides_nothing(seed: int, shuffle: random.Rando
 def test_a_rebalance_of_a_fresh_placement_changes_nothing(seed: int) -> None:
     batch = generated_batch(random.Random(seed))
     for topology in batch.topologies:
-        fresh = topology.model_copy(update={"event": "new", "old": (), "dead": (), "unstopped": (), "user_workers": ()})
+        fresh = topology.model_copy(
+            update={"event": "new", "old": (), "dead": (), "unstopped": (), "user_workers": ()}
+        )
         alone = PlacementBatch(supervisors=batch.supervisors, topologies=(fresh,))
         first = plan_placement(alone).placements[0]
         if first.status == "failed":
             continue
-        again = fresh.model_copy(update={"event": "rebalance", "reassign": False, "old": first.workers})
+        again = fresh.model_copy(
+            update={"event": "rebalance", "reassign": False, "old": first.workers}
+        )
         second = plan_placement(PlacementBatch(supervisors=batch.supervisors, topologies=(again,)))
         assert second.placements[0].status == "unchanged"
         assert second.placements[0].workers == tuple(

@@ -10,17 +10,30 @@ import pytest
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.scheduling.selectors import fair_share
 from storm_dagster.core.scheduling.units import worker_count
-from storm_dagster.model.placement import PlacementBatch, SupervisorSlots, TopologyPlacement, TopologyToPlace
+from storm_dagster.model.placement import (
+    PlacementBatch,
+    SupervisorSlots,
+    TopologyPlacement,
+    TopologyToPlace,
+)
 from storm_rigs.placement_clusters import small_topology, supervisor
 
-WORD_COUNT: dict[str, Any] = {"bolts": {"split": (2, ["spout"]), "count": (2, ["split"])}, "spouts": {"spout": 1}}
-BIG_COUNT: dict[str, Any] = {"bolts": {"split": (4, ["spout"]), "count": (4, ["split"])}, "spouts": {"spout": 2}}
+WORD_COUNT: dict[str, Any] = {
+    "bolts": {"split": (2, ["spout"]), "count": (2, ["split"])},
+    "spouts": {"spout": 1},
+}
+BIG_COUNT: dict[str, Any] = {
+    "bolts": {"split": (4, ["spout"]), "count": (4, ["split"])},
+    "spouts": {"spout": 2},
+}
 FOUR = range(6900, 6904)
 
 
 def fan(bolts: int, spouts: int, **more: Any) -> TopologyToPlace:
     """One bolt ``b`` behind one spout, without ackers."""
-    return small_topology(bolts={"b": (bolts, ["spout"])}, spouts={"spout": spouts}, ackers=0, **more)
+    return small_topology(
+        bolts={"b": (bolts, ["spout"])}, spouts={"spout": spouts}, ackers=0, **more
+    )
 
 
 def place(supervisors: list[SupervisorSlots], topology: TopologyToPlace) -> TopologyPlacement:
@@ -34,23 +47,33 @@ def tasks_by_slot(placement: TopologyPlacement) -> dict[str, list[int]]:
 
 def shapes(topology: TopologyToPlace, slots: dict[str, list[int]]) -> tuple[set[str], list[Any]]:
     """What is fixed where several placements are equally good: the slots, and the component counts of the workers."""
-    counts = [tuple(sorted(Counter(topology.tasks[task] for task in tasks).items())) for tasks in slots.values()]
+    counts = [
+        tuple(sorted(Counter(topology.tasks[task] for task in tasks).items()))
+        for tasks in slots.values()
+    ]
     return set(slots), sorted(counts)
 
 
 def test_one_worker_takes_all_tasks() -> None:
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], small_topology(workers=1, **WORD_COUNT))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], small_topology(workers=1, **WORD_COUNT)
+    )
     assert tasks_by_slot(placement) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
     assert placement.status == "assigned"
 
 
 def test_two_workers_share_seven_tasks_four_to_three() -> None:
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], small_topology(workers=2, **WORD_COUNT))
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], small_topology(workers=2, **WORD_COUNT)
+    )
     assert tasks_by_slot(placement) == {"s1:6900": [1, 3, 6, 7], "s2:6900": [2, 4, 5]}
     assert placement.reasons[1] == "the first of equally good workers"
     assert placement.reasons[2] == "the worker had the fewest tasks of its component"
     assert placement.reasons[5] == "the worker had the fewest tasks"
-    assert placement.worker_reasons["s2:6900"] == "the supervisor had the most free ports: 4, next is s1 with 3"
+    assert (
+        placement.worker_reasons["s2:6900"]
+        == "the supervisor had the most free ports: 4, next is s1 with 3"
+    )
 
 
 def test_four_workers_share_thirteen_tasks_evenly() -> None:
@@ -75,7 +98,9 @@ def test_too_few_free_ports_fail_and_place_nothing() -> None:
 
 
 def test_the_message_names_the_free_slots_of_each_supervisor() -> None:
-    placement = place([supervisor(1, [6900]), supervisor(2, [6900, 6901])], small_topology(workers=4, **BIG_COUNT))
+    placement = place(
+        [supervisor(1, [6900]), supervisor(2, [6900, 6901])], small_topology(workers=4, **BIG_COUNT)
+    )
     assert placement.error == (
         "topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3"
     )
@@ -101,18 +126,41 @@ def test_a_topology_master_asked_to_be_alone_is_alone() -> None:
 
 SIX = range(6900, 6906)
 ALONE_FROM_TEN = {
-    "s1:6900": [16], "s1:6901": [2, 12], "s1:6902": [4, 14], "s1:6903": [6, 18], "s1:6904": [8, 20],
-    "s1:6905": [10, 21], "s2:6900": [1, 11], "s2:6901": [3, 13], "s2:6902": [5, 15], "s2:6903": [7, 17],
+    "s1:6900": [16],
+    "s1:6901": [2, 12],
+    "s1:6902": [4, 14],
+    "s1:6903": [6, 18],
+    "s1:6904": [8, 20],
+    "s1:6905": [10, 21],
+    "s2:6900": [1, 11],
+    "s2:6901": [3, 13],
+    "s2:6902": [5, 15],
+    "s2:6903": [7, 17],
     "s2:6904": [9, 19],
-}  # fmt: skip
+}
 NOT_ALONE_OF_TEN = {
-    "s1:6900": [1, 11, 16], "s1:6901": [3, 13], "s1:6902": [5, 15], "s1:6903": [7, 18], "s1:6904": [9, 20],
-    "s2:6900": [2, 12], "s2:6901": [4, 14], "s2:6902": [6, 17], "s2:6903": [8, 19], "s2:6904": [10, 21],
-}  # fmt: skip
+    "s1:6900": [1, 11, 16],
+    "s1:6901": [3, 13],
+    "s1:6902": [5, 15],
+    "s1:6903": [7, 18],
+    "s1:6904": [9, 20],
+    "s2:6900": [2, 12],
+    "s2:6901": [4, 14],
+    "s2:6902": [6, 17],
+    "s2:6903": [8, 19],
+    "s2:6904": [10, 21],
+}
 NOT_ALONE_OF_NINE = {
-    "s1:6900": [1, 11, 16], "s1:6901": [3, 13], "s1:6902": [5, 15], "s1:6903": [7, 18], "s1:6904": [9, 19],
-    "s2:6900": [2, 10, 20], "s2:6901": [4, 12, 21], "s2:6902": [6, 14], "s2:6903": [8, 17],
-}  # fmt: skip
+    "s1:6900": [1, 11, 16],
+    "s1:6901": [3, 13],
+    "s1:6902": [5, 15],
+    "s1:6903": [7, 18],
+    "s1:6904": [9, 19],
+    "s2:6900": [2, 10, 20],
+    "s2:6901": [4, 12, 21],
+    "s2:6902": [6, 14],
+    "s2:6903": [8, 17],
+}
 
 
 @pytest.mark.parametrize(
@@ -130,11 +178,18 @@ def test_the_topology_master_is_alone_from_ten_workers_on(
 
 def test_a_loaded_supervisor_is_left_alone() -> None:
     eight = range(6900, 6908)
-    supervisors = [supervisor(1, eight, used=range(6900, 6906)), supervisor(2, eight), supervisor(3, eight)]
+    supervisors = [
+        supervisor(1, eight, used=range(6900, 6906)),
+        supervisor(2, eight),
+        supervisor(3, eight),
+    ]
     placement = place(supervisors, fan(6, 2, workers=4))
     assert tasks_by_slot(placement) == {
-        "s2:6900": [1, 5, 7], "s2:6901": [3, 8], "s3:6900": [2, 6], "s3:6901": [4, 9],
-    }  # fmt: skip
+        "s2:6900": [1, 5, 7],
+        "s2:6901": [3, 8],
+        "s3:6900": [2, 6],
+        "s3:6901": [4, 9],
+    }
 
 
 def test_a_nearly_full_supervisor_comes_last() -> None:
@@ -143,15 +198,27 @@ def test_a_nearly_full_supervisor_comes_last() -> None:
     expected = {"s1:6903": [2, 5, 9], "s2:6900": [1, 6], "s2:6901": [3, 8], "s2:6902": [4, 7]}
     assert tasks_by_slot(placement).keys() == expected.keys()
     assert sorted(map(len, tasks_by_slot(placement).values())) == [2, 2, 2, 3]
-    assert placement.worker_reasons["s1:6903"] == "of equally loaded supervisors it has the lowest id: next is s2"
+    assert (
+        placement.worker_reasons["s1:6903"]
+        == "of equally loaded supervisors it has the lowest id: next is s2"
+    )
 
 
 def test_the_most_free_ports_win() -> None:
-    supervisors = [supervisor(1, [6900, 6901]), supervisor(2, FOUR), supervisor(3, range(6900, 6908))]
+    supervisors = [
+        supervisor(1, [6900, 6901]),
+        supervisor(2, FOUR),
+        supervisor(3, range(6900, 6908)),
+    ]
     placement = place(supervisors, fan(8, 3, workers=6))
     assert sorted(tasks_by_slot(placement)) == [
-        "s2:6900", "s3:6900", "s3:6901", "s3:6902", "s3:6903", "s3:6904",
-    ]  # fmt: skip
+        "s2:6900",
+        "s3:6900",
+        "s3:6901",
+        "s3:6902",
+        "s3:6903",
+        "s3:6904",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +230,9 @@ def test_the_most_free_ports_win() -> None:
     ids=["one has a single port", "every port is used"],
 )
 def test_no_supervisor_is_skipped(ports: tuple[int, ...], slots: list[str]) -> None:
-    supervisors = [supervisor(number, range(6900, 6900 + count)) for number, count in enumerate(ports, 1)]
+    supervisors = [
+        supervisor(number, range(6900, 6900 + count)) for number, count in enumerate(ports, 1)
+    ]
     topology = fan(6, 1, workers=6)
     placement = place(supervisors, topology)
     assert sorted(tasks_by_slot(placement)) == slots
@@ -183,7 +252,11 @@ def test_reserved_slots_stay_free() -> None:
 def test_enough_slots_beside_the_reserve_are_used() -> None:
     supervisors = [supervisor(1, [6900, 6901]), supervisor(2, [6900, 6901])]
     placement = place(supervisors, fan(6, 1, workers=3, reserve=1))
-    assert tasks_by_slot(placement) == {"s1:6900": [1, 5, 7], "s1:6901": [3, 6], "s2:6900": [2, 4, 8]}
+    assert tasks_by_slot(placement) == {
+        "s1:6900": [1, 5, 7],
+        "s1:6901": [3, 6],
+        "s2:6900": [2, 4, 8],
+    }
 
 
 @pytest.mark.parametrize(
@@ -210,11 +283,18 @@ def test_the_number_of_workers_and_whether_the_master_is_alone(
 @pytest.mark.parametrize(
     ("tasks", "workers", "expected"),
     [
-        (7, 2, (3, 1)), (13, 4, (3, 1)), (8, 4, (2, 0)), (11, 3, (3, 2)), (21, 9, (2, 3)), (4, 3, (1, 1)),
+        (7, 2, (3, 1)),
+        (13, 4, (3, 1)),
+        (8, 4, (2, 0)),
+        (11, 3, (3, 2)),
+        (21, 9, (2, 3)),
+        (4, 3, (1, 1)),
         (2, 3, (0, 2)),
     ],
-)  # fmt: skip
-def test_average_and_remainder_of_tasks_over_workers(tasks: int, workers: int, expected: tuple[int, int]) -> None:
+)
+def test_average_and_remainder_of_tasks_over_workers(
+    tasks: int, workers: int, expected: tuple[int, int]
+) -> None:
     assert fair_share([0] * workers, tasks) == expected
 
 
@@ -250,9 +330,10 @@ def test_even_spreads_fewer_tasks_than_slots_over_hosts_first() -> None:
 
 def test_storms_example_of_the_even_scheduler() -> None:
     supervisors = [
-        supervisor(1, [6700, 6701]), supervisor(2, [6700, 6701, 6702]),
+        supervisor(1, [6700, 6701]),
+        supervisor(2, [6700, 6701, 6702]),
         supervisor(3, [6700, 6701, 6702, 6703]),
-    ]  # fmt: skip
+    ]
     placement = place(supervisors, even(7, workers=3))
     assert tasks_by_slot(placement) == {"s1:6700": [3, 6], "s2:6700": [2, 5], "s3:6700": [1, 4, 7]}
     assert placement.reasons[1] == "dealt round robin over the slots of the even strategy"

@@ -22,7 +22,15 @@ WORD_COUNT: dict[str, Any] = {
     },
 }
 SUPERVISORS = [
-    {"id": "s1", "host": "h1", "ports": [6900, 6901], "used": [6900], "rack": "r1", "cpu": 400, "memory_mb": 4096},
+    {
+        "id": "s1",
+        "host": "h1",
+        "ports": [6900, 6901],
+        "used": [6900],
+        "rack": "r1",
+        "cpu": 400,
+        "memory_mb": 4096,
+    },
     {"id": "s2", "host": "h2", "ports": [6900, 6901]},
 ]
 
@@ -33,7 +41,11 @@ def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
 
 def plan(topology: dict[str, Any] | None = None, **document: Any) -> dict[str, Any]:
     """The outcome document of one topology."""
-    whole = {"supervisors": SUPERVISORS, "topologies": [{**WORD_COUNT, **(topology or {})}], **document}
+    whole = {
+        "supervisors": SUPERVISORS,
+        "topologies": [{**WORD_COUNT, **(topology or {})}],
+        **document,
+    }
     (result,) = plan_documents(yaml.safe_dump(whole), plan_placement)
     return result["topologies"]["wc"]
 
@@ -111,7 +123,12 @@ def test_events_old_dead_and_kept() -> None:
 
 
 def test_explicit_ids_and_the_numbering_around_them() -> None:
-    outcome = plan({"tasks": {"split": [1, 2, 8, 9]}, "bolts": {"split": {"parallelism": 4, "inputs": ["lines"]}}})
+    outcome = plan(
+        {
+            "tasks": {"split": [1, 2, 8, 9]},
+            "bolts": {"split": {"parallelism": 4, "inputs": ["lines"]}},
+        }
+    )
     assert outcome["tasks"] == {
         "1": "split", "2": "split", "3": "__acker", "4": "__topology_master", "5": "lines", "8": "split",
         "9": "split",
@@ -121,7 +138,11 @@ def test_explicit_ids_and_the_numbering_around_them() -> None:
 def test_more_tasks_than_executors_stay_together() -> None:
     bolts = {"b": {"parallelism": 2, "inputs": ["lines"], "conf": {"topology.tasks": 5}}}
     outcome = plan({"bolts": bolts, "conf": {"topology.workers": 2, "topology.acker.executors": 0}})
-    assert outcome["tasks"] == {**{str(task): "b" for task in range(1, 6)}, "6": "__topology_master", "7": "lines"}
+    assert outcome["tasks"] == {
+        **{str(task): "b" for task in range(1, 6)},
+        "6": "__topology_master",
+        "7": "lines",
+    }
     held = [worker["tasks"] for worker in outcome["workers"]]
     assert sorted(sorted(set(tasks) & {1, 2, 3, 4, 5}) for tasks in held) == [[1, 2, 3], [4, 5]]
 
@@ -143,7 +164,9 @@ def test_conf_reaches_the_planner() -> None:
         ],
     }
     bolts = {"b": {"inputs": ["lines"], "conf": {"task.on.differ.node": True}}}
-    text = yaml.safe_dump({"supervisors": SUPERVISORS, "topologies": [{**WORD_COUNT, "conf": conf, "bolts": bolts}]})
+    text = yaml.safe_dump(
+        {"supervisors": SUPERVISORS, "topologies": [{**WORD_COUNT, "conf": conf, "bolts": bolts}]}
+    )
     (topology,) = parse_plans(text)[0].topologies
     assert (topology.workers, topology.priority, topology.strategy) == (1, 3, "even")
     assert (topology.isolation, topology.reserve, topology.use_old) == (("h1",), 1, True)
@@ -156,7 +179,9 @@ def test_conf_reaches_the_planner() -> None:
 
 
 def test_local_mode_puts_every_task_into_one_worker() -> None:
-    outcome = plan(conf={"storm.cluster.mode": "local"}, supervisors=[{"id": "s1", "ports": [6900, 6901]}])
+    outcome = plan(
+        conf={"storm.cluster.mode": "local"}, supervisors=[{"id": "s1", "ports": [6900, 6901]}]
+    )
     assert [worker["tasks"] for worker in outcome["workers"]] == [[1, 2, 3, 4, 5, 6, 7]]
 
 
@@ -167,23 +192,55 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
         ({"conf": {"topology.workers": 0}}, {}, "topology.workers must be at least 1"),
         ({"conf": {"topology.scheduler.strategy": "best"}}, {}, "must be one of balanced, even"),
         ({}, {"conf": {"nimbus.seed": []}}, "did you mean 'nimbus.seeds'?"),
-        ({"evnt": "new"}, {}, "topologies[0].evnt: unknown key: use one of bolts, conf, dead, event"),
+        (
+            {"evnt": "new"},
+            {},
+            "topologies[0].evnt: unknown key: use one of bolts, conf, dead, event",
+        ),
         ({"event": "other"}, {}, "topologies[0].event: "),
         ({"name": "a b"}, {}, "may hold only letters"),
-        ({"spouts": {}, "bolts": {"b": {"inputs": ["b"]}}}, {}, "topologies[0]: topology 'wc' has no spout"),
+        (
+            {"spouts": {}, "bolts": {"b": {"inputs": ["b"]}}},
+            {},
+            "topologies[0]: topology 'wc' has no spout",
+        ),
         (
             {"bolts": {"b": {"inputs": ["lines", "lime"]}}},
             {},
             "topologies[0].bolts.b.inputs[1]: component 'lime' does not exist: did you mean 'lines'?",
         ),
-        ({"spouts": {"lines": {"inputs": ["split"]}}}, {}, "topologies[0].spouts.lines.inputs: a spout has no"),
-        ({"bolts": {"lines": {"inputs": ["lines"]}}}, {}, "topologies[0].bolts.lines: a spout has the same id"),
-        ({"spouts": {"lines": {"parallelism": 0}}, "bolts": {}}, {}, "topologies[0].spouts: the topology has no task"),
-        ({"event": "monitor", "dead": [1, 99]}, {}, "topologies[0].dead[1]: task 99 does not exist"),
+        (
+            {"spouts": {"lines": {"inputs": ["split"]}}},
+            {},
+            "topologies[0].spouts.lines.inputs: a spout has no",
+        ),
+        (
+            {"bolts": {"lines": {"inputs": ["lines"]}}},
+            {},
+            "topologies[0].bolts.lines: a spout has the same id",
+        ),
+        (
+            {"spouts": {"lines": {"parallelism": 0}}, "bolts": {}},
+            {},
+            "topologies[0].spouts: the topology has no task",
+        ),
+        (
+            {"event": "monitor", "dead": [1, 99]},
+            {},
+            "topologies[0].dead[1]: task 99 does not exist",
+        ),
         ({"event": "monitor", "unstopped": [0]}, {}, "topologies[0].unstopped[0]"),
         ({"bolts": {"__b": {"inputs": ["lines"]}}}, {}, "starts with '__'"),
-        ({"tasks": {"nobody": [1]}}, {}, "topologies[0].tasks.nobody: component 'nobody' has no tasks"),
-        ({"tasks": {"split": [1], "count": [1]}}, {}, "topologies[0].tasks.split: id 1 is given twice"),
+        (
+            {"tasks": {"nobody": [1]}},
+            {},
+            "topologies[0].tasks.nobody: component 'nobody' has no tasks",
+        ),
+        (
+            {"tasks": {"split": [1], "count": [1]}},
+            {},
+            "topologies[0].tasks.split: id 1 is given twice",
+        ),
         ({"tasks": {"split": [1]}}, {}, "parallelism 2 and 1 task ids"),
         (
             {"old": [{"node": "s1", "port": 1, "tasks": [1]}] * 2},
@@ -191,7 +248,12 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
             "topologies[0].old[1]: slot 's1:1' is listed twice",
         ),
         (
-            {"old": [{"node": "s1", "port": 1, "tasks": [1]}, {"node": "s1", "port": 2, "tasks": [2, 1]}]},
+            {
+                "old": [
+                    {"node": "s1", "port": 1, "tasks": [1]},
+                    {"node": "s1", "port": 2, "tasks": [2, 1]},
+                ]
+            },
             {},
             "topologies[0].old[1].tasks: task 1 is listed twice",
         ),
@@ -200,9 +262,17 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
             {},
             "topologies[0]: use.userdefine.assignment, worker 1: hots",
         ),
-        ({}, {"supervisors": [{"id": "s1", "ports": [1]}] * 2}, "supervisors[1].id: supervisor 's1' is listed twice"),
+        (
+            {},
+            {"supervisors": [{"id": "s1", "ports": [1]}] * 2},
+            "supervisors[1].id: supervisor 's1' is listed twice",
+        ),
         ({}, {"supervisors": [{"id": "s1", "ports": [70000]}]}, "supervisors[0].ports[0]: "),
-        ({}, {"supervisors": [*SUPERVISORS, {"id": "s3", "ports": [1, 1]}]}, "supervisors[2].ports: port 1 is listed"),
+        (
+            {},
+            {"supervisors": [*SUPERVISORS, {"id": "s3", "ports": [1, 1]}]},
+            "supervisors[2].ports: port 1 is listed",
+        ),
         (
             {},
             {"supervisors": [*SUPERVISORS, {"id": "s3", "host": "h2", "ports": [6901]}]},
@@ -213,7 +283,11 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
             {"supervisors": [{"id": "s1", "ports": [1], "used": [1, 2]}]},
             "supervisors[0].used: 2 ports are used, the supervisor has 1",
         ),
-        ({}, {"supervisors": [{"id": "s1", "ports": [1, 2], "used": [3]}]}, "supervisors[0].used[0]: port 3 is none"),
+        (
+            {},
+            {"supervisors": [{"id": "s1", "ports": [1, 2], "used": [3]}]},
+            "supervisors[0].used[0]: port 3 is none",
+        ),
         (
             {},
             {"supervisors": [{"id": "s1", "ports": [1], "prots": []}]},
@@ -221,10 +295,16 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
         ),
         ({}, {"supervisors": []}, "supervisors: there is none"),
         ({}, {"topologies": []}, "topologies: there is none"),
-        ({}, {"topologies": [WORD_COUNT, WORD_COUNT]}, "topologies[1].name: topology 'wc' is listed twice"),
+        (
+            {},
+            {"topologies": [WORD_COUNT, WORD_COUNT]},
+            "topologies[1].name: topology 'wc' is listed twice",
+        ),
     ],
 )
-def test_what_is_wrong_is_named(topology: dict[str, Any], document: dict[str, Any], expected: str) -> None:
+def test_what_is_wrong_is_named(
+    topology: dict[str, Any], document: dict[str, Any], expected: str
+) -> None:
     assert expected in refused(topology, **document)
 
 
@@ -238,7 +318,9 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 
 def test_a_wrong_document_is_found_before_any_is_planned() -> None:
     calls: list[object] = []
-    text = yaml.safe_dump_all([{"supervisors": SUPERVISORS, "topologies": [WORD_COUNT]}, {"topologies": [{}]}])
+    text = yaml.safe_dump_all(
+        [{"supervisors": SUPERVISORS, "topologies": [WORD_COUNT]}, {"topologies": [{}]}]
+    )
     with pytest.raises(InvalidRequest, match="plan, document 2"):
         plan_documents(text, lambda batch: calls.append(batch) or plan_placement(batch))
     assert calls == []

@@ -27,7 +27,9 @@ TWO = (
 
 def word_count(**more: Any) -> TopologyToPlace:
     """split 1-2, count 3-4, acker 5, topology master 6, spout 7."""
-    return small_topology(bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more)
+    return small_topology(
+        bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more
+    )
 
 
 def place(supervisors: list[SupervisorSlots], topology: TopologyToPlace) -> TopologyPlacement:
@@ -87,7 +89,10 @@ def test_user_defined_workers_and_the_backups_above_the_number_fail() -> None:
 @pytest.mark.parametrize(
     ("wanted", "named"),
     [
-        ({"user_workers": (UserWorker(host="h1", components={"split": 1}),)}, "use.userdefine.assignment"),
+        (
+            {"user_workers": (UserWorker(host="h1", components={"split": 1}),)},
+            "use.userdefine.assignment",
+        ),
         ({"differ_node": ("split",)}, "task.on.differ.node (split)"),
         ({"single_master": True}, "topology.master.single.worker"),
     ],
@@ -101,7 +106,8 @@ def test_even_refuses_what_it_cannot_keep(wanted: dict[str, Any], named: str) ->
     )
     # One that runs already is healed all the same.
     healed = place(
-        two_nodes(), word_count(strategy="even", workers=2, event="monitor", old=TWO, dead=(2, 4, 5), **wanted)
+        two_nodes(),
+        word_count(strategy="even", workers=2, event="monitor", old=TWO, dead=(2, 4, 5), **wanted),
     )
     assert healed.status == "assigned"
     assert healed.warnings == (f"the even strategy knows no {named}: ignored",)
@@ -116,7 +122,12 @@ def test_even_says_that_it_leaves_the_backup_aside() -> None:
 def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
     """Nine executors on one slot, two slots appear, then eight more."""
     nine = small_topology(
-        bolts={"b": (7, ["spout"])}, spouts={"spout": 1}, ackers=0, strategy="even", event="monitor", workers=4
+        bolts={"b": (7, ["spout"])},
+        spouts={"spout": 1},
+        ackers=0,
+        strategy="even",
+        event="monitor",
+        workers=4,
     )
     old = (PlacedWorker(node="s1", host="h1", port=6900, tasks=tuple(range(1, 10))),)
 
@@ -125,7 +136,9 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
 
     one = place([supervisor(1, [6900])], nine.model_copy(update={"workers": 1, "event": "new"}))
     first = record(one, None, 100)
-    three = place([supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine.model_copy(update={"old": old}))
+    three = place(
+        [supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine.model_copy(update={"old": old})
+    )
     assert sorted(len(worker.tasks) for worker in three.workers) == [3, 3, 3]
     second = record(three, first, 200)
     wide = [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))]
@@ -135,7 +148,9 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
     (stayed,) = [worker for worker in four.workers if len(worker.tasks) == 3]
     assert stayed.tasks in [worker.tasks for worker in three.workers]
     starts = third.start_secs()
-    assert {starts[task] for task in stayed.tasks} == {second.start_secs()[task] for task in stayed.tasks}
+    assert {starts[task] for task in stayed.tasks} == {
+        second.start_secs()[task] for task in stayed.tasks
+    }
     was, now = second.task_slots(), third.task_slots()
     moved = {task for task in now if was[task] != now[task]}
     assert len(moved) == four.moved > 0
@@ -150,7 +165,9 @@ def test_balanced_healing_without_enough_slots_leaves_the_dead_waiting_with_the_
     assert placement.error == (
         "topology 'wc' needs 2 slots, 1 is free (s1: 1): add a supervisor or set topology.workers=2"
     )
-    assert placement.unassigned == dict.fromkeys((2, 4, 5), "its topology needs more slots than are free")
+    assert placement.unassigned == dict.fromkeys(
+        (2, 4, 5), "its topology needs more slots than are free"
+    )
     later = place([supervisor(1, [6900, 6901]), supervisor(4, [6900])], topology)
     assert later.status == "assigned"
     assert later.moved == 3

@@ -24,7 +24,9 @@ from storm_rigs.placement_invariants import placement_faults
 
 def with_strategy(batch: PlacementBatch, name: str) -> PlacementBatch:
     """The batch with all topologies of one strategy."""
-    topologies = tuple(topology.model_copy(update={"strategy": name}) for topology in batch.topologies)
+    topologies = tuple(
+        topology.model_copy(update={"strategy": name}) for topology in batch.topologies
+    )
     return batch.model_copy(update={"topologies": topologies})
 
 
@@ -42,10 +44,14 @@ def test_every_strategy_keeps_the_rules(seed: int, name: str) -> None:
 def test_a_placement_applied_twice_changes_nothing(seed: int, name: str) -> None:
     batch = with_strategy(generated_batch(random.Random(seed)), name)
     for topology in batch.topologies:
-        fresh = topology.model_copy(update={"event": "new", "old": (), "dead": (), "unstopped": (), "user_workers": ()})
+        fresh = topology.model_copy(
+            update={"event": "new", "old": (), "dead": (), "unstopped": (), "user_workers": ()}
+        )
         first = plan_placement(batch.model_copy(update={"topologies": (fresh,)})).placements[0]
         for event in ("monitor", "rebalance") if first.status == "assigned" else ():
-            again = fresh.model_copy(update={"event": event, "reassign": False, "old": first.workers})
+            again = fresh.model_copy(
+                update={"event": event, "reassign": False, "old": first.workers}
+            )
             second = plan_placement(batch.model_copy(update={"topologies": (again,)})).placements[0]
             assert second.status == "unchanged", event
 
@@ -64,13 +70,21 @@ class Packed(Balanced):
             allocation.take(slot, Reason.SLOT_LOWEST_ID)
 
 
-def test_a_new_strategy_is_a_class_and_a_line_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_strategy_is_a_class_and_a_line_of_the_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(STRATEGIES, "packed", f"{__name__}:Packed")
     strategy: Strategy = strategy_of("packed")
     assert strategy.chain
-    shape: dict[str, Any] = {"bolts": {"split": (4, ["lines"])}, "spouts": {"lines": 2}, "workers": 3}
+    shape: dict[str, Any] = {
+        "bolts": {"split": (4, ["lines"])},
+        "spouts": {"lines": 2},
+        "workers": 3,
+    }
     topology = small_topology(**shape, strategy="packed")
-    batch = PlacementBatch(supervisors=tuple(supervisor(n, [6900, 6901]) for n in (1, 2, 3)), topologies=(topology,))
+    batch = PlacementBatch(
+        supervisors=tuple(supervisor(n, [6900, 6901]) for n in (1, 2, 3)), topologies=(topology,)
+    )
     result = plan_placement(batch)
     assert placement_faults(batch, result) == []
     assert [f"{worker.node}:{worker.port}" for worker in result.placements[0].workers] == [

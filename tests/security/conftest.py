@@ -44,11 +44,17 @@ def certificate(tmp_path: Path, authority: trustme.CA) -> Callable[..., dict[str
 
 
 @pytest.fixture
-def start_nimbus(tmp_path: Path, zk_conf: dict[str, object]) -> Iterator[Callable[..., SecuredNimbus]]:
+def start_nimbus(
+    tmp_path: Path, zk_conf: dict[str, object]
+) -> Iterator[Callable[..., SecuredNimbus]]:
     running: list[SecuredNimbus] = []
 
     def start(nimbus_id: str = "n1", **values: Any) -> SecuredNimbus:
-        merged = {**zk_conf, **values.pop("keys", {}), **{k.replace("__", "."): v for k, v in values.items()}}
+        merged = {
+            **zk_conf,
+            **values.pop("keys", {}),
+            **{k.replace("__", "."): v for k, v in values.items()},
+        }
         running.append(SecuredNimbus(merged, tmp_path / "home", nimbus_id))
         return running[-1]
 

@@ -25,11 +25,15 @@ SECRET = "a-secret-planted-for-tests-4711"
 
 
 async def _answer(request: Request) -> Response:
-    return PlainTextResponse(str(may_do_all(request.scope, {})), 404 if "missing" in request.url.path else 200)
+    return PlainTextResponse(
+        str(may_do_all(request.scope, {})), 404 if "missing" in request.url.path else 200
+    )
 
 
 def client_of(security: Security) -> httpx.AsyncClient:
-    app = Starlette(routes=[Route("/{path:path}", _answer, methods=["GET", "POST", "PUT", "DELETE"])])
+    app = Starlette(
+        routes=[Route("/{path:path}", _answer, methods=["GET", "POST", "PUT", "DELETE"])]
+    )
     guarded = Authentication(app, security, {}, lambda name: None)
     transport = httpx.ASGITransport(app=guarded, client=("10.1.2.3", 5))
     return httpx.AsyncClient(transport=transport, base_url="http://nimbus")
@@ -38,7 +42,9 @@ def client_of(security: Security) -> httpx.AsyncClient:
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.INFO, "storm_dagster.audit")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "storm_dagster.audit"]
+    return lambda: [
+        record.getMessage() for record in caplog.records if record.name == "storm_dagster.audit"
+    ]
 
 
 @pytest.mark.anyio
@@ -51,7 +57,9 @@ async def test_a_change_over_http_is_one_line(lines: Any) -> None:
         answer = await client.post("/v1/topologies/wc/kill?secret=x", headers=operate)
         assert answer.status_code == 200 and answer.text == "False"
         (line,) = lines()
-        assert line.startswith("user 'token ") and line.endswith("' at 10.1.2.3: POST '/v1/topologies/wc/kill': 200")
+        assert line.startswith("user 'token ") and line.endswith(
+            "' at 10.1.2.3: POST '/v1/topologies/wc/kill': 200"
+        )
 
 
 @pytest.mark.anyio
@@ -87,7 +95,9 @@ def test_a_change_over_thrift_is_one_line(lines: Any) -> None:
 @pytest.mark.anyio
 async def test_a_limited_caller_copies_no_archive_by_its_hash() -> None:
     copied: list[str] = []
-    blobs = SimpleNamespace(put_content=lambda key, sha256, terms: copied.append(key) or ("meta", 1))
+    blobs = SimpleNamespace(
+        put_content=lambda key, sha256, terms: copied.append(key) or ("meta", 1)
+    )
     conf: Any = SimpleNamespace(values={"nimbus.admins": ["ann"]})
     endpoints = BlobEndpoints.__new__(BlobEndpoints)
     endpoints._nimbus = SimpleNamespace(blobs=blobs, conf=conf)  # type: ignore[assignment]
@@ -96,7 +106,12 @@ async def test_a_limited_caller_copies_no_archive_by_its_hash() -> None:
         from storm_dagster.core.authorization import Caller
 
         state = {} if name is None else {"storm.caller": Caller(name)}
-        scope = {"type": "http", "query_string": b"sha256=" + b"a" * 64, "headers": [], "state": state}
+        scope = {
+            "type": "http",
+            "query_string": b"sha256=" + b"a" * 64,
+            "headers": [],
+            "state": state,
+        }
         await endpoints._store(Request(scope), f"of {name}", SimpleNamespace(), 1)  # type: ignore[arg-type]
 
     await put(None)

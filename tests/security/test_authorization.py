@@ -12,11 +12,20 @@ from storm_dagster.http.authentication import groups_of, operation_of
 from storm_dagster.model.errors import NotAuthorized
 
 OPERATIONS = ("list", "submit", "topology", "admin")
-LISTS = ("nimbus.admins", "nimbus.admins.groups", "nimbus.users", "nimbus.groups", "topology.users", "topology.groups")
+LISTS = (
+    "nimbus.admins",
+    "nimbus.admins.groups",
+    "nimbus.users",
+    "nimbus.groups",
+    "topology.users",
+    "topology.groups",
+)
 ANN = Caller("ann", groups=frozenset({"staff"}))
 
 
-def allowed(caller: Caller, operation: Any, conf: dict[str, Any], topology: dict[str, Any] | None) -> bool:
+def allowed(
+    caller: Caller, operation: Any, conf: dict[str, Any], topology: dict[str, Any] | None
+) -> bool:
     try:
         authorize(caller, operation, conf, topology)
     except NotAuthorized:
@@ -39,9 +48,15 @@ def test_every_combination_of_lists(absent: Any) -> None:
         user = on["nimbus.users"] or on["nimbus.groups"]
         owner = on["topology.users"] or on["topology.groups"]
         assert allowed(ANN, "admin", conf, None) == admin
-        assert allowed(ANN, "list", conf, None) == allowed(ANN, "submit", conf, None) == (admin or user)
+        assert (
+            allowed(ANN, "list", conf, None)
+            == allowed(ANN, "submit", conf, None)
+            == (admin or user)
+        )
         assert allowed(ANN, "topology", conf, conf) == (admin or owner)
-        assert allowed(ANN, "topology", conf, None) == admin, "of what does not run only administrators hear"
+        assert allowed(ANN, "topology", conf, None) == admin, (
+            "of what does not run only administrators hear"
+        )
         outsider = Caller("eve")
         assert not any(allowed(outsider, each, conf, conf) for each in OPERATIONS)
         assert all(allowed(CLUSTER, each, conf, None) for each in OPERATIONS)
@@ -77,7 +92,9 @@ def test_impersonation_needs_the_right_host_and_group() -> None:
     assert impersonate(proxy, "root", everybody, groups).name == "root"
 
 
-@pytest.mark.parametrize("user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "", "-rf", "no-such-user-here"])
+@pytest.mark.parametrize(
+    "user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "", "-rf", "no-such-user-here"]
+)
 def test_groups_are_looked_up_without_a_command(user: str) -> None:
     assert groups_of(user) == frozenset()
 

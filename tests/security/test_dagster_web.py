@@ -34,9 +34,7 @@ from storm_rigs.fuzzing import DEADLINE, MOST_GROWTH_MIB, SECS, Listener, fuzz, 
 
 SECRET = "0123456789abcdef" * 2
 SITE = "http://127.0.0.1:3000"
-MUTATION = (
-    'mutation { addDynamicPartition(partitionsDefName: "p", partitionKey: "k", repositorySelector: {}) { __typename } }'
-)
+MUTATION = 'mutation { addDynamicPartition(partitionsDefName: "p", partitionKey: "k", repositorySelector: {}) { __typename } }'
 JSON = {"Content-Type": "application/json"}
 
 
@@ -60,7 +58,9 @@ def reached() -> Reached:
     return Reached()
 
 
-def ask(reached: Reached, method: str, path: str, conf: dict[str, Any] | None = None, **how: Any) -> httpx.Response:
+def ask(
+    reached: Reached, method: str, path: str, conf: dict[str, Any] | None = None, **how: Any
+) -> httpx.Response:
     async def one() -> httpx.Response:
         app: Any = service.guard_application(reached, conf or {}, "127.0.0.1")
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=SITE) as client:
@@ -79,7 +79,10 @@ def shake(reached: Reached, conf: dict[str, Any] | None = None, **headers: str) 
     async def receive() -> Any:
         return {"type": "websocket.connect"}
 
-    raw = [(name.lower().encode(), value.encode()) for name, value in {"Host": "127.0.0.1:3000", **headers}.items()]
+    raw = [
+        (name.lower().encode(), value.encode())
+        for name, value in {"Host": "127.0.0.1:3000", **headers}.items()
+    ]
     scope = {"type": "websocket", "scheme": "ws", "path": "/graphql", "raw_path": b"/graphql"}
     scope |= {"query_string": b"", "headers": raw, "client": ("127.0.0.1", 1)}
     asyncio.run(service.guard_application(reached, conf or {}, "127.0.0.1")(scope, receive, send))  # type: ignore[arg-type]
@@ -88,7 +91,11 @@ def shake(reached: Reached, conf: dict[str, Any] | None = None, **headers: str) 
 
 CROSS = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
 ATTACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "image": ("GET", "/graphql", {"params": {"query": MUTATION}, "headers": {**CROSS, "Accept": "image/*"}}),
+    "image": (
+        "GET",
+        "/graphql",
+        {"params": {"query": MUTATION}, "headers": {**CROSS, "Accept": "image/*"}},
+    ),
     "image of an old browser": ("GET", "/graphql", {"params": {"query": MUTATION}}),
     "slash": ("GET", "/graphql/", {"params": {"query": MUTATION}}),
     "encoded path": ("GET", "/%67raphql", {"params": {"query": MUTATION}}),
@@ -96,7 +103,10 @@ ATTACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "link": (
         "GET",
         "/graphql",
-        {"params": {"query": MUTATION}, "headers": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}},
+        {
+            "params": {"query": MUTATION},
+            "headers": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+        },
     ),
     "form": ("POST", "/graphql", {"data": {"query": MUTATION}}),
     "text": (
@@ -107,25 +117,51 @@ ATTACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smuggled type": (
         "POST",
         "/graphql",
-        {"content": json.dumps({"query": MUTATION}), "headers": {"Content-Type": "text/plain; application/json"}},
+        {
+            "content": json.dumps({"query": MUTATION}),
+            "headers": {"Content-Type": "text/plain; application/json"},
+        },
     ),
     "address of a post": (
         "POST",
         "/graphql",
-        {"content": b"", "params": {"query": MUTATION}, "headers": {"Content-Type": "Application/JSON"}},
+        {
+            "content": b"",
+            "params": {"query": MUTATION},
+            "headers": {"Content-Type": "Application/JSON"},
+        },
     ),
     "no type": ("POST", "/graphql", {"content": b"", "params": {"query": MUTATION}}),
     "report": ("POST", "/report_asset_materialization/a", {"data": {"asset_key": "a"}}),
-    "origin": ("POST", "/graphql", {"json": {"query": MUTATION}, "headers": {"Origin": "https://evil.example"}}),
-    "null origin": ("POST", "/graphql", {"json": {"query": MUTATION}, "headers": {"Origin": "null"}}),
-    "other port": ("POST", "/graphql", {"json": {"query": MUTATION}, "headers": {"Origin": "http://127.0.0.1:8000"}}),
+    "origin": (
+        "POST",
+        "/graphql",
+        {"json": {"query": MUTATION}, "headers": {"Origin": "https://evil.example"}},
+    ),
+    "null origin": (
+        "POST",
+        "/graphql",
+        {"json": {"query": MUTATION}, "headers": {"Origin": "null"}},
+    ),
+    "other port": (
+        "POST",
+        "/graphql",
+        {"json": {"query": MUTATION}, "headers": {"Origin": "http://127.0.0.1:8000"}},
+    ),
     "rebinding": (
         "POST",
         "/graphql",
-        {"json": {"query": MUTATION}, "headers": {"Host": "evil.example:3000", "Origin": "http://evil.example:3000"}},
+        {
+            "json": {"query": MUTATION},
+            "headers": {"Host": "evil.example:3000", "Origin": "http://evil.example:3000"},
+        },
     ),
     "fetch": ("POST", "/graphql", {"json": {"query": MUTATION}, "headers": CROSS}),
-    "same site": ("POST", "/graphql", {"json": {"query": MUTATION}, "headers": {"Sec-Fetch-Site": "same-site"}}),
+    "same site": (
+        "POST",
+        "/graphql",
+        {"json": {"query": MUTATION}, "headers": {"Sec-Fetch-Site": "same-site"}},
+    ),
 }
 
 
@@ -138,10 +174,20 @@ def test_pages_of_other_sites_change_nothing(reached: Reached, attack: str) -> N
 
 def test_the_page_itself_and_programs_are_served(reached: Reached) -> None:
     own = {"Origin": SITE, "Sec-Fetch-Site": "same-origin"}
-    assert ask(reached, "POST", "/graphql", json={"query": "{version}"}, headers=own).status_code == 200
+    assert (
+        ask(reached, "POST", "/graphql", json={"query": "{version}"}, headers=own).status_code
+        == 200
+    )
     # As Dagster's page asks.
-    assert ask(reached, "POST", "/graphql?op=Version", json={"query": "{version}"}).status_code == 200
-    page = ask(reached, "GET", "/runs?q=x", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
+    assert (
+        ask(reached, "POST", "/graphql?op=Version", json={"query": "{version}"}).status_code == 200
+    )
+    page = ask(
+        reached,
+        "GET",
+        "/runs?q=x",
+        headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+    )
     assert page.status_code == 200
     assert page.headers["x-frame-options"] == "DENY"
     # Its own policy for scripts decides.
@@ -173,12 +219,21 @@ def test_with_a_secret_only_administrators_are_served(reached: Reached) -> None:
     tokens: tuple[Scope, ...] = ("metrics", "read", "operate")
     for scope in tokens:
         shown = {"Authorization": f"Bearer {make_token(SECRET, scope, 60)}"}
-        assert ask(reached, "POST", "/graphql", conf, json={"query": MUTATION}, headers=shown).status_code == 403
+        assert (
+            ask(
+                reached, "POST", "/graphql", conf, json={"query": MUTATION}, headers=shown
+            ).status_code
+            == 403
+        )
         assert shake(reached, conf, **shown) == "websocket.close"
         # What nimbus serves to these, or to everybody, is something else here.
         for path in ("/", "/hosts", "/topologies/x", "/metrics"):
             assert ask(reached, "GET", path, conf, headers=shown).status_code == 403
-    for method, path in (("GET", "/healthz"), ("GET", "/static/pages.css"), ("POST", "/v1/topologies/x/events")):
+    for method, path in (
+        ("GET", "/healthz"),
+        ("GET", "/static/pages.css"),
+        ("POST", "/v1/topologies/x/events"),
+    ):
         assert ask(reached, method, path, conf, json={}).status_code == 401
     assert reached.seen == []
     token = make_token(SECRET, "admin", 60)
@@ -187,7 +242,10 @@ def test_with_a_secret_only_administrators_are_served(reached: Reached) -> None:
     assert shake(reached, conf, Origin=SITE, **login) == "websocket.accept"
     assert shake(reached, conf, Origin="https://evil.example", **login) == "websocket.close"
     signed: Any = signer(SECRET, tls=False)
-    assert ask(reached, "POST", "/graphql", conf, json={"query": MUTATION}, auth=signed).status_code == 200
+    assert (
+        ask(reached, "POST", "/graphql", conf, json={"query": MUTATION}, auth=signed).status_code
+        == 200
+    )
 
 
 def test_beyond_loopback_it_needs_a_secret(tmp_path: Path) -> None:
@@ -197,7 +255,12 @@ def test_beyond_loopback_it_needs_a_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["dagster_webserver.webserver", "dagster._core.workspace.load_target", "dagster._core.workspace.context"]
+    "module",
+    [
+        "dagster_webserver.webserver",
+        "dagster._core.workspace.load_target",
+        "dagster._core.workspace.context",
+    ],
 )
 def test_another_dagster_has_no_ui_rather_than_an_open_one(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -205,18 +268,26 @@ def test_another_dagster_has_no_ui_rather_than_an_open_one(
     monkeypatch.setattr(service, "listen", lambda *_: pytest.fail("a server was started"))
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        Unavailable, match=r"The UI does not start, because the stock dagster-webserver lets everybody in"
+        Unavailable,
+        match=r"The UI does not start, because the stock dagster-webserver lets everybody in",
     ):
-        service.serve({"storm.local.hostname": "localhost"}, tmp_path / "w.yaml", None, 1, threading.Event())
+        service.serve(
+            {"storm.local.hostname": "localhost"}, tmp_path / "w.yaml", None, 1, threading.Event()
+        )
 
 
-def test_a_web_application_of_another_shape_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_web_application_of_another_shape_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "w.yaml").write_text("load_from: []\n")
     stock: Any = importlib.import_module("dagster_webserver.webserver")
     for broken in (lambda *_: None, type("Other", (), {"__init__": lambda self, *_, **__: None})):
         monkeypatch.setattr(stock, "DagsterWebserver", broken)
-        with pytest.raises(Unavailable, match="does not fit"), service.dagster_application(tmp_path / "w.yaml"):
+        with (
+            pytest.raises(Unavailable, match="does not fit"),
+            service.dagster_application(tmp_path / "w.yaml"),
+        ):
             pytest.fail("it was served")
 
 
@@ -274,7 +345,10 @@ def test_subscriptions_work_for_our_own_page_alone(site: str, closed_site: str) 
         (address, "https://evil.example"),
         (closed_site.replace("http", "ws") + "/graphql", closed_site),
     ):
-        with pytest.raises(InvalidStatus) as refused, connect(place, origin=origin, subprotocols=kind):  # type: ignore[arg-type]
+        with (
+            pytest.raises(InvalidStatus) as refused,
+            connect(place, origin=origin, subprotocols=kind),  # type: ignore[arg-type]
+        ):
             pass
         assert refused.value.response.status_code == 403
 
@@ -283,14 +357,20 @@ def test_subscriptions_work_for_our_own_page_alone(site: str, closed_site: str) 
 def test_nimbus_is_let_in_by_its_signature(closed_site: str) -> None:
     access = DagsterAccess(f"{closed_site}/graphql")
     query = {"query": "{ runsOrError(limit: 1) { __typename } }"}
-    for security, refused in ((Security(SECRET), False), (Security(), True), (Security("f" * 32), True)):
+    for security, refused in (
+        (Security(SECRET), False),
+        (Security(), True),
+        (Security("f" * 32), True),
+    ):
         transport = DagsterTransport(lambda: access, timeout=20.0, security=security)
         try:
             if refused:
                 with pytest.raises(Misconfigured, match="401"):
                     transport.post(access.url, query)
             else:
-                assert transport.post(access.url, query)["data"]["runsOrError"]["__typename"] == "Runs"
+                assert (
+                    transport.post(access.url, query)["data"]["runsOrError"]["__typename"] == "Runs"
+                )
         finally:
             transport.close()
 
@@ -301,12 +381,19 @@ def test_nimbus_is_let_in_by_its_signature(closed_site: str) -> None:
 def test_garbage_keeps_nobody_out(served: tuple[str, int], closed: tuple[str, int]) -> None:
     """As ``test_fuzzed_listeners.py`` does with the other listeners."""
     # Only who is let in can make it hold a body.
-    for (url, pid), security, largest in ((closed, Security(SECRET), 8 << 20), (served, Security(), 100_000)):
+    for (url, pid), security, largest in (
+        (closed, Security(SECRET), 8 << 20),
+        (served, Security(), 100_000),
+    ):
         with httpx.Client(base_url=url, timeout=DEADLINE, **security.client_options()) as client:
 
             def ask(client: httpx.Client = client) -> None:
-                answer = client.post("/graphql", json={"query": "{ version }"}, headers={"Connection": "close"})
-                assert answer.status_code == 200 and answer.json()["data"]["version"], answer.text[:500]
+                answer = client.post(
+                    "/graphql", json={"query": "{ version }"}, headers={"Connection": "close"}
+                )
+                assert answer.status_code == 200 and answer.json()["data"]["version"], answer.text[
+                    :500
+                ]
 
             connect = tcp(int(url.rpartition(":")[2]))
             fuzz(Listener("Dagster's web application", pid, connect, web_messages(largest), ask))
@@ -341,12 +428,18 @@ def test_another_user_of_the_machine_gets_nothing(site: str) -> None:
     )
     for prefix, answered in (("", False), ("os.setgid = os.setuid = lambda _: None; ", True)):
         told = program.replace("import os, socket, sys; ", f"import os, socket, sys; {prefix}")
-        done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", told], capture_output=True, text=True, check=False
+        )
         assert ("200 OK" in done.stdout) is answered, done
 
 
-@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_the_user_of_a_peer_is_known_until_it_closes(family: socket.AddressFamily, host: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
+def test_the_user_of_a_peer_is_known_until_it_closes(
+    family: socket.AddressFamily, host: str
+) -> None:
     try:
         listener = socket.create_server((host, 0), family=family)
     except OSError:

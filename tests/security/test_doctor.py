@@ -59,12 +59,17 @@ def dagster() -> Iterator[str]:
 
 def test_a_cluster_without_any_conf(home: Path) -> None:
     rows = found(home)
-    assert only(rows["callers"])[0] == "warning" and "every user of this machine" in only(rows["callers"])[1]
+    assert (
+        only(rows["callers"])[0] == "warning"
+        and "every user of this machine" in only(rows["callers"])[1]
+    )
     assert only(rows["workers"]) == (
         "warning",
         "WORKERS RUN AS THE DAEMONS' USER: WHOEVER MAY SUBMIT IS AN ADMINISTRATOR",
     )
-    assert {only(rows[name])[0] for name in ("TLS", "ZooKeeper", "HOME", "Spark", "Dagster")} == {"ok"}
+    assert {only(rows[name])[0] for name in ("TLS", "ZooKeeper", "HOME", "Spark", "Dagster")} == {
+        "ok"
+    }
 
 
 def test_where_the_kernel_names_no_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,20 +90,31 @@ def test_what_is_open_beyond_loopback(home: Path, dagster: str) -> None:
     for name in ("TLS", "HOME", "Spark", "Dagster"):
         assert only(rows[name])[0] == "warning", name
     assert "pw-planted" not in repr(rows) and SECRET not in repr(rows)
-    closed = found(home, spark__remote="sc://192.0.2.8:15002/;use_ssl=true", dagster__graphql__url=f"{dagster}/closed")
+    closed = found(
+        home,
+        spark__remote="sc://192.0.2.8:15002/;use_ssl=true",
+        dagster__graphql__url=f"{dagster}/closed",
+    )
     assert only(closed["Spark"])[0] == only(closed["Dagster"])[0] == "ok"
 
 
-def test_an_open_and_a_closed_zookeeper(home: Path, zk_conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_and_a_closed_zookeeper(
+    home: Path, zk_conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = {key.replace(".", "__"): value for key, value in zk_conf.items()}
     with StormClusterState.open(zk_conf, create_root=True):
         state, what = only(found(home, **conf)["ZooKeeper"])
         assert state == "warning" and "make it run code" in what
-    closed = {"storm.zookeeper.root": f"{zk_conf['storm.zookeeper.root']}-closed", "storm.secret": SECRET}
+    closed = {
+        "storm.zookeeper.root": f"{zk_conf['storm.zookeeper.root']}-closed",
+        "storm.secret": SECRET,
+    }
     with StormClusterState.open({**zk_conf, **closed}, create_root=True):
         conf |= {key.replace(".", "__"): value for key, value in closed.items()}
         assert only(found(home, **conf)["ZooKeeper"])[0] == "ok"
-        monkeypatch.setattr("storm_dagster.zk.embedded.server_status", lambda *_: b"Zookeeper version: 3.8.4-abc")
+        monkeypatch.setattr(
+            "storm_dagster.zk.embedded.server_status", lambda *_: b"Zookeeper version: 3.8.4-abc"
+        )
         assert "3.8.4" in only(found(home, **conf)["ZooKeeper"][:1])[1]
 
 

@@ -12,7 +12,14 @@ import msgspec
 import pytest
 
 from storm_dagster.model import wire
-from storm_dagster.model.wire import Frame, Request, can_travel, encode_frame, encode_request, sender_token
+from storm_dagster.model.wire import (
+    Frame,
+    Request,
+    can_travel,
+    encode_frame,
+    encode_request,
+    sender_token,
+)
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.runtime.loop import Loop
 
@@ -34,9 +41,12 @@ class Known:
         self.replies: list[bytes] = []
         self.tokens = {"friend": ("s", 1)}
         engine: Any = SimpleNamespace(
-            placement=SimpleNamespace(tokens=self.tokens), deliver=lambda frame, size: self.delivered.append(frame)
+            placement=SimpleNamespace(tokens=self.tokens),
+            deliver=lambda frame, size: self.delivered.append(frame),
         )
-        transport: Any = SimpleNamespace(reply=lambda envelope, payload: self.replies.append(payload))
+        transport: Any = SimpleNamespace(
+            reply=lambda envelope, payload: self.replies.append(payload)
+        )
         spec: Any = SimpleNamespace(token="own")
         self.loop = Loop(spec, {}, transport, SimpleNamespace(pauses=0), engine)  # type: ignore[arg-type]
 
@@ -66,7 +76,9 @@ def test_an_unknown_senders_frame_is_not_decoded() -> None:
 def test_what_is_held_of_unknown_senders_is_bounded_in_all() -> None:
     known = Known()
     for _ in range(40):
-        known.loop._on_message([b"id", encode_frame(Frame("outsider", [(1, 2, "s", [(0, 0, [[bytes(MIB // 4)]])])]))])
+        known.loop._on_message(
+            [b"id", encode_frame(Frame("outsider", [(1, 2, "s", [(0, 0, [[bytes(MIB // 4)]])])]))]
+        )
     assert known.loop._held_bytes <= 4 * MIB and known.loop.unknown_frames >= 24
     known.tokens["outsider"] = ("s", 2)
     known.loop._retry_held()
@@ -80,7 +92,8 @@ def test_the_token_is_read_as_the_decoder_reads_it(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\x90", b"\x91", b"\x91\xd9", b"\xdc\x00", b"\xc1", b"\x91\xc0", b"\x91\xa2\xff\xff"]
+    "raw",
+    [b"", b"\x90", b"\x91", b"\x91\xd9", b"\xdc\x00", b"\xc1", b"\x91\xc0", b"\x91\xa2\xff\xff"],
 )
 def test_garbage_has_no_token(raw: bytes) -> None:
     known = Known()
@@ -142,7 +155,9 @@ def test_a_tuple_that_no_worker_takes_fails_where_it_is_sent() -> None:
     "make",
     [
         lambda: encode_request(Request("ping", "other")),
-        lambda: b'{"token":"other","levels":{' + b",".join(b'"%d":{}' % n for n in range(9_000)) + b"}}",
+        lambda: (
+            b'{"token":"other","levels":{' + b",".join(b'"%d":{}' % n for n in range(9_000)) + b"}}"
+        ),
         lambda: b'{"token":"own","op":"state","state":{"task":1,"keys":' + b"[" * 500_000,
         lambda: b'{"token":"own","op":"ping"' + b" " * (2 * MIB) + b"}",
     ],

@@ -29,8 +29,23 @@ from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.fuzz_messages import batch_messages, http_messages, launcher_messages, thrift_messages, worker_messages
-from storm_rigs.fuzzing import DEADLINE, SEARCHING, SECS, Listener, fuzz, listening_process, tcp, within
+from storm_rigs.fuzz_messages import (
+    batch_messages,
+    http_messages,
+    launcher_messages,
+    thrift_messages,
+    worker_messages,
+)
+from storm_rigs.fuzzing import (
+    DEADLINE,
+    SEARCHING,
+    SECS,
+    Listener,
+    fuzz,
+    listening_process,
+    tcp,
+    within,
+)
 from storm_rigs.thrift_calls import encode_call
 from storm_rigs.worker_rig import WorkerRig, free_port
 
@@ -114,7 +129,17 @@ def nimbus(zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory) -> I
         "nimbus.thrift.port": 0,
     }
     pairs = [part for key, value in conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "storm_dagster", "nimbus", "--home", str(home), "--id", "n1", *pairs]
+    command = [
+        sys.executable,
+        "-m",
+        "storm_dagster",
+        "nimbus",
+        "--home",
+        str(home),
+        "--id",
+        "n1",
+        *pairs,
+    ]
     with (home / "out").open("wb") as out:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
@@ -168,26 +193,33 @@ def test_log_pages_of_a_supervisor(tmp_path: Path) -> None:
 
         def message(draw: Any) -> bytes:
             raw = http_messages(paths)(draw) if draw.random() < 0.3 else well_known(draw)
-            return raw.replace(b"file=", b"file=workers%2Fwc-1-1700000000%2F6900%2Fworker.log&file=", 1)
+            return raw.replace(
+                b"file=", b"file=workers%2Fwc-1-1700000000%2F6900%2Fworker.log&file=", 1
+            )
 
         ask = http_asker(url, page)
         fuzz(Listener("log pages", child.pid, tcp(int(url.rpartition(":")[2])), message, ask))
 
 
 @pytest.mark.zookeeper
-def test_the_socket_of_a_worker(tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, Any]) -> None:
+def test_the_socket_of_a_worker(
+    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, Any]
+) -> None:
     builder = TopologyBuilder("wc")
     builder.set_spout("lines", "rig_code:Lines", outputs=["line"])
     builder.set_bolt("split", "rig_code:Split", inputs={"lines": Grouping.SHUFFLE})
     kinds: Any = {"split": "1", "__acker": "2", "__topology_master": "3", "lines": "4"}
     table = TaskTable(
         components={
-            name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=ids) for name, ids in kinds.items()
+            name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=ids)
+            for name, ids in kinds.items()
         }
     )
     # A worker whose session has ended answers nobody: on a busy machine that would not be the attack.
     zk_conf = {**zk_conf, "storm.zookeeper.session.timeout": 20_000}
-    rig = WorkerRig(tmp_path, zk_cluster, zk_conf, builder.build(), table, code={"rig_code.py": WORDS})
+    rig = WorkerRig(
+        tmp_path, zk_cluster, zk_conf, builder.build(), table, code={"rig_code.py": WORDS}
+    )
     port = free_port()
     try:
         rig.assign({("s1", port): "1-4"})
@@ -236,10 +268,25 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
     code.mkdir()
     (code / "fuzzed_location.py").write_text(LOCATION)
     env = {**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster"), "STORM_DAGSTER_HOME": str(home)}
-    command = [sys.executable, "-m", "storm_dagster", "warm-runs", "--home", str(home), "--module", "fuzzed_location"]
+    command = [
+        sys.executable,
+        "-m",
+        "storm_dagster",
+        "warm-runs",
+        "--home",
+        str(home),
+        "--module",
+        "fuzzed_location",
+    ]
     with (tmp_path / "out").open("wb") as out:
         warm = subprocess.Popen(
-            command, cwd=code, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command,
+            cwd=code,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
 
     def connect() -> socket.socket:
@@ -251,7 +298,12 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
 
     def ask() -> None:
         # Where its queue is full, it says so at once.
-        peer = eventually(lambda: LineConnection.connect(home, DEADLINE), DEADLINE, "room", ignore=(BlockingIOError,))
+        peer = eventually(
+            lambda: LineConnection.connect(home, DEADLINE),
+            DEADLINE,
+            "room",
+            ignore=(BlockingIOError,),
+        )
         try:
             peer.send({"module": "another"})
             answer = peer.receive(DEADLINE)
@@ -270,7 +322,17 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
         forks = psutil.Process(warm.pid)
         # Only this user gets there, and a launcher that is not answered starts its run the stock way. Each connection
         # has a process, which does not outlive it for long.
-        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8, pause=0.3 if SEARCHING else 1.5))
+        fuzz(
+            Listener(
+                "warm runs",
+                warm.pid,
+                connect,
+                launcher_messages,
+                ask,
+                held=8,
+                pause=0.3 if SEARCHING else 1.5,
+            )
+        )
         eventually(lambda: not forks.children(), 60, "the end of the forks")
     finally:
         warm.terminate()

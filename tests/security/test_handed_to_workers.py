@@ -21,8 +21,19 @@ ENVIRONMENT = (
         "PGPASSWORD",
         "PGUSER",
     ),
-    *("PGPASSFILE", "PGSERVICEFILE", "DATABASE_URL", "DAGSTER_CLOUD_API_TOKEN", "DAGSTER_CLOUD_AGENT_TOKEN"),
-    *("AWS_SECRET_ACCESS_KEY", "SPARK_CONNECT_AUTHENTICATE_TOKEN", "STORM_DAGSTER_SECRET", "SSH_AUTH_SOCK"),
+    *(
+        "PGPASSFILE",
+        "PGSERVICEFILE",
+        "DATABASE_URL",
+        "DAGSTER_CLOUD_API_TOKEN",
+        "DAGSTER_CLOUD_AGENT_TOKEN",
+    ),
+    *(
+        "AWS_SECRET_ACCESS_KEY",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN",
+        "STORM_DAGSTER_SECRET",
+        "SSH_AUTH_SOCK",
+    ),
 )
 GRAPHQL = {
     "dagster.graphql.url": "https://planted-user:planted-password@dagster.example/graphql?planted-query",
@@ -31,7 +42,9 @@ GRAPHQL = {
 }
 
 
-def test_no_credentials_of_dagster_reach_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_of_dagster_reach_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, f"planted-{name}")
     python, code = tmp_path / "python", tmp_path / "code"
@@ -48,8 +61,13 @@ def test_no_credentials_of_dagster_reach_a_worker(tmp_path: Path, monkeypatch: p
     assert launched.process.child is not None and launched.process.child.wait(30) == 0
     (folder,) = (tmp_path / "workers").iterdir()
     written = {file.name: file.read_text() for file in folder.rglob("*") if file.is_file()}
-    assert written.keys() >= {"environment", "command", "SPEC.json"} and "PATH=" in written["environment"]
+    assert (
+        written.keys() >= {"environment", "command", "SPEC.json"}
+        and "PATH=" in written["environment"]
+    )
     found = [
-        (name, text[max(0, text.find("planted") - 60) :][:100]) for name, text in written.items() if "planted" in text
+        (name, text[max(0, text.find("planted") - 60) :][:100])
+        for name, text in written.items()
+        if "planted" in text
     ]
     assert not found

@@ -22,7 +22,14 @@ from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.model.security import Security
-from storm_dagster.model.signing import RequestHead, Scope, about_content, body_hash, make_token, sign
+from storm_dagster.model.signing import (
+    RequestHead,
+    Scope,
+    about_content,
+    body_hash,
+    make_token,
+    sign,
+)
 from storm_dagster.supervisor.log_service import LogService
 from storm_rigs.secured_nimbus import SecuredNimbus
 
@@ -51,14 +58,18 @@ def test_with_a_secret_only_who_shows_it_is_served(
                 refused = outsider.request(method, path, headers=header)
                 assert refused.status_code == 401, (method, path, header)
                 assert refused.json()["error"]["type"] == "NotAuthenticated"
-                assert refused.headers["WWW-Authenticate"] == "Bearer" and SECRET not in refused.text
+                assert (
+                    refused.headers["WWW-Authenticate"] == "Bearer" and SECRET not in refused.text
+                )
             assert friend.request(method, path).status_code != 401
         token = make_token(SECRET, "read", 60)
         assert outsider.get("/v1/topologies", auth=("anybody", token)).status_code == 200
         with pytest.raises(NotAuthenticated), NimbusBlobClient(first.url) as blobs:
             blobs.put("k", b"x")
         security = Security(SECRET)
-        with NimbusBlobClient(first.url, min_replication=2, security=security, deadline_secs=40) as blobs:
+        with NimbusBlobClient(
+            first.url, min_replication=2, security=security, deadline_secs=40
+        ) as blobs:
             assert blobs.put("k", b"content").size == 7, "nimbuses prove themselves to each other"
         with NimbusClient([second.url], security=security) as client:
             assert client.get("/v1/topologies")["topologies"] == []
@@ -69,7 +80,9 @@ def test_with_a_secret_only_who_shows_it_is_served(
 
 
 def test_a_supervisors_logs_need_a_proof(tmp_path: Path) -> None:
-    service = LogService(load_cluster_conf(None, {"storm.secret": SECRET, "supervisor.http.port": 0}), tmp_path, "s1")
+    service = LogService(
+        load_cluster_conf(None, {"storm.secret": SECRET, "supervisor.http.port": 0}), tmp_path, "s1"
+    )
     service.start(lambda: ())
     try:
         options = {"base_url": service.url, "timeout": 20}
@@ -78,7 +91,11 @@ def test_a_supervisors_logs_need_a_proof(tmp_path: Path) -> None:
             httpx.Client(**options, **Security(SECRET).client_options()) as friend,
         ):
             assert outsider.get("/healthz").json()["status"] == "ok"
-            for method, path in (("GET", "/v1/workers"), ("POST", "/v1/workers/1/restart"), ("GET", "/no/such/path")):
+            for method, path in (
+                ("GET", "/v1/workers"),
+                ("POST", "/v1/workers/1/restart"),
+                ("GET", "/no/such/path"),
+            ):
                 assert outsider.request(method, path).status_code == 401
                 assert friend.request(method, path).status_code != 401
             assert friend.get("/v1/workers").json() == {"workers": []}
@@ -105,23 +122,36 @@ def test_a_token_opens_what_its_scope_names(start_nimbus: Callable[..., SecuredN
                     assert (status == 403) == (place >= opened), (scope, method, path, status)
 
 
-def test_a_changed_body_is_refused_before_anything_is_done(start_nimbus: Callable[..., SecuredNimbus]) -> None:
+def test_a_changed_body_is_refused_before_anything_is_done(
+    start_nimbus: Callable[..., SecuredNimbus],
+) -> None:
     nimbus = start_nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as client, nimbus.client() as friend:
         signed = RequestHead("POST", httpx.URL(nimbus.url).netloc.decode(), "/v1/blacklist")
-        for body, content in ((b'{"add": ["a"]}', b'{"add": ["evil"]}'), (b"", b'{"add": ["evil"]}')):
+        for body, content in (
+            (b'{"add": ["a"]}', b'{"add": ["evil"]}'),
+            (b"", b'{"add": ["evil"]}'),
+        ):
             header = sign(SECRET, signed, body_hash(body))
-            refused = client.post("/v1/blacklist", content=content, headers={"Authorization": header})
+            refused = client.post(
+                "/v1/blacklist", content=content, headers={"Authorization": header}
+            )
             assert refused.status_code == 401, refused.text
         assert friend.get("/v1/blacklist").json() == {"hosts": []}
 
 
-def test_a_changed_upload_is_refused_and_nothing_is_stored(start_nimbus: Callable[..., SecuredNimbus]) -> None:
+def test_a_changed_upload_is_refused_and_nothing_is_stored(
+    start_nimbus: Callable[..., SecuredNimbus],
+) -> None:
     nimbus = start_nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as client, nimbus.client() as friend:
         about = about_content([("X-Content-SHA256", body_hash(b"good"))])
         signed = RequestHead("PUT", httpx.URL(nimbus.url).netloc.decode(), "/v1/blobs/k", about)
-        for announced, sent, status in ((b"good", b"evil", 401), (b"evil", b"evil", 401), (b"good", b"good", 201)):
+        for announced, sent, status in (
+            (b"good", b"evil", 401),
+            (b"evil", b"evil", 401),
+            (b"good", b"good", 201),
+        ):
             headers = {"Authorization": sign(SECRET, signed, body_hash(b"good"))}
             headers["X-Content-SHA256"] = body_hash(announced)
             assert friend.get("/v1/blobs/k").status_code == 404
@@ -133,7 +163,10 @@ def test_a_changed_upload_is_refused_and_nothing_is_stored(start_nimbus: Callabl
 def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Callable[..., SecuredNimbus]) -> None:
     nimbus = start_nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as outsider, nimbus.client() as friend:
-        questions: list[dict[str, Any]] = [{"params": {"doAsUser": "ann"}}, {"headers": {"doAsUser": "ann"}}]
+        questions: list[dict[str, Any]] = [
+            {"params": {"doAsUser": "ann"}},
+            {"headers": {"doAsUser": "ann"}},
+        ]
         for where in questions:
             assert outsider.get("/v1/topologies", **where).status_code == 401
             assert friend.get("/v1/topologies", **where).status_code == 403
@@ -146,7 +179,9 @@ def shaken(nimbus: SecuredNimbus, tls: dict[str, str] | None, authority: trustme
     if tls is not None:
         context.load_cert_chain(tls["storm.tls.cert"], tls["storm.tls.key"])
     try:
-        with httpx.Client(base_url=nimbus.url, verify=context, trust_env=False, timeout=20) as client:
+        with httpx.Client(
+            base_url=nimbus.url, verify=context, trust_env=False, timeout=20
+        ) as client:
             return client.get("/v1/topologies").status_code
     except httpx.TransportError:
         return "refused"
@@ -166,7 +201,9 @@ def test_certificates_fail_closed(
     for wrong in (None, expired, certificate("daemon", by=trustme.CA())):
         assert shaken(nimbus, wrong, authority) == "refused"
     assert "a TLS client was refused" in caplog.text
-    assert {record.levelname for record in caplog.records if "TLS client" in record.getMessage()} == {"WARNING"}
+    assert {
+        record.levelname for record in caplog.records if "TLS client" in record.getMessage()
+    } == {"WARNING"}
     assert shaken(nimbus, certificate("daemon"), authority) == 200
     assert shaken(nimbus, certificate("ann"), authority) == 200
     assert shaken(nimbus, certificate("eve"), authority) == 403
@@ -191,9 +228,13 @@ class Heard:
             with link:
                 if self._target == 0:
                     return
-                answers = socket.create_connection(("127.0.0.1", self._target)) if self._target else None
+                answers = (
+                    socket.create_connection(("127.0.0.1", self._target)) if self._target else None
+                )
                 ends = [link] if answers is None else [link, answers]
-                while (ready := select.select(ends, [], [], 20)[0]) and (got := ready[0].recv(65_536)):
+                while (ready := select.select(ends, [], [], 20)[0]) and (
+                    got := ready[0].recv(65_536)
+                ):
                     self.bytes += got
                     if answers is not None:
                         (answers if ready[0] is link else link).sendall(got)
@@ -227,7 +268,11 @@ def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
             assert http.get("/healthz").status_code == 200
             assert http.get("/v1/topologies").status_code == status, security
             assert http.post("/v1/blacklist", json={"add": ["h"]}).status_code == status
-    foreign = {**certificate("daemon", by=trustme.CA()), "storm.tls.ca": authority, "storm.secret": SECRET}
+    foreign = {
+        **certificate("daemon", by=trustme.CA()),
+        "storm.tls.ca": authority,
+        "storm.secret": SECRET,
+    }
     with nimbus.client(Security.of(foreign)) as http:
         with pytest.raises(httpx.TransportError):
             http.get("/v1/topologies")
@@ -236,15 +281,24 @@ def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
 
     through, clear = Heard(nimbus.ports["http"]), Heard()
     try:
-        with httpx.Client(base_url=f"https://127.0.0.1:{through.port}", **both.client_options()) as http:
+        with httpx.Client(
+            base_url=f"https://127.0.0.1:{through.port}", **both.client_options()
+        ) as http:
             assert http.get("/v1/topologies").status_code == 200
         url = f"http://127.0.0.1:{clear.port}"
-        with pytest.raises(InvalidRequest, match="is not https"), NimbusBlobClient(url, security=both) as blobs:
+        with (
+            pytest.raises(InvalidRequest, match="is not https"),
+            NimbusBlobClient(url, security=both) as blobs,
+        ):
             blobs.put("k", b"x")
         # Who knows the cluster's authority knows that it speaks TLS, also without a certificate of his own.
         for security in (both, Security(SECRET, ca=authority)):
             with httpx.Client(base_url=url, **security.client_options()) as http:
-                for method, path in (("GET", "/v1/topologies"), ("POST", "/v1/submit"), ("GET", "/healthz")):
+                for method, path in (
+                    ("GET", "/v1/topologies"),
+                    ("POST", "/v1/submit"),
+                    ("GET", "/healthz"),
+                ):
                     with pytest.raises(InvalidRequest, match="is not https"):
                         http.request(method, path)
     finally:
@@ -273,7 +327,12 @@ def test_users_see_what_is_theirs_alone(
             return client.get(path, **how).status_code
 
     assert status("boss", "/v1/cluster") == status("ann", "/v1/topologies") == 200
-    for hidden in ("/v1/cluster", "/api/v1/supervisor?host=127.0.0.1", "/v1/blobs", "/v1/topologies/others"):
+    for hidden in (
+        "/v1/cluster",
+        "/api/v1/supervisor?host=127.0.0.1",
+        "/v1/blobs",
+        "/v1/topologies/others",
+    ):
         assert status("ann", hidden) == 403, hidden
     assert status("gateway", "/v1/topologies") == 403
     assert status("gateway", "/v1/topologies", headers={"doAsUser": "ann"}) == 200

@@ -86,7 +86,9 @@ def state_of(world: World) -> dict[str, tuple[bytes, int]]:
 def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
     with secured.world() as world, secured.user("ann") as ann:
         world.supervisor("s1")
-        billing = world.submit("billing", conf={"topology.users": ["bob"], "topology.submitter.user": "bob"})
+        billing = world.submit(
+            "billing", conf={"topology.users": ["bob"], "topology.submitter.user": "bob"}
+        )
         world.run_workers(billing)
         values: dict[str, tuple[str, ...]] = {
             "name": ("billing", billing),
@@ -109,16 +111,30 @@ def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
         for path, operations in secured.admin.get("/openapi.json").json()["paths"].items():
             names = re.findall(r"\{(\w+)\}", path)
             # Of a parameter that is new, this test must know what would be of another.
-            for given, method in product(product(*(values[name] for name in names)), {*operations, "post", "delete"}):
+            for given, method in product(
+                product(*(values[name] for name in names)), {*operations, "post", "delete"}
+            ):
                 place = path.format(**dict(zip(names, given, strict=True)))
-                what: dict[str, Any] = {"json": {}, "params": {"topoId": billing, "file": f"{billing}/6900/worker.log"}}
+                what: dict[str, Any] = {
+                    "json": {},
+                    "params": {"topoId": billing, "file": f"{billing}/6900/worker.log"},
+                }
                 for scope, token in tokens.items() if method != "get" else ():
-                    answer = secured.admin.request(method, place, headers={"Authorization": f"Bearer {token}"}, **what)
-                    assert answer.status_code in (401, 403, 405), (scope, method, place, answer.text)
+                    answer = secured.admin.request(
+                        method, place, headers={"Authorization": f"Bearer {token}"}, **what
+                    )
+                    assert answer.status_code in (401, 403, 405), (
+                        scope,
+                        method,
+                        place,
+                        answer.text,
+                    )
                 answer = ann.request(method, place, **what)
                 about = (method, place, answer.status_code, answer.text)
                 if {"name", "id"} & {*names}:
-                    assert answer.status_code == (401 if place.endswith("/events") and method == "post" else 403), about
+                    assert answer.status_code == (
+                        401 if place.endswith("/events") and method == "post" else 403
+                    ), about
                 elif answer.status_code < 400:
                     served.add((method, path))
         assert served <= {
@@ -134,7 +150,9 @@ def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
 
 
 def test_an_upload_is_of_whoever_began_it(
-    secured: Secured, start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
+    secured: Secured,
+    start_nimbus: Callable[..., SecuredNimbus],
+    certificate: Callable[..., dict[str, str]],
 ) -> None:
     with secured.user("ann") as ann, secured.user("eve") as eve:
         handle, whole = ann.post("/v1/uploads").json()["handle"], secured.upload(ann)
@@ -149,10 +167,14 @@ def test_an_upload_is_of_whoever_began_it(
         ]
         for method, path in asked:
             refused = eve.request(method, path, content=b"evil" if method == "PUT" else None)
-            assert refused.status_code == 404 and "no upload" in refused.text, (method, path, refused.text)
-        assert (stolen := eve.post("/v1/submit", json={"name": "mine", "handle": whole})).status_code == 404, (
-            stolen.text
-        )
+            assert refused.status_code == 404 and "no upload" in refused.text, (
+                method,
+                path,
+                refused.text,
+            )
+        assert (
+            stolen := eve.post("/v1/submit", json={"name": "mine", "handle": whole})
+        ).status_code == 404, stolen.text
         assert ann.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
         assert ann.post(f"/v1/uploads/{whole}/finish").status_code == 200
         assert secured.admin.get(f"/v1/uploads/{whole}/archive").content == ARCHIVE
@@ -160,7 +182,9 @@ def test_an_upload_is_of_whoever_began_it(
         assert ann.post(f"/v1/uploads/{theirs}/finish").status_code == 404
     # A leader that began none of them knows it, too.
     secured.nimbus.stop()
-    secured.nimbus = start_nimbus(keys={key: secured.nimbus.conf[key] for key in KEYS}).await_leading()
+    secured.nimbus = start_nimbus(
+        keys={key: secured.nimbus.conf[key] for key in KEYS}
+    ).await_leading()
     with secured.user("ann") as ann, secured.user("eve") as eve:
         for method, path in asked:
             refused = eve.request(method, path, content=b"evil" if method == "PUT" else None)
@@ -175,7 +199,15 @@ def test_open_uploads_of_one_user_keep_nobody_out(secured: Secured) -> None:
         handles: list[str] = []
         while (begun := ann.post("/v1/uploads")).status_code == 201:
             handles.append(begun.json()["handle"])
-        assert begun.status_code == 503 and "'ann' has" in begun.text and len(handles) == MOST_OF_A_USER
-        assert eve.post("/v1/uploads").status_code == secured.admin.post("/v1/uploads").status_code == 201
+        assert (
+            begun.status_code == 503
+            and "'ann' has" in begun.text
+            and len(handles) == MOST_OF_A_USER
+        )
+        assert (
+            eve.post("/v1/uploads").status_code
+            == secured.admin.post("/v1/uploads").status_code
+            == 201
+        )
         assert ann.delete(f"/v1/uploads/{handles[0]}").status_code == 204
         assert ann.post("/v1/uploads").status_code == 201

@@ -27,7 +27,9 @@ from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.worker.dataplane.transport import Transport, _duplicate
 
-pytestmark = pytest.mark.skipif(not can_tell_users(), reason="the kernel does not name users of connections")
+pytestmark = pytest.mark.skipif(
+    not can_tell_users(), reason="the kernel does not name users of connections"
+)
 
 _ASK = """
 import encodings.idna, os, socket, sys
@@ -92,7 +94,11 @@ def thrift() -> Iterator[Service]:
 
     def start(own_user: bool) -> int:
         listener = socket.create_server(("127.0.0.1", 0))
-        services.append(ThriftServer(lambda frame, _: b"served", listener, ServerLimits(), own_user_only=own_user))
+        services.append(
+            ThriftServer(
+                lambda frame, _: b"served", listener, ServerLimits(), own_user_only=own_user
+            )
+        )
         services[-1].start()
         return int(listener.getsockname()[1])
 
@@ -103,7 +109,9 @@ def thrift() -> Iterator[Service]:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize(("service", "sent"), [("http", _HTTP), ("thrift", _THRIFT)])
-def test_another_user_of_the_machine_is_not_served(request: pytest.FixtureRequest, service: str, sent: bytes) -> None:
+def test_another_user_of_the_machine_is_not_served(
+    request: pytest.FixtureRequest, service: str, sent: bytes
+) -> None:
     start: Service = request.getfixturevalue(service)
     other = pwd.getpwnam("nobody").pw_uid
     port = start(True)
@@ -118,14 +126,23 @@ def test_a_worker_ends_connections_of_another_user() -> None:
     transport = Transport("127.0.0.1", 0, "token", 100)
     try:
         for user, served in ((pwd.getpwnam("nobody").pw_uid, False), (0, True)):
-            command = [sys.executable, "-c", _SPEAK, str(user), str(transport.port), "1" if served else "30"]
+            command = [
+                sys.executable,
+                "-c",
+                _SPEAK,
+                str(user),
+                str(transport.port),
+                "1" if served else "30",
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
             assert (int(done.stdout) == 1) is served, f"it connected {done.stdout} times"
     finally:
         transport.close()
 
 
-def test_a_connection_that_left_before_it_was_looked_at_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_a_connection_that_left_before_it_was_looked_at_leaves_no_descriptor(
+    tmp_path: Path,
+) -> None:
     """Its number is that of a file by then; whoever comes and goes could use up all numbers of a worker."""
     with (tmp_path / "another").open("w") as another:
         before = len(os.listdir("/proc/self/fd"))
@@ -137,7 +154,9 @@ def test_a_connection_that_left_before_it_was_looked_at_leaves_no_descriptor(tmp
 
 @pytest.mark.parametrize("asked_directly", [True, False])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_both_ways_to_ask_say_the_same(host: str, asked_directly: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_to_ask_say_the_same(
+    host: str, asked_directly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if asked_directly:
         monkeypatch.setattr(peers, "_TABLES", ())
     else:
@@ -191,7 +210,9 @@ def test_where_nobody_knows_the_port_serves(monkeypatch: pytest.MonkeyPatch, htt
         can_tell_users.cache_clear()
 
 
-def test_where_nobody_knows_dev_makes_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_nobody_knows_dev_makes_a_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def plan(**given: str) -> ClusterPlan:
         conf, options = load_cluster_conf(None, given), DevOptions()
         ports = choose_ports(options, conf, tmp_path)
@@ -208,8 +229,12 @@ def test_where_nobody_knows_dev_makes_a_secret(monkeypatch: pytest.MonkeyPatch, 
         assert made.stat().st_mode & 0o777 == 0o600
         assert Security.of(first.conf).secret == made.read_text().strip()
         assert f"storm.secret.file={json.dumps(str(made))}" in first.nimbus_daemon(0).argv
-        assert first.given_conf()["storm.secret.file"] == str(made), "clients that read HOME know it"
-        assert Security.of(plan().conf).secret == Security.of(first.conf).secret, "the next start takes the same"
+        assert first.given_conf()["storm.secret.file"] == str(made), (
+            "clients that read HOME know it"
+        )
+        assert Security.of(plan().conf).secret == Security.of(first.conf).secret, (
+            "the next start takes the same"
+        )
         own = plan(**{"storm.secret": "a-secret-of-the-users-own-4711"})
         assert Security.of(own.conf).secret == "a-secret-of-the-users-own-4711"
     finally:

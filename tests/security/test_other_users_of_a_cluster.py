@@ -21,7 +21,9 @@ from storm_rigs.thrift_calls import encode_call
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user"),
-    pytest.mark.skipif(not can_tell_users(), reason="the kernel does not name users of connections"),
+    pytest.mark.skipif(
+        not can_tell_users(), reason="the kernel does not name users of connections"
+    ),
 ]
 ROOT = Path(__file__).parents[2]
 NAME = "watched"
@@ -138,7 +140,9 @@ def listening(cluster: LocalCluster) -> set[tuple[str, str, int]]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     for link in process.net_connections("tcp"):
                         # A worker is a child of its supervisor, and has a record, too.
-                        if link.status == psutil.CONN_LISTEN and (process is daemon or link.laddr.port not in found):
+                        if link.status == psutil.CONN_LISTEN and (
+                            process is daemon or link.laddr.port not in found
+                        ):
                             found[link.laddr.port] = (record.role, record.id, link.laddr.port)
     return set(found.values())
 
@@ -170,16 +174,26 @@ def test_no_port_of_it_serves_another_user(shared_cluster: LocalCluster) -> None
     answers = list(zip(calls, attempts(calls, True), strict=True))
     stayed = {port: f"{role} {id}" for role, id, port in ports & listening(cluster)}
     told = [
-        f"{stayed.get(port, 'gone')}, port {port}, {name}: {got!r} ({how})" for (name, port, _), (got, how) in answers
+        f"{stayed.get(port, 'gone')}, port {port}, {name}: {got!r} ({how})"
+        for (name, port, _), (got, how) in answers
     ]
     # Of a port that closed meanwhile neither a refusal nor an error is known. Each kind of port is among those that stayed.
     assert {name for (name, port, _), _ in answers if port in stayed} == made, told
     unsure = ("zookeeper", "spark")
-    assert not [got for (name, port, _), (got, _) in answers if got and (port in stayed or name not in unsure)], told
+    assert not [
+        got
+        for (name, port, _), (got, _) in answers
+        if got and (port in stayed or name not in unsure)
+    ], told
     # The same calls of the daemons' user are understood, so it is the user that decides.
     served = [got for got, _ in attempts([made for made in calls if made[0] == "bytes_of"], False)]
-    assert sum("HTTP/1.1 " in got for got in served) >= 5 and any("getNimbusConf" in got for got in served), served
+    assert sum("HTTP/1.1 " in got for got in served) >= 5 and any(
+        "getNimbusConf" in got for got in served
+    ), served
     after = cluster.show(NAME)
     assert after["id"] == before["id"] and after["status"] == "ACTIVE"
-    pids = [{(worker["node"], worker["port"]): worker["pid"] for worker in each["workers"]} for each in (before, after)]
+    pids = [
+        {(worker["node"], worker["port"]): worker["pid"] for worker in each["workers"]}
+        for each in (before, after)
+    ]
     assert pids[0] == pids[1], after

@@ -22,8 +22,12 @@ _CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("method", ["submitTopology", "submitTopologyWithOpts"])
-@pytest.mark.parametrize("conf", [*_CHANGES, {}, {"topology.workers": 2}, {"topology.upgrade": False}])
-def test_a_conf_that_makes_a_submission_a_change_is_authorized_as_one(method: str, conf: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "conf", [*_CHANGES, {}, {"topology.workers": 2}, {"topology.upgrade": False}]
+)
+def test_a_conf_that_makes_a_submission_a_change_is_authorized_as_one(
+    method: str, conf: dict[str, Any]
+) -> None:
     expected = "topology" if conf in _CHANGES else "submit"
     assert operation_of(method, ["billing", "place", json.dumps(conf), None]) == expected
     assert operation_of(method, ["billing", "place", "no json", None]) == "submit"
@@ -31,8 +35,15 @@ def test_a_conf_that_makes_a_submission_a_change_is_authorized_as_one(method: st
 
 def test_a_submitter_replaces_no_topology_of_another() -> None:
     conf = {"nimbus.users": ["alice", "mallory"]}
-    access = Access(Security.of({"storm.secret": "x" * 32}), conf, lambda name: _ACL, lambda user: frozenset())
-    stolen = ["billing", "place", json.dumps({"topology.hot.deploy.enable": True, "topology.users": ["mallory"]}), None]
+    access = Access(
+        Security.of({"storm.secret": "x" * 32}), conf, lambda name: _ACL, lambda user: frozenset()
+    )
+    stolen = [
+        "billing",
+        "place",
+        json.dumps({"topology.hot.deploy.enable": True, "topology.users": ["mallory"]}),
+        None,
+    ]
     access.check(ThriftPeer(user="mallory"), "submitTopology", ["own", "place", "{}", None])
     access.check(ThriftPeer(user="alice"), "submitTopology", stolen)
     with pytest.raises(NotAuthorized, match="'mallory'"):
@@ -40,8 +51,14 @@ def test_a_submitter_replaces_no_topology_of_another() -> None:
 
 
 def test_lists_of_a_topology_stay_as_they_are() -> None:
-    former = {**limited_conf("alice", {"topology.users": ["bob"]}, None), "topology.groups": ["ops"]}
-    assert former["topology.users"] == ["alice", "bob"] and former["topology.submitter.user"] == "alice"
+    former = {
+        **limited_conf("alice", {"topology.users": ["bob"]}, None),
+        "topology.groups": ["ops"],
+    }
+    assert (
+        former["topology.users"] == ["alice", "bob"]
+        and former["topology.submitter.user"] == "alice"
+    )
     for given in ({}, {"topology.users": ["bob"]}, {"topology.submitter.user": "bob"}):
         assert limited_conf("bob", given, former) == former
     for key in ("topology.users", "topology.groups"):

@@ -29,7 +29,9 @@ def test_values_at_any_depth_are_resolved(monkeypatch: pytest.MonkeyPatch, tmp_p
     }
 
 
-@pytest.mark.parametrize("value", ["${env:NOT_THERE}", "${env:}", "${file:/not/there}", "${file:/}", "${file:\0}"])
+@pytest.mark.parametrize(
+    "value", ["${env:NOT_THERE}", "${env:}", "${file:/not/there}", "${file:/}", "${file:\0}"]
+)
 def test_an_error_names_the_key(value: str) -> None:
     with pytest.raises(InvalidRequest, match=r"conf key 'db\.nested' refers to \$\{"):
         resolve_references({"db": {"nested": [value]}})
@@ -43,6 +45,12 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
 
 def test_only_workers_resolve() -> None:
     root = Path(storm_dagster.__file__).parent
-    found = subprocess.run(["grep", "-rl", "resolve_references", root], capture_output=True, text=True, check=True)
-    names = {Path(line).relative_to(root).as_posix() for line in found.stdout.split() if line.endswith(".py")}
+    found = subprocess.run(
+        ["grep", "-rl", "resolve_references", root], capture_output=True, text=True, check=True
+    )
+    names = {
+        Path(line).relative_to(root).as_posix()
+        for line in found.stdout.split()
+        if line.endswith(".py")
+    }
     assert names == {"worker/runtime/process.py"}

@@ -37,7 +37,9 @@ def defs() -> dg.Definitions:
 @pytest.mark.parametrize("key", ["storm_zookeeper", "storm_blobstore", "storm_spark"])
 def test_run_config_sets_no_field_of_a_resource(defs: dg.Definitions, key: str, field: str) -> None:
     config = {"ops": KILL, "resources": {key: {"config": {field: FIELDS[field]}}}}
-    with pytest.raises(dg.DagsterInvalidConfigError, match=f'"{field}" at path root:resources:{key}:config'):
+    with pytest.raises(
+        dg.DagsterInvalidConfigError, match=f'"{field}" at path root:resources:{key}:config'
+    ):
         dg.validate_run_config(defs.resolve_job_def("kill_topology"), config)
 
 
@@ -56,7 +58,9 @@ def test_a_resource_is_as_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
     with dg.build_resources({"storm_zookeeper": built}) as found:
         assert found.storm_zookeeper.home == "/srv/there"
         assert found.storm_zookeeper.overrides == {"nimbus.seeds": ["here:7621"]}
-    with pytest.raises(InvalidRequest, match=r"configure_at_launch: Run config .* give them to build_storm_defs"):
+    with pytest.raises(
+        InvalidRequest, match=r"configure_at_launch: Run config .* give them to build_storm_defs"
+    ):
         ZooKeeperResource.configure_at_launch()
 
 
@@ -83,7 +87,13 @@ def test_targets_of_the_project_are_found_without_being_imported(project: Path) 
 
 
 REFUSED = (
-    *("../evil.py", "link.py:Evil", "jobs/../../evil.py", "home/uploaded.py", "venv/site-packages/other.py"),
+    *(
+        "../evil.py",
+        "link.py:Evil",
+        "jobs/../../evil.py",
+        "home/uploaded.py",
+        "venv/site-packages/other.py",
+    ),
     *(
         "subprocess:getoutput",
         "os:abort",
@@ -120,13 +130,23 @@ def test_no_root_is_too_wide_by_default(project: Path, monkeypatch: pytest.Monke
         ("wc.py", {"topology.environment": {"BASH_ENV": "$(id)"}}, "topology.environment"),
     ],
 )
-def test_a_form_runs_nothing_else(project: Path, target: str, conf: dict[str, Any], named: str) -> None:
+def test_a_form_runs_nothing_else(
+    project: Path, target: str, conf: dict[str, Any], named: str
+) -> None:
     nimbus = NimbusResource(home=str(project / "home"), patience_secs=0.0)
     with pytest.raises(InvalidRequest, match=named):
         upload_of(logging.getLogger(__name__), nimbus, None, target, conf)
 
 
-_STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn")
+_STARTS = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "pty.spawn",
+)
 _heard: list[tuple[str, tuple[Any, ...]]] | None = None
 _hooked = False
 
@@ -150,7 +170,11 @@ def heard() -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
 
 def _described(project: Path, target: str) -> None:
     upload_of(
-        logging.getLogger(__name__), NimbusResource(home=str(project / "home"), patience_secs=0.0), None, target, {}
+        logging.getLogger(__name__),
+        NimbusResource(home=str(project / "home"), patience_secs=0.0),
+        None,
+        target,
+        {},
     )
 
 
@@ -162,11 +186,17 @@ def test_of_a_refused_target_nothing_is_imported_opened_or_started(
         _described(project, target)
     told = list(heard)
     assert [each for each in told if each[0] in _STARTS] == []
-    modules = {Path(target.partition(":")[0]).stem, *target.partition(":")[0].split(".")} - {"storm_dagster"}
-    assert [args[0] for event, args in told if event == "import" and {*args[0].split(".")} & modules] == []
+    modules = {Path(target.partition(":")[0]).stem, *target.partition(":")[0].split(".")} - {
+        "storm_dagster"
+    }
+    assert [
+        args[0] for event, args in told if event == "import" and {*args[0].split(".")} & modules
+    ] == []
     for event, args in told:
         where = str(args[0].co_filename if event == "exec" else args[0])
-        assert event not in ("exec", "open") or not (where.startswith(str(project.parent)) and ".py" in where), told
+        assert event not in ("exec", "open") or not (
+            where.startswith(str(project.parent)) and ".py" in where
+        ), told
 
 
 def test_a_target_of_the_project_is_run_by_a_child_alone(
@@ -178,4 +208,7 @@ def test_a_target_of_the_project_is_run_by_a_child_alone(
     ((_, (_, command, *_)),) = [each for each in told if each[0] == "subprocess.Popen"]
     assert command[1:3] == ["-m", "storm_dagster.packaging.describe"]
     assert "wc" not in {args[0] for event, args in told if event == "import"}
-    assert not any(event == "exec" and str(args[0].co_filename).startswith(str(project)) for event, args in told)
+    assert not any(
+        event == "exec" and str(args[0].co_filename).startswith(str(project))
+        for event, args in told
+    )

@@ -66,9 +66,16 @@ def test_a_second_line_of_the_file_counts_too(tmp_path: Path) -> None:
 
 def test_what_is_derived_differs_by_purpose_and_betrays_nothing() -> None:
     security = Security(SECRET)
-    made = {security.derived(purpose) for purpose in ("worker links of a-1-1", "worker links of b-2-1", "x")}
+    made = {
+        security.derived(purpose)
+        for purpose in ("worker links of a-1-1", "worker links of b-2-1", "x")
+    }
     assert len(made) == 3 and all(len(key) == 32 and SECRET.encode() not in key for key in made)
-    assert security.derived("x") == Security(SECRET).derived("x") != Security(SECRET + "1").derived("x")
+    assert (
+        security.derived("x")
+        == Security(SECRET).derived("x")
+        != Security(SECRET + "1").derived("x")
+    )
 
 
 def test_no_representation_shows_a_secret() -> None:
@@ -89,7 +96,12 @@ def test_a_shown_conf_hides_secrets_at_any_depth() -> None:
         "storm.zookeeper.port": 2181,
     }
     shown = mask(given)
-    assert shown["storm.secret"] == shown["my.db.password"] == shown["storm.zookeeper.auth.payload"] == HIDDEN
+    assert (
+        shown["storm.secret"]
+        == shown["my.db.password"]
+        == shown["storm.zookeeper.auth.payload"]
+        == HIDDEN
+    )
     assert shown["topology.environment"] == {"AWS_SECRET_ACCESS_KEY": HIDDEN, "LANG": "C"}
     assert shown["my.list"] == [{"api_token": HIDDEN, "n": 1}]
     assert (shown["topology.workers"], shown["storm.secret.file"]) == (3, "/etc/storm/secret")
@@ -97,11 +109,26 @@ def test_a_shown_conf_hides_secrets_at_any_depth() -> None:
 
 
 PLANTED: dict[str, object] = {
-    **{f"db.{name}": "planted" for name in ("password", "passwd", "pwd", "passphrase", "credential", "private.key")},
+    **{
+        f"db.{name}": "planted"
+        for name in ("password", "passwd", "pwd", "passphrase", "credential", "private.key")
+    },
     **dict.fromkeys(
-        ("PGPASSWORD", "AWS_ACCESS_KEY_ID", "apikey", "api_key", "SESSION_COOKIE", "sasl.jaas.config"), "planted"
+        (
+            "PGPASSWORD",
+            "AWS_ACCESS_KEY_ID",
+            "apikey",
+            "api_key",
+            "SESSION_COOKIE",
+            "sasl.jaas.config",
+        ),
+        "planted",
     ),
-    **{"db.password": 47114711, "db.passwords": [47114711, "planted"], "db.secret": {"value": "planted"}},
+    **{
+        "db.password": 47114711,
+        "db.passwords": [47114711, "planted"],
+        "db.secret": {"value": "planted"},
+    },
     **{"kafka.token": ("planted",), "http.authorization": {"a": ["planted"]}},
     "DATABASE_URL": "mysql://u:planted@h/db",
     "topology.spark.remote": "sc://h:15002/;token=planted;user_id=me",
@@ -143,7 +170,9 @@ def test_an_error_of_spark_does_not_tell_the_token_of_its_url(ask: Callable[[str
     assert f"://127.0.0.1:1/;token={HIDDEN};user_id=me" in str(raised.value)
 
 
-def test_an_error_that_a_worker_logs_and_records_has_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_a_worker_logs_and_records_has_no_secret(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recorded: list[tuple[Any, ...]] = []
     reporter = ErrorReporter({}, lambda *error: recorded.append(error), time.monotonic)
     try:
@@ -163,7 +192,13 @@ def test_what_is_no_secret_is_shown() -> None:
     plain = {key: "value" for key in CONF_KEYS if not is_secret_key(key)}
     assert set(CONF_KEYS) - set(plain) == SECRET_KEYS
     assert mask(plain) == plain
-    given = {"token.ttl.secs": 60, "keyboard": "qwerty", "monkey": 1, "x.enabled": True, "path": "/a:b@c?x=1"}
+    given = {
+        "token.ttl.secs": 60,
+        "keyboard": "qwerty",
+        "monkey": 1,
+        "x.enabled": True,
+        "path": "/a:b@c?x=1",
+    }
     assert mask(given) == given
 
 
@@ -182,13 +217,19 @@ def test_errors_name_the_key_and_not_the_value(tmp_path: Path, value: object) ->
 def test_the_verb_makes_tokens_of_the_secret(tmp_path: Path) -> None:
     (tmp_path / "storm.yaml").touch(mode=0o600)
     (tmp_path / "storm.yaml").write_text(f"storm.secret: {SECRET}\n")
-    made = run_cli("token", "create", "--scope", "read", "--expires", "2h", "--json", home=tmp_path).document
+    made = run_cli(
+        "token", "create", "--scope", "read", "--expires", "2h", "--json", home=tmp_path
+    ).document
     scope, _ = read_token((SECRET,), made["token"], made["expires"] - 1)
-    assert (scope, made["scope"]) == ("read", "read") and 0 <= time.time() + 7200 - made["expires"] < 600
+    assert (scope, made["scope"]) == ("read", "read") and 0 <= time.time() + 7200 - made[
+        "expires"
+    ] < 600
     with pytest.raises(NotAuthenticated, match="expired"):
         read_token((SECRET,), made["token"], made["expires"] + 1)
     with pytest.raises(InvalidRequest, match="is no time"):
-        run_cli("token", "create", "--scope", "read", "--expires", "0h", "--json", home=tmp_path).check()
+        run_cli(
+            "token", "create", "--scope", "read", "--expires", "0h", "--json", home=tmp_path
+        ).check()
     (tmp_path / "storm.yaml").write_text("{}")
     with pytest.raises(InvalidRequest, match="has no secret"):
         run_cli("token", "create", "--scope", "read", "--json", home=tmp_path).check()
@@ -234,7 +275,9 @@ def test_the_state_folder_is_not_of_another_user(tmp_path: Path) -> None:
 def test_services_beyond_loopback_need_a_setting_and_a_proof(needs: Any) -> None:
     assert check_exposure(conf(), "it", needs) == "127.0.0.1"
     proof: dict[str, object] = (
-        {"storm__zookeeper__auth__payload": "u:p"} if needs == "zookeeper auth" else {"storm__secret": SECRET}
+        {"storm__zookeeper__auth__payload": "u:p"}
+        if needs == "zookeeper auth"
+        else {"storm__secret": SECRET}
     )
     for host in ("0.0.0.0", "::"):
         for external in (False, True):
@@ -247,7 +290,9 @@ def test_services_beyond_loopback_need_a_setting_and_a_proof(needs: Any) -> None
                         check_exposure(merged, "it", needs)
 
 
-def test_tls_files_must_belong_together(tmp_path: Path, certificate: Callable[..., dict[str, str]]) -> None:
+def test_tls_files_must_belong_together(
+    tmp_path: Path, certificate: Callable[..., dict[str, str]]
+) -> None:
     tls = certificate()
     whole = Security.of(conf().with_values(tls, "t"))
     contexts = (whole.client_context(), whole.server_context())
@@ -266,12 +311,23 @@ def test_tls_files_must_belong_together(tmp_path: Path, certificate: Callable[..
 
 def test_the_spark_token_is_private_and_shown_to_the_clusters_servers_only(tmp_path: Path) -> None:
     token = spark_token(conf(), tmp_path)
-    assert spark_token(conf(), tmp_path) == token and (tmp_path / "spark.token").stat().st_mode & 0o77 == 0
+    assert (
+        spark_token(conf(), tmp_path) == token
+        and (tmp_path / "spark.token").stat().st_mode & 0o77 == 0
+    )
     shown = f";authorization=Bearer%20{token}"
     assert with_spark_token("sc://localhost:5", tmp_path) == f"sc://localhost:5/{shown}"
-    assert with_spark_token("sc://127.0.0.1:5/;session_id=a", tmp_path) == f"sc://127.0.0.1:5/;session_id=a{shown}"
+    assert (
+        with_spark_token("sc://127.0.0.1:5/;session_id=a", tmp_path)
+        == f"sc://127.0.0.1:5/;session_id=a{shown}"
+    )
     own = "sc://127.0.0.1:5/;token=mine"
-    for other in ("sc://spark.example:15002", "sc://localhost.evil:1", "sc://127.0.0.1.evil:5", own):
+    for other in (
+        "sc://spark.example:15002",
+        "sc://localhost.evil:1",
+        "sc://127.0.0.1.evil:5",
+        own,
+    ):
         assert with_spark_token(other, tmp_path) == other
     assert with_spark_token("sc://localhost:5", tmp_path / "nowhere") == "sc://localhost:5"
     derived = Security(SECRET).derived("spark connect").hex()

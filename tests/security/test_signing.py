@@ -35,21 +35,29 @@ def test_a_signature_counts_once_and_tells_nothing() -> None:
     assert SECRET not in header and verifier.check(header, TARGET, NOW + 5) == body_hash(b"{}")
     with pytest.raises(NotAuthenticated, match="seen before"):
         verifier.check(header, TARGET, NOW + 6)
-    assert verifier.check(sign(SECRET, TARGET, body_hash(b"{}"), NOW), TARGET, NOW) == body_hash(b"{}")
+    assert verifier.check(sign(SECRET, TARGET, body_hash(b"{}"), NOW), TARGET, NOW) == body_hash(
+        b"{}"
+    )
 
 
 @pytest.mark.parametrize("part", ["method", "host", "path"])
 def test_another_request_does_not_pass_with_it(part: str) -> None:
     header = sign(SECRET, TARGET, body_hash(b""), NOW)
     with pytest.raises(NotAuthenticated, match="changed on its way"):
-        Verifier((SECRET,)).check(header, dataclasses.replace(TARGET, **{part: getattr(TARGET, part) + "x"}), NOW)
+        Verifier((SECRET,)).check(
+            header, dataclasses.replace(TARGET, **{part: getattr(TARGET, part) + "x"}), NOW
+        )
 
 
 @given(st.data())
 def test_no_other_text_is_a_signature(data: st.DataObject) -> None:
     header = sign(SECRET, TARGET, body_hash(b""), NOW)
     at = data.draw(st.integers(0, len(header) - 1))
-    changed = header[:at] + data.draw(st.characters().filter(lambda one: one != header[at])) + header[at + 1 :]
+    changed = (
+        header[:at]
+        + data.draw(st.characters().filter(lambda one: one != header[at]))
+        + header[at + 1 :]
+    )
     for wrong in (changed, header[:at], data.draw(st.text())):
         with pytest.raises(NotAuthenticated):
             Verifier((SECRET,)).check(wrong, TARGET, NOW)
@@ -87,7 +95,13 @@ def test_a_token_names_its_scope_until_it_expires(scope: str) -> None:
     assert SECRET not in token and read_token((SECRET,), token, NOW + 3599)[0] == scope
     with pytest.raises(NotAuthenticated, match="expired"):
         read_token((SECRET,), token, NOW + 3601)
-    for wrong in (token.replace(scope, "admin" if scope != "admin" else "read"), token + "0", token[:-1], "", SECRET):
+    for wrong in (
+        token.replace(scope, "admin" if scope != "admin" else "read"),
+        token + "0",
+        token[:-1],
+        "",
+        SECRET,
+    ):
         with pytest.raises(NotAuthenticated):
             read_token((SECRET,), wrong, NOW)
     later = token.split(".")
@@ -110,7 +124,9 @@ def test_clients_sign_and_send_nothing_where_nothing_is_asked() -> None:
         seen.append(request)
         return httpx.Response(200)
 
-    with httpx.Client(transport=httpx.MockTransport(answer), **Security(SECRET).client_options()) as client:
+    with httpx.Client(
+        transport=httpx.MockTransport(answer), **Security(SECRET).client_options()
+    ) as client:
         client.get("http://n:1/healthz")
         client.get("http://n:1/v1/a b", params={"q": "ü&"})
         client.post("http://n:1/v1/x", json={"a": 1})
@@ -119,13 +135,19 @@ def test_clients_sign_and_send_nothing_where_nothing_is_asked() -> None:
         client.get("http://n:1/v1/z", headers={"Authorization": "Bearer own"})
         with pytest.raises(InvalidRequest, match="needs X-Content-SHA256"):
             client.put("http://n:1/v1/y", content=iter([b"1", b"2"]))
-    assert "Authorization" not in seen[0].headers and seen[4].headers["Authorization"] == "Bearer own"
+    assert (
+        "Authorization" not in seen[0].headers and seen[4].headers["Authorization"] == "Bearer own"
+    )
     for request, body in ((seen[1], b""), (seen[2], seen[2].content), (seen[3], b"12")):
         path, about = request.url.raw_path.decode(), about_content(request.headers.items())
         target = RequestHead(request.method, request.headers["Host"], path, about)
-        assert Verifier((SECRET,)).check(request.headers["Authorization"], target) == body_hash(body)
+        assert Verifier((SECRET,)).check(request.headers["Authorization"], target) == body_hash(
+            body
+        )
         assert SECRET not in str(request.headers)
-        changed = dataclasses.replace(target, about=about.replace("7", "8") + "x-content-by-hash: true")
+        changed = dataclasses.replace(
+            target, about=about.replace("7", "8") + "x-content-by-hash: true"
+        )
         with pytest.raises(NotAuthenticated, match="was changed on its way"):
             Verifier((SECRET,)).check(request.headers["Authorization"], changed)
 

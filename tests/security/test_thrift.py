@@ -76,7 +76,9 @@ def test_a_certificate_names_its_user(
         for call in (mallory.getClusterInfo, mallory.getLeader, mallory.beginFileUpload):
             with pytest.raises(refusal, match="'mallory'"):
                 call()
-    audited = [record.getMessage() for record in caplog.records if record.name == "storm_dagster.audit"]
+    audited = [
+        record.getMessage() for record in caplog.records if record.name == "storm_dagster.audit"
+    ]
     assert any("getNimbusConf of alice" in line for line in audited)
     assert any("getLeader of mallory" in line for line in audited)
 
@@ -84,18 +86,25 @@ def test_a_certificate_names_its_user(
 def test_an_upload_is_of_whoever_began_it(
     start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
 ) -> None:
-    nimbus = start_nimbus(keys=certificate("daemon"), nimbus__admins=["daemon"], nimbus__users=["ann", "eve"])
+    nimbus = start_nimbus(
+        keys=certificate("daemon"), nimbus__admins=["daemon"], nimbus__users=["ann", "eve"]
+    )
     nimbus.await_leading()
     idl = load_idl()
     shell = idl.ComponentObject(shell=idl.ShellComponent(execution_command="python", script="s.py"))
-    common = idl.ComponentCommon(inputs={}, streams={"default": idl.StreamInfo(output_fields=["word"], direct=False)})
+    common = idl.ComponentCommon(
+        inputs={}, streams={"default": idl.StreamInfo(output_fields=["word"], direct=False)}
+    )
     spouts = {"s": idl.SpoutSpec(spout_object=shell, common=common)}
     topology = idl.StormTopology(spouts=spouts, bolts={}, state_spouts={})
     with calling(nimbus, certificate("ann")) as ann, calling(nimbus, certificate("eve")) as eve:
         location, whole = ann.beginFileUpload(), ann.beginFileUpload()
         ann.uploadChunk(whole, pack_archive("code"))
         ann.finishFileUpload(whole)
-        for call in (lambda: eve.uploadChunk(location, b"evil"), lambda: eve.finishFileUpload(location)):
+        for call in (
+            lambda: eve.uploadChunk(location, b"evil"),
+            lambda: eve.finishFileUpload(location),
+        ):
             with pytest.raises(TApplicationException, match="no file upload"):
                 call()
         with pytest.raises(idl.InvalidTopologyException, match="no uploaded archive"):
@@ -131,11 +140,18 @@ def test_without_a_certificate_of_the_authority_there_is_no_conversation(
     assert is_served(nimbus, daemon)
 
 
-def test_a_secret_alone_closes_the_port_to_everybody(start_nimbus: Callable[..., SecuredNimbus]) -> None:
+def test_a_secret_alone_closes_the_port_to_everybody(
+    start_nimbus: Callable[..., SecuredNimbus],
+) -> None:
     nimbus = start_nimbus(storm__secret="a-secret-planted-for-tests-4711")
     nimbus.await_leading()
     with calling(nimbus, None) as client:
-        for call in (client.getLeader, client.getClusterInfo, client.beginFileUpload, client.getNimbusConf):
+        for call in (
+            client.getLeader,
+            client.getClusterInfo,
+            client.beginFileUpload,
+            client.getNimbusConf,
+        ):
             with pytest.raises(load_idl().AuthorizationException, match="carry no secret"):
                 call()
         with pytest.raises(TApplicationException, match="NotAuthenticated"):

@@ -49,7 +49,9 @@ def test_keys_differ_by_topology_and_need_a_secret() -> None:
     assert KEY != OTHER and len(KEY) == 64 and link_key_of(Security(), "wc-1-1") == ""
 
 
-def test_workers_of_one_topology_understand_each_other(transports: Callable[[str], Transport]) -> None:
+def test_workers_of_one_topology_understand_each_other(
+    transports: Callable[[str], Transport],
+) -> None:
     sender, receiver = transports(KEY), transports(KEY)
     linked(sender, receiver)
     frames = eventually(lambda: arrived(sender, receiver), 20, "a frame over CURVE")
@@ -57,11 +59,16 @@ def test_workers_of_one_topology_understand_each_other(transports: Callable[[str
 
 
 @pytest.mark.parametrize("key", ["", KEY])
-def test_the_protocol_before_3_0_is_refused(transports: Callable[[str], Transport], key: str) -> None:
+def test_the_protocol_before_3_0_is_refused(
+    transports: Callable[[str], Transport], key: str
+) -> None:
     """ZeroMQ loses memory with each connection that speaks it."""
     receiver, friend = transports(key), transports(key)
     identity, message = bytes([2, 0]) + b"x", bytes([6, 0]) + b"hello"
-    with socket.create_connection(("127.0.0.1", receiver.port), timeout=20) as link, suppress(ConnectionError):
+    with (
+        socket.create_connection(("127.0.0.1", receiver.port), timeout=20) as link,
+        suppress(ConnectionError),
+    ):
         link.sendall(identity + message)
         while link.recv(1000):
             pass  # Our own greeting.
@@ -124,7 +131,9 @@ def test_nothing_legible_travels(transports: Callable[[str], Transport]) -> None
     with socket.create_server(("127.0.0.1", 0)) as tap:
         tap.settimeout(20)
         sender.set_peers({("s", 1): f"127.0.0.1:{tap.getsockname()[1]}"}, [("s", 1)])
-        sender.peers["s", 1].backlog.append(encode_frame(Frame("plain-token", [(1, 2, "s", [(0, 0, [["v"]])])])))
+        sender.peers["s", 1].backlog.append(
+            encode_frame(Frame("plain-token", [(1, 2, "s", [(0, 0, [["v"]])])]))
+        )
         link, _ = tap.accept()
         with link, socket.create_connection(("127.0.0.1", receiver.port)) as onward:
             stop = threading.Event()
@@ -143,11 +152,16 @@ def test_nothing_legible_travels(transports: Callable[[str], Transport]) -> None
                     seen.extend(chunk)
                     sink.sendall(chunk)
 
-            pumps = [threading.Thread(target=pump, args=pair) for pair in ((link, onward), (onward, link))]
+            pumps = [
+                threading.Thread(target=pump, args=pair)
+                for pair in ((link, onward), (onward, link))
+            ]
             for each in pumps:
                 each.start()
             try:
-                frames = eventually(lambda: arrived(sender, receiver), 20, "the frame through the tap")
+                frames = eventually(
+                    lambda: arrived(sender, receiver), 20, "the frame through the tap"
+                )
             finally:
                 stop.set()
                 for each in pumps:

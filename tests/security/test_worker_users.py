@@ -28,7 +28,8 @@ from storm_dagster.testing.waiting import eventually
 
 _PYTHON = "/usr/bin/python3"
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.path.exists(_PYTHON), reason="only root runs processes of other users"
+    os.geteuid() != 0 or not os.path.exists(_PYTHON),
+    reason="only root runs processes of other users",
 )
 SECRET = "s3cret-of-the-cluster-0123456789"
 
@@ -84,7 +85,9 @@ def launch(home: Path) -> Iterator[Callable[..., LiveWorker]]:
     program.chmod(0o755)
     (home / "secret").write_text(SECRET)
     values = {"storm.secret.file": str(home / "secret"), "supervisor.run.worker.as.user": True}
-    launcher = Launcher(home, "s1", "127.0.0.1", {**default_conf(), **values, "supervisor.worker.user": "65533"})
+    launcher = Launcher(
+        home, "s1", "127.0.0.1", {**default_conf(), **values, "supervisor.worker.user": "65533"}
+    )
     started: list[LiveWorker] = []
 
     def start(topology_id: str, port: int, **conf: Any) -> LiveWorker:
@@ -94,7 +97,9 @@ def launch(home: Path) -> Iterator[Callable[..., LiveWorker]]:
         (code / "stormcode.ser").write_text("{}")
         (code / "code" / "wc.py").write_text(f"id = '{topology_id}'\n")
         (code / "stormconf.ser").write_text(json.dumps({**conf, "topology.python": str(program)}))
-        started.append(launcher.launch(port, Work(topology_id, topology_id), LocalCode(code, "0" * 64)))
+        started.append(
+            launcher.launch(port, Work(topology_id, topology_id), LocalCode(code, "0" * 64))
+        )
         return started[-1]
 
     yield start
@@ -113,7 +118,9 @@ def attack(home: Path, uid: int, orders: list[tuple[str, Any]]) -> dict[str, Any
     return json.loads((folder / "orders.done").read_text())
 
 
-def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Callable[..., LiveWorker]) -> None:
+def test_a_worker_reads_its_own_files_and_nobody_elses(
+    home: Path, launch: Callable[..., LiveWorker]
+) -> None:
     for name in ("storm.yaml", "dev.json", "spark.token"):
         (home / name).write_text("zookeeper: password")
         (home / name).chmod(0o644)  # As some tools leave them; HOME alone kept them closed.
@@ -125,12 +132,26 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Calla
     eventually(lambda: "up" in other.log_path.read_text(), what="the other worker")
     files = [path for path in sorted(home.rglob("*")) if path.is_file() and not path.is_symlink()]
     own = workers / mine.worker.id / "own"
-    foreign = [str(path) for path in files if own not in path.parents and home / "users" / "65534" not in path.parents]
-    closed = [str(path) for path in (home, workers, home / "users", home / "users" / "65533", dist, home / "logs")]
+    foreign = [
+        str(path)
+        for path in files
+        if own not in path.parents and home / "users" / "65534" not in path.parents
+    ]
+    closed = [
+        str(path)
+        for path in (home, workers, home / "users", home / "users" / "65533", dist, home / "logs")
+    ]
     closed += [str(workers / other.worker.id / "own"), str(workers / mine.worker.id)]
     codes = [str(path) for path in (own / "a-1-1").rglob("*") if path.is_file()]
     orders = [
-        *(("read", path) for path in [*foreign, f"/proc/{other.process.pid}/environ", f"/proc/{os.getpid()}/environ"]),
+        *(
+            ("read", path)
+            for path in [
+                *foreign,
+                f"/proc/{other.process.pid}/environ",
+                f"/proc/{os.getpid()}/environ",
+            ]
+        ),
         *(("listed", path) for path in closed),
         *(("written", path) for path in [*foreign, *codes]),
         *(("killed", pid) for pid in (other.process.pid, os.getpid())),
@@ -147,7 +168,9 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Calla
     assert make_private(home).stat().st_mode & 0o777 == 0o711
 
 
-def test_a_worker_with_a_former_secret_starts_again(home: Path, launch: Callable[..., LiveWorker]) -> None:
+def test_a_worker_with_a_former_secret_starts_again(
+    home: Path, launch: Callable[..., LiveWorker]
+) -> None:
     launch("a-1-1", 6900)
     conf = {**default_conf(), "storm.secret.file": str(home / "secret")}
     new = "of-the-cluster-from-now-on-4711"
@@ -164,17 +187,36 @@ def test_the_next_supervisor_finds_them_and_believes_its_own_spec(
     mine = launch("a-1-1", 6900, **{"topology.submitter.user": "nobody"})
     eventually(lambda: "up" in mine.log_path.read_text(), what="the worker")
     own = home / "workers" / mine.worker.id / "own" / "SPEC.json"
-    own.write_text(json.dumps({**json.loads(own.read_text()), "port": 6999, "log_path": "/etc/passwd"}))
+    own.write_text(
+        json.dumps({**json.loads(own.read_text()), "port": 6999, "log_path": "/etc/passwd"})
+    )
     # Another user's process with the command line of that worker.
-    line = [_PYTHON, "-S", "-c", "import time; time.sleep(600)", "-m", "storm_dagster.worker", str(own)]
-    forged = subprocess.Popen(line, user=65532, group=65532, extra_groups=(), cwd="/", start_new_session=True)
+    line = [
+        _PYTHON,
+        "-S",
+        "-c",
+        "import time; time.sleep(600)",
+        "-m",
+        "storm_dagster.worker",
+        str(own),
+    ]
+    forged = subprocess.Popen(
+        line, user=65532, group=65532, extra_groups=(), cwd="/", start_new_session=True
+    )
     try:
-        eventually(lambda: forged.pid in {each.pid for each, _ in worker_processes()}, what="the forged worker")
+        eventually(
+            lambda: forged.pid in {each.pid for each, _ in worker_processes()},
+            what="the forged worker",
+        )
         (found,) = find_workers(home, "s1", default_conf())
     finally:
         forged.kill()
         forged.wait()
-    assert (found.process.pid, found.port, found.log_path) == (mine.process.pid, 6900, mine.log_path)
+    assert (found.process.pid, found.port, found.log_path) == (
+        mine.process.pid,
+        6900,
+        mine.log_path,
+    )
     assert found.heartbeat_path == mine.heartbeat_path
     started = boot_clock()
     mine.heartbeat_path.unlink(missing_ok=True)
@@ -196,8 +238,14 @@ def test_the_next_supervisor_finds_them_and_believes_its_own_spec(
         (None, "root", "no user of this host"),
     ],
 )
-def test_nobody_runs_as_root_or_as_a_service(submitter: str | None, configured: str | None, says: str) -> None:
-    conf = {**default_conf(), "supervisor.run.worker.as.user": True, "supervisor.worker.user": configured}
+def test_nobody_runs_as_root_or_as_a_service(
+    submitter: str | None, configured: str | None, says: str
+) -> None:
+    conf = {
+        **default_conf(),
+        "supervisor.run.worker.as.user": True,
+        "supervisor.worker.user": configured,
+    }
     with pytest.raises(InvalidTopology, match=says):
         worker_user(conf, {"topology.submitter.user": submitter})
     assert worker_user(default_conf(), {"topology.submitter.user": submitter}) is None
@@ -206,7 +254,11 @@ def test_nobody_runs_as_root_or_as_a_service(submitter: str | None, configured: 
 def test_a_user_that_is_named_by_its_number_has_its_own_group() -> None:
     conf = {**default_conf(), "supervisor.run.worker.as.user": True}
     known = next(each for each in pwd.getpwall() if each.pw_uid and each.pw_gid != each.pw_uid)
-    unknown = next(number for number in range(60_000, 0, -1) if number not in {each.pw_uid for each in pwd.getpwall()})
+    unknown = next(
+        number
+        for number in range(60_000, 0, -1)
+        if number not in {each.pw_uid for each in pwd.getpwall()}
+    )
     for number, group in ((known.pw_uid, known.pw_gid), (unknown, unknown)):
         user = worker_user({**conf, "supervisor.worker.user": str(number)}, {})
         assert user is not None and (user.uid, user.gid) == (number, group)

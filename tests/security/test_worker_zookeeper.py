@@ -63,7 +63,14 @@ NODE = WorkerNode(pid=1, token="t", version=0, tasks="1-4", started_ms=1, status
 def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> None:
     """What a submission writes."""
     base = StormBase.model_validate(
-        {"name": "wc", "launch_time_secs": 1, "status": "ACTIVE", "workers": 1, "executors": {}, "token": "t"}
+        {
+            "name": "wc",
+            "launch_time_secs": 1,
+            "status": "ACTIVE",
+            "workers": 1,
+            "executors": {},
+            "token": "t",
+        }
     )
     assignment = Assignment(
         topology_id=topology_id,
@@ -75,7 +82,9 @@ def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> N
     )
     for path, data in {
         paths.tasks(topology_id): encode_record(TABLE),
-        paths.taskbeats(topology_id): encode_record(TaskBeats(topology_id=topology_id, topology_master=4)),
+        paths.taskbeats(topology_id): encode_record(
+            TaskBeats(topology_id=topology_id, topology_master=4)
+        ),
         paths.task_errors(topology_id): b"",
         paths.metrics(topology_id): b"",
         paths.workers(topology_id): b"",
@@ -95,7 +104,9 @@ def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> N
 def cluster(zk_conf: dict[str, Any]) -> Iterator[StormClusterState]:
     """A cluster with a secret and two topologies."""
     with StormClusterState.open({**zk_conf, "storm.secret": SECRET}, create_root=True) as cluster:
-        cluster.state.set_data(paths.EPOCH, encode_record(EpochRecord(leader="h:1", http="http://h:2")))
+        cluster.state.set_data(
+            paths.EPOCH, encode_record(EpochRecord(leader="h:1", http="http://h:2"))
+        )
         publish(cluster, MINE)
         publish(cluster, OTHER)
         yield cluster
@@ -136,10 +147,14 @@ def allowed(client: KazooClient, node: str) -> str:
     return done
 
 
-def test_a_workers_user_does_what_a_worker_does(zk_conf: dict[str, Any], cluster: StormClusterState) -> None:
+def test_a_workers_user_does_what_a_worker_does(
+    zk_conf: dict[str, Any], cluster: StormClusterState
+) -> None:
     with StormClusterState.open(worker_conf(zk_conf)) as mine:
         found = mine.read_assignment(MINE)
-        assert found is not None and mine.storm_base(MINE) and mine.read_tasks(MINE) and mine.epoch()
+        assert (
+            found is not None and mine.storm_base(MINE) and mine.read_tasks(MINE) and mine.epoch()
+        )
         version = found[1].version
         mine.write_worker_node(MINE, "s1", 6900, NODE, assignment_version=version)
         changed = NODE.model_copy(update={"status": "starting"})
@@ -175,7 +190,10 @@ def test_a_workers_user_reaches_its_own_nodes_alone(
         client = KazooClient(zookeeper_server, auth_data=[("digest", line) for line in lines])
         client.start(10)
         try:
-            got = {path: allowed(client, f"{zk_conf['storm.zookeeper.root']}{path}") for path in tree(cluster)}
+            got = {
+                path: allowed(client, f"{zk_conf['storm.zookeeper.root']}{path}")
+                for path in tree(cluster)
+            }
         finally:
             client.stop()
             client.close()
@@ -205,7 +223,9 @@ def test_what_a_worker_closes_hides_nothing_of_others(
     """A node that the cluster cannot read must not keep the leader from reading the cluster."""
     lines = worker_conf(zk_conf)[PAYLOAD].split("\n")
     own = make_digest_acl("me", "p", all=True)
-    client = KazooClient(zookeeper_server, auth_data=[*(("digest", line) for line in lines), ("digest", "me:p")])
+    client = KazooClient(
+        zookeeper_server, auth_data=[*(("digest", line) for line in lines), ("digest", "me:p")]
+    )
     client.start(10)
     root = zk_conf["storm.zookeeper.root"]
     try:
@@ -216,7 +236,9 @@ def test_what_a_worker_closes_hides_nothing_of_others(
         client.stop()
         client.close()
     view = cluster.load_view()
-    assert set(view.topologies) == {OTHER} and list(view.corrupt) == [paths.worker(MINE, "s1", 6900)]
+    assert set(view.topologies) == {OTHER} and list(view.corrupt) == [
+        paths.worker(MINE, "s1", 6900)
+    ]
     assert view.held_slots == {("s1", 6900)}
     assert cluster.errors_by_component(MINE) == {}
     assert secure_root(cluster.session) == 0
@@ -234,7 +256,9 @@ def test_an_older_tree_is_opened_to_workers(zk_conf: dict[str, Any]) -> None:
         owner = [make_digest_acl(user, password, all=True)]
         for path in tree(cluster):
             node = cluster.session.full(path)
-            cluster.session.call(lambda client, node=node: client.set_acls_async(node, owner), "an ACL")
+            cluster.session.call(
+                lambda client, node=node: client.set_acls_async(node, owner), "an ACL"
+            )
     with pytest.raises(Conflict, match="zookeeper secure"):
         StormClusterState.open(conf)
     session = open_session({**default_conf(), **conf})
@@ -246,9 +270,14 @@ def test_an_older_tree_is_opened_to_workers(zk_conf: dict[str, Any]) -> None:
         assert secure_root(session) > 0 and secure_root(session) == 0
     finally:
         session.close()
-    with StormClusterState.open(conf) as cluster, StormClusterState.open(worker_conf(zk_conf)) as mine:
+    with (
+        StormClusterState.open(conf) as cluster,
+        StormClusterState.open(worker_conf(zk_conf)) as mine,
+    ):
         mine.write_worker_node(MINE, "s1", 6900, NODE, assignment_version=0)
-        mine.change_state_home(MINE, lambda now: now.model_copy(update={"marker": "m"}), assignment_version=0)
+        mine.change_state_home(
+            MINE, lambda now: now.model_copy(update={"marker": "m"}), assignment_version=0
+        )
         assert cluster.read_state_home(MINE).marker == "m"
 
 
@@ -382,7 +411,11 @@ def rig(home: Path, zk_conf: dict[str, Any], cluster: StormClusterState) -> Iter
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of other users")
 def test_code_of_a_topology_has_no_way_to_others(
-    home: Path, rig: SupervisorRig, zookeeper_server: str, zk_conf: dict[str, Any], cluster: StormClusterState
+    home: Path,
+    rig: SupervisorRig,
+    zookeeper_server: str,
+    zk_conf: dict[str, Any],
+    cluster: StormClusterState,
 ) -> None:
     builder = TopologyBuilder("wc")
     builder.set_spout("numbers", "attack:Numbers", outputs=["n"])
@@ -391,7 +424,10 @@ def test_code_of_a_topology_has_no_way_to_others(
         "PYTHONPATH": os.pathsep.join([sysconfig.get_path("purelib"), *filter(None, sys.path)]),
         "LD_LIBRARY_PATH": str(home.parent / "python" / "lib"),
     }
-    conf = {"topology.python": str(home.parent / "python" / "bin" / "python3"), "topology.environment": environment}
+    conf = {
+        "topology.python": str(home.parent / "python" / "bin" / "python3"),
+        "topology.environment": environment,
+    }
     ports = {MINE: free_port(), OTHER: free_port()}
     for topology_id, port in ports.items():
         found = cluster.read_assignment(topology_id)
@@ -413,11 +449,17 @@ def test_code_of_a_topology_has_no_way_to_others(
     assert paths.worker(OTHER, "s1", ports[OTHER]) in nodes
     own = home / "users" / "65534"
     files = [path for path in sorted(home.rglob("*")) if path.is_file() and not path.is_symlink()]
-    (mine,) = (path.parent for path in files if path.name == "SPEC.json" and path.stat().st_uid == 65534)
+    (mine,) = (
+        path.parent for path in files if path.name == "SPEC.json" and path.stat().st_uid == 65534
+    )
     foreign = [str(path) for path in files if not {mine, own} & set(path.parents)]
     assert any(SECRET in Path(path).read_text(errors="replace") for path in foreign)
     assert any(path.endswith("own/SPEC.json") for path in foreign)
-    orders = {"zookeeper": zookeeper_server, "nodes": [cluster.session.full(path) for path in nodes], "files": foreign}
+    orders = {
+        "zookeeper": zookeeper_server,
+        "nodes": [cluster.session.full(path) for path in nodes],
+        "files": foreign,
+    }
     before = {path: cluster.state.get_data(path) for path in nodes}
     (own / "orders.tmp").write_text(json.dumps(orders))
     (own / "orders.tmp").chmod(0o644)
@@ -426,9 +468,13 @@ def test_code_of_a_topology_has_no_way_to_others(
     found = json.loads((own / "found").read_text())
     assert (found["uid"], found["sum"]) == (65534, 4950)
     payload = str(zookeeper_payload({"storm.secret": SECRET}))
-    assert not [text for text in found["texts"] if SECRET in text or payload.partition(":")[2] in text]
+    assert not [
+        text for text in found["texts"] if SECRET in text or payload.partition(":")[2] in text
+    ]
     assert found["read"] == []
     assert found["done"] == [
-        ["read", cluster.session.full(path)] for path in nodes if path in (paths.CLUSTER_ID, paths.EPOCH)
+        ["read", cluster.session.full(path)]
+        for path in nodes
+        if path in (paths.CLUSTER_ID, paths.EPOCH)
     ]
     assert {path: cluster.state.get_data(path) for path in nodes} == before

@@ -29,14 +29,21 @@ def secured(zk_conf: dict[str, Any], user: str = USER) -> dict[str, Any]:
     return {**zk_conf, "storm.zookeeper.auth.payload": user}
 
 
-def test_an_outsider_neither_reads_nor_writes(zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]) -> None:
+def test_an_outsider_neither_reads_nor_writes(
+    zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]
+) -> None:
     with StormClusterState.open(secured(zk_conf), create_root=True) as mine:
         mine.state.create_node("/tasks/wc-1-1", b"table")
         mine.state.set_ephemeral_node("/workers/wc-1-1/s1-6900", b"worker")
         mine.state.transaction().create("/topology/wc-1-1", b"base").commit()
         for outsider in (zk_connect(), zk_connect(auth="storm:another-password")):
             state = ZooKeeperClusterState(outsider)
-            for path in (paths.CLUSTER_ID, "/tasks/wc-1-1", "/topology/wc-1-1", "/workers/wc-1-1/s1-6900"):
+            for path in (
+                paths.CLUSTER_ID,
+                "/tasks/wc-1-1",
+                "/topology/wc-1-1",
+                "/workers/wc-1-1/s1-6900",
+            ):
                 with pytest.raises(InvalidRequest, match="credentials"):
                     state.get_data(path)
                 with pytest.raises(InvalidRequest, match="credentials"):
@@ -72,7 +79,9 @@ def test_a_payload_of_another_form_is_refused(zk_conf: dict[str, Any]) -> None:
         assert wrong not in refused.value.message.replace("user:password", "") or wrong == "storm"
 
 
-def test_a_secret_alone_gives_a_user(zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]) -> None:
+def test_a_secret_alone_gives_a_user(
+    zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]
+) -> None:
     """Whoever may write to ZooKeeper decides where clients send their requests and what supervisors run."""
     with StormClusterState.open({**zk_conf, "storm.secret": SECRET}, create_root=True) as mine:
         mine.state.create_node("/tasks/wc-1-1", b"table")
@@ -82,7 +91,9 @@ def test_a_secret_alone_gives_a_user(zk_conf: dict[str, Any], zk_connect: Callab
     assert zookeeper_payload({"storm.secret": SECRET, "storm.zookeeper.auth.payload": USER}) == USER
 
 
-def test_an_existing_tree_is_closed_and_follows_the_secret(tmp_path: Path, zk_conf: dict[str, Any]) -> None:
+def test_an_existing_tree_is_closed_and_follows_the_secret(
+    tmp_path: Path, zk_conf: dict[str, Any]
+) -> None:
     with StormClusterState.open(zk_conf, create_root=True) as before:
         before.state.create_node("/tasks/wc-1-1", b"table")
     file = tmp_path / "secret"
@@ -100,19 +111,32 @@ def test_an_existing_tree_is_closed_and_follows_the_secret(tmp_path: Path, zk_co
         session.close()
         with StormClusterState.open(conf) as mine:
             assert mine.state.get_data("/tasks/wc-1-1") == b"table"
-    with pytest.raises(InvalidRequest, match="credentials"), StormClusterState.open(zk_conf) as outsider:
+    with (
+        pytest.raises(InvalidRequest, match="credentials"),
+        StormClusterState.open(zk_conf) as outsider,
+    ):
         outsider.state.get_data("/tasks/wc-1-1")
 
 
-def test_the_top_is_closed_once_and_starts_go_on_after_another_secret(tmp_path: Path, zk_conf: dict[str, Any]) -> None:
+def test_the_top_is_closed_once_and_starts_go_on_after_another_secret(
+    tmp_path: Path, zk_conf: dict[str, Any]
+) -> None:
     with EmbeddedZooKeeper(tmp_path / "zookeeper", durable=False) as server:
         host, _, port = server.address.rpartition(":")
-        conf = {**default_conf(), **zk_conf, "storm.zookeeper.servers": [host], "storm.zookeeper.port": int(port)}
+        conf = {
+            **default_conf(),
+            **zk_conf,
+            "storm.zookeeper.servers": [host],
+            "storm.zookeeper.port": int(port),
+        }
         outsider = KazooClient(server.address)
         outsider.start(20)
         attempts: list[Callable[[], Any]] = [
             lambda: outsider.set("/zookeeper", b""),
-            *(lambda top=top: outsider.create(f"{top}/x", b"") for top in ("", "/zookeeper", "/zookeeper/quota")),
+            *(
+                lambda top=top: outsider.create(f"{top}/x", b"")
+                for top in ("", "/zookeeper", "/zookeeper/quota")
+            ),
         ]
         for secret in (SECRET, SECRET, SECRET + "-new"):
             session = open_session({**conf, "storm.secret": secret})

@@ -42,8 +42,14 @@ pytestmark = pytest.mark.zookeeper
 def pem(path: Path, issued: trustme.LeafCert) -> Path:
     """Certificate and key in one file, in the form that ZooKeeper reads, too."""
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    path.write_bytes(key.private_bytes(*form) + b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(
+        key.private_bytes(*form) + b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    )
     path.chmod(0o600)
     return path
 
@@ -53,7 +59,10 @@ class Server:
 
     def __init__(self, folder: Path, authority: trustme.CA) -> None:
         self.port = free_port()
-        self.ca, self.client = folder / "ca.pem", pem(folder / "client.pem", authority.issue_cert("client.example"))
+        self.ca, self.client = (
+            folder / "ca.pem",
+            pem(folder / "client.pem", authority.issue_cert("client.example")),
+        )
         self.ca.write_bytes(authority.cert_pem.bytes())
         server = pem(folder / "server.pem", authority.issue_cert("localhost"))
         self.more = {
@@ -92,7 +101,9 @@ def conf(server: Server, zk_root: str) -> Callable[..., dict[str, Any]]:
 
 
 def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
-    with StormClusterState.open({**conf(), "storm.secret": "a-secret-for-tests-4711"}, create_root=True) as cluster:
+    with StormClusterState.open(
+        {**conf(), "storm.secret": "a-secret-for-tests-4711"}, create_root=True
+    ) as cluster:
         state = cluster.state
         large = os.urandom(300_000)
         state.set_data("/tasks/a-1-1", large)
@@ -109,7 +120,10 @@ def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
         state.get_data("/tasks/a-1-1", watch=True)
         cluster.session.drop_link()
         again = eventually(
-            lambda: state.get_data("/tasks/a-1-1", watch=True), 60, "a connection", ignore=(Unavailable,)
+            lambda: state.get_data("/tasks/a-1-1", watch=True),
+            60,
+            "a connection",
+            ignore=(Unavailable,),
         )
         assert again == large, "the same session, in a new connection"
         state.set_data("/tasks/a-1-1", b"small")
@@ -134,7 +148,9 @@ def test_an_answer_that_tls_holds_already_is_not_waited_for(server: Server) -> N
     thread.start()
     with tls.wrap_socket(near, server_hostname="localhost") as link:
         assert link.recv(4) == b"two "
-        assert SequentialThreadingHandler().select([link], [], [], 0)[0] == [], "the kernel has nothing"
+        assert SequentialThreadingHandler().select([link], [], [], 0)[0] == [], (
+            "the kernel has nothing"
+        )
         assert handler.select([link], [], [], 30) == ([link], [], [])
         assert link.recv(100) == b"answers"
         assert handler.select([link], [], [], 0)[0] == []
@@ -147,10 +163,14 @@ def test_who_is_not_trusted_is_refused_with_the_key(
 ) -> None:
     other = tmp_path / "other.pem"
     other.write_bytes(trustme.CA().cert_pem.bytes())
-    with pytest.raises(Misconfigured, match=r"not trusted.*storm\.zookeeper\.ssl\.truststore\.path"):
+    with pytest.raises(
+        Misconfigured, match=r"not trusted.*storm\.zookeeper\.ssl\.truststore\.path"
+    ):
         StormClusterState.open(conf(ssl__truststore__path=str(other)))
     # The server's certificate names localhost.
-    with pytest.raises(Misconfigured, match=r"storm\.zookeeper\.servers the hosts that its certificates name"):
+    with pytest.raises(
+        Misconfigured, match=r"storm\.zookeeper\.servers the hosts that its certificates name"
+    ):
         StormClusterState.open(conf(servers=[f"127.0.0.1:{server.port}"]))
     lax = conf(servers=[f"127.0.0.1:{server.port}"], ssl__hostnameVerification=False)
     with StormClusterState.open(lax, create_root=True) as cluster:
@@ -170,7 +190,9 @@ def test_without_what_the_server_asks_for_there_is_no_session(
 
 
 @pytest.mark.parametrize("key", ["truststore", "keystore"])
-def test_a_file_that_is_no_pem_is_an_error_with_its_key(tmp_path: Path, server: Server, key: str) -> None:
+def test_a_file_that_is_no_pem_is_an_error_with_its_key(
+    tmp_path: Path, server: Server, key: str
+) -> None:
     store = tmp_path / "store.jks"
     store.write_bytes(b"\xfe\xed\xfe\xed")
     for path in (store, tmp_path / "missing.pem"):
@@ -186,7 +208,9 @@ def test_a_key_with_a_password(tmp_path: Path, server: Server) -> None:
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     closed = tmp_path / "closed.pem"
     chain = server.client.read_bytes().partition(b"-----BEGIN CERT")
-    closed.write_bytes(key.private_bytes(*form, serialization.BestAvailableEncryption(b"pw")) + b"".join(chain[1:]))
+    closed.write_bytes(
+        key.private_bytes(*form, serialization.BestAvailableEncryption(b"pw")) + b"".join(chain[1:])
+    )
     assert zookeeper_tls(server.conf(ssl__keystore__path=str(closed), ssl__keystore__password="pw"))
     with pytest.raises(InvalidRequest, match=r"keystore\.password"):
         zookeeper_tls(server.conf(ssl__keystore__path=str(closed)))
@@ -196,11 +220,22 @@ def test_a_key_with_a_password(tmp_path: Path, server: Server) -> None:
 def test_a_worker_runs_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]]) -> None:
     builder = TopologyBuilder("wc")
     builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
-    parts = {"numbers": ("spout", "1"), "__acker": ("bolt", "2"), "__topology_master": ("bolt", "3")}
-    table = TaskTable(components={name: ComponentTasks(type=kind, tasks=ids) for name, (kind, ids) in parts.items()})  # type: ignore[arg-type]
+    parts = {
+        "numbers": ("spout", "1"),
+        "__acker": ("bolt", "2"),
+        "__topology_master": ("bolt", "3"),
+    }
+    table = TaskTable(
+        components={
+            name: ComponentTasks(type=kind, tasks=ids)  # type: ignore[arg-type]
+            for name, (kind, ids) in parts.items()
+        }
+    )
     code = "from storm_dagster.api import Spout\n\n\nclass Numbers(Spout):\n    outputs = ['n']\n\n    def next_tuple(self):\n        pass\n"
     with StormClusterState.open(conf(), create_root=True) as cluster:
-        rig = WorkerRig(tmp_path, cluster, conf(), builder.build(), table, code={"rig_code.py": code})
+        rig = WorkerRig(
+            tmp_path, cluster, conf(), builder.build(), table, code={"rig_code.py": code}
+        )
         port = free_port()
         rig.assign({("s1", port): "1-3"})
         rig.start("s1", port)
@@ -212,7 +247,9 @@ def test_a_worker_runs_over_tls(tmp_path: Path, conf: Callable[..., dict[str, An
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of other users")
 @pytest.mark.parametrize("other_user", [True, False])
-def test_a_worker_of_another_user_gets_a_certificate_of_its_own(server: Server, other_user: bool) -> None:
+def test_a_worker_of_another_user_gets_a_certificate_of_its_own(
+    server: Server, other_user: bool
+) -> None:
     top = Path(tempfile.mkdtemp(prefix="storm-users-", dir="/tmp"))
     top.chmod(0o755)
     keys = {
@@ -235,11 +272,15 @@ def test_a_worker_of_another_user_gets_a_certificate_of_its_own(server: Server, 
     finally:
         shutil.rmtree(top)
     shown = [spec.conf[f"storm.zookeeper.ssl.keystore.{each}"] for each in ("path", "password")]
-    assert shown == (["/etc/worker.pem", None] if other_user else [str(server.client), "planted-password"])
+    assert shown == (
+        ["/etc/worker.pem", None] if other_user else [str(server.client), "planted-password"]
+    )
     assert zookeeper_tls({**spec.conf, "storm.zookeeper.ssl.keystore.path": None}) is not None
 
 
-def test_doctor_asks_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]], server: Server) -> None:
+def test_doctor_asks_over_tls(
+    tmp_path: Path, conf: Callable[..., dict[str, Any]], server: Server
+) -> None:
     values = {**default_conf(), **conf()}
     assert server_answers("localhost", server.port, 5.0, zookeeper_tls(values))
     assert not server_answers("localhost", server.port, 1.0)

@@ -30,7 +30,13 @@ _paths = st.sampled_from(_NAMES)
 _versions = st.sampled_from((-1, -1, 0, 1, 2))
 _data = st.sampled_from((b"", b"x", b"longer"))
 _write = st.one_of(
-    st.tuples(st.just("create"), _paths, _data, st.booleans(), st.sampled_from((False, False, False, True))),
+    st.tuples(
+        st.just("create"),
+        _paths,
+        _data,
+        st.booleans(),
+        st.sampled_from((False, False, False, True)),
+    ),
     st.tuples(st.just("set"), _paths, _data, _versions),
     st.tuples(st.just("delete"), _paths, _versions),
 )
@@ -39,7 +45,9 @@ _request = st.one_of(
     _write,
     st.tuples(st.just("multi"), st.lists(_change, min_size=1, max_size=4)),
     # To close a session takes as long as all other steps: about once in a program.
-    st.tuples(st.sampled_from((*("get", "exists", "children") * 2, "close")), _paths, st.booleans()),
+    st.tuples(
+        st.sampled_from((*("get", "exists", "children") * 2, "close")), _paths, st.booleans()
+    ),
     st.tuples(st.sampled_from(("many", "lists")), st.lists(_paths, min_size=1, max_size=5)),
 )
 _program = st.lists(st.tuples(st.integers(0, _SESSIONS - 1), _request), min_size=50, max_size=50)
@@ -73,7 +81,11 @@ def _begin(client: Any, root: str, request: tuple[Any, ...], watch: Any) -> Any:
         return client.set_async(path, rest[1], version=rest[2])
     if kind == "delete":
         return client.delete_async(path, version=rest[1])
-    asked = {"get": client.get_async, "exists": client.exists_async, "children": client.get_children_async}
+    asked = {
+        "get": client.get_async,
+        "exists": client.exists_async,
+        "children": client.get_children_async,
+    }
     return asked[kind](path, watch=watch if rest[1] else None)
 
 
@@ -113,7 +125,14 @@ class _Side:
         if isinstance(value, ZnodeStat):
             self.zxids += [value.czxid, value.mzxid, value.pzxid]
             owner = self.sessions.get(value.ephemeralOwner, "?") if value.ephemeralOwner else None
-            return (value.version, value.cversion, value.aversion, owner, value.dataLength, value.numChildren)
+            return (
+                value.version,
+                value.cversion,
+                value.aversion,
+                owner,
+                value.dataLength,
+                value.numChildren,
+            )
         if isinstance(value, tuple):
             return tuple(self.shown(each) for each in value)
         if isinstance(value, list):
@@ -145,7 +164,11 @@ class _Real(_Side):
             self._known(self._clients[number])
             return None
         try:
-            return self.shown(_begin(self._clients[number], self.root, request, self.watchers[number]).get(timeout=20))
+            return self.shown(
+                _begin(self._clients[number], self.root, request, self.watchers[number]).get(
+                    timeout=20
+                )
+            )
         except exceptions.KazooException as error:
             return type(error).__name__
 
@@ -168,7 +191,9 @@ class _Simulated(_Side):
         self._answer(lambda: self._clients[0].create_async("/root", b""), 0)
 
     def _connect(self) -> SimulatedClient:
-        client = SimulatedClient(self._ensemble, self._links, Process(self._kernel, "client", Host("c")), 4.0)
+        client = SimulatedClient(
+            self._ensemble, self._links, Process(self._kernel, "client", Host("c")), 4.0
+        )
         client.start_async()
         while not client.connected:
             self._kernel.run(self._kernel.now + 0.01)
@@ -201,7 +226,10 @@ class _Simulated(_Side):
             self._clients[number] = self._connect()
             return None
         return self.shown(
-            self._answer(lambda: _begin(self._clients[number], self.root, request, self.watchers[number]), number)
+            self._answer(
+                lambda: _begin(self._clients[number], self.root, request, self.watchers[number]),
+                number,
+            )
         )
 
     def settle(self) -> None:

@@ -16,7 +16,11 @@ _TESTS = Path(__file__).parents[1]
 def _simulate(*arguments: str) -> str:
     """The output of ``python -m storm_simulation``, which replaces names of modules and therefore runs alone."""
     folders = [_TESTS.parent, _TESTS / "rigs", _TESTS / "simulation"]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "storm_simulation", *arguments],
         env=environment,
@@ -41,11 +45,16 @@ def test_no_invariant_breaks_and_the_same_seed_gives_the_same_run() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "mutant, first",
-    [("checks are left out", 1), pytest.param("who resigns deletes whoever leads", 6, marks=pytest.mark.long)],
+    [
+        ("checks are left out", 1),
+        pytest.param("who resigns deletes whoever leads", 6, marks=pytest.mark.long),
+    ],
 )
 def test_a_planted_bug_is_caught(mutant: str, first: int) -> None:
     """From a seed on that sees it soon: the whole search is ``make simulate ARGS=--mutants``."""
-    assert "0 missed" in _simulate("--mutants", mutant, "--first", str(first), "--seeds", "15", "--secs", "60")
+    assert "0 missed" in _simulate(
+        "--mutants", mutant, "--first", str(first), "--seeds", "15", "--secs", "60"
+    )
 
 
 @pytest.mark.long

@@ -14,7 +14,11 @@ from pyspark.sql import SparkSession
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch
-from storm_dagster.spark.assignment.pipeline import TASKS_OF_GROUP, plan_many_with_spark, plan_with_spark
+from storm_dagster.spark.assignment.pipeline import (
+    TASKS_OF_GROUP,
+    plan_many_with_spark,
+    plan_with_spark,
+)
 from storm_dagster.spark.session import forget_session, open_connect
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 from storm_rigs.placement_invariants import placement_faults
@@ -32,7 +36,9 @@ def session(spark_remote: str) -> Iterator[SparkSession]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("tasks_of_group", [TASKS_OF_GROUP, 20], ids=["one stage", "several partitions"])
+@pytest.mark.parametrize(
+    "tasks_of_group", [TASKS_OF_GROUP, 20], ids=["one stage", "several partitions"]
+)
 # An example takes seconds: it is many clusters at once.
 @settings(max_examples=settings().max_examples // 50)
 @given(seeds=st.lists(st.integers(0, 2**32), min_size=CLUSTERS, max_size=CLUSTERS, unique=True))
@@ -91,4 +97,7 @@ def test_no_supervisor_at_all(session: SparkSession) -> None:
     batch = PlacementBatch(supervisors=(), topologies=(topology,))
     result = plan_with_spark(session, batch)
     assert result.placements == plan_placement(batch).placements
-    assert result.placements[0].error == "topology 'wc' cannot be placed, no supervisor is alive: start one"
+    assert (
+        result.placements[0].error
+        == "topology 'wc' cannot be placed, no supervisor is alive: start one"
+    )

@@ -46,7 +46,9 @@ def ids(zk_state: ZooKeeperClusterState) -> ClusterSessionIds:
 
 
 @pytest.mark.zookeeper
-def test_all_processes_come_to_one_id(ids: ClusterSessionIds, zk_state: ZooKeeperClusterState) -> None:
+def test_all_processes_come_to_one_id(
+    ids: ClusterSessionIds, zk_state: ZooKeeperClusterState
+) -> None:
     first = pinned_id(ids)
     assert pinned_id(ClusterSessionIds(zk_state)) == first
     second = pinned_id(ids, gone=first)
@@ -127,7 +129,9 @@ def deaf_port() -> Iterator[int]:
 
 
 def test_a_server_that_never_answers_is_given_up(deaf_port: int) -> None:
-    planner = ConnectPlanner(f"sc://127.0.0.1:{deaf_port}", FixedSessionIds(str(uuid.uuid4())), deadline_secs=3.0)
+    planner = ConnectPlanner(
+        f"sc://127.0.0.1:{deaf_port}", FixedSessionIds(str(uuid.uuid4())), deadline_secs=3.0
+    )
     with pytest.raises(Unavailable, match="did not answer within 3 s"):
         planner(WARM_BATCH)
 
@@ -146,7 +150,9 @@ def test_the_conf_names_no_spark() -> None:
         plan_on_cluster(load_cluster_conf(), None, WARM_BATCH)
 
 
-def test_a_classic_session_runs_its_functions_in_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_classic_session_runs_its_functions_in_this_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Spark takes ``python3`` of PATH otherwise, which may not have this package: seen with a cluster of `spark.master`."""
     monkeypatch.setenv("PYSPARK_PYTHON", "")
     monkeypatch.delenv("PYSPARK_PYTHON")
@@ -238,7 +244,9 @@ def test_a_process_ends_although_its_server_is_gone(tmp_path: Path) -> None:
 @pytest.mark.zookeeper
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_the_session_of_a_cluster_is_warmed_once_and_kept(spark_remote: str, zk_state: ZooKeeperClusterState) -> None:
+def test_the_session_of_a_cluster_is_warmed_once_and_kept(
+    spark_remote: str, zk_state: ZooKeeperClusterState
+) -> None:
     cluster = StormClusterState.open(zk_state, create_root=True)
     conf = load_cluster_conf().with_values({"spark.remote": spark_remote}, "test")
     warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch))

@@ -13,7 +13,12 @@ import psutil
 import pytest
 
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
+from storm_dagster.spark.server import (
+    settings_of,
+    spark_connect_command,
+    spark_environment,
+    sweep_local_dir,
+)
 from storm_dagster.spark.session import forget_session, open_connect
 from storm_rigs.spark_server import SparkServer, wait_until_ready
 from storm_rigs.worker_rig import free_port
@@ -51,23 +56,32 @@ def test_the_settings_bind_to_loopback_and_stand_in_a_private_file(tmp_path: Pat
     ):
         assert setting in settings
     assert "planted" not in str(command) and path.stat().st_mode & 0o777 == 0o600
-    assert any(f'"-Djava.io.tmpdir={tmp_path}/spark"' in each for each in settings), "Spark's own would stay in /tmp"
+    assert any(f'"-Djava.io.tmpdir={tmp_path}/spark"' in each for each in settings), (
+        "Spark's own would stay in /tmp"
+    )
 
 
 def test_the_python_daemon_has_no_port_where_a_path_can_name_its_socket() -> None:
     with TemporaryDirectory(dir="/tmp") as short:
         # Spark itself refuses what is longer than 60.
         most, long = (Path(short) / ("d" * (length - len(short) - 1)) for length in (60, 61))
-        for folder, master, enabled in ((most, "local[*]", True), (long, "spark://127.0.0.1:1", False)):
+        for folder, master, enabled in (
+            (most, "local[*]", True),
+            (long, "spark://127.0.0.1:1", False),
+        ):
             command = spark_connect_command(15999, folder, master=master)
-            settings = Path(command[command.index("--properties-file") + 1]).read_text().splitlines()
+            settings = (
+                Path(command[command.index("--properties-file") + 1]).read_text().splitlines()
+            )
             assert ("spark.python.unix.domain.socket.enabled=true" in settings) is enabled
             assert (f"spark.python.unix.domain.socket.dir={folder}" in settings) is enabled
 
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="a folder has a short name where there is /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a folder has a short name where there is /proc"
+)
 def test_the_python_daemon_has_no_port_in_a_folder_with_a_long_path(tmp_path: Path) -> None:
     from storm_dagster.spark.warm_up import warm_up
 
@@ -75,10 +89,16 @@ def test_the_python_daemon_has_no_port_in_a_folder_with_a_long_path(tmp_path: Pa
     with SparkServer(free_port(), folder) as server:
         warm_up(server.remote)
         children = psutil.Process(server.process.pid).children(recursive=True)
-        daemons = [child for child in children if "storm_dagster.spark.python_daemon" in " ".join(child.cmdline())]
+        daemons = [
+            child
+            for child in children
+            if "storm_dagster.spark.python_daemon" in " ".join(child.cmdline())
+        ]
         assert daemons
         for child in children:
-            assert [one for one in child.net_connections("inet") if one.status == psutil.CONN_LISTEN] == []
+            assert [
+                one for one in child.net_connections("inet") if one.status == psutil.CONN_LISTEN
+            ] == []
         assert any(child.net_connections("unix") for child in daemons)
         sockets = [one for one in folder.iterdir() if one.is_socket()]
         assert sockets and all(folder.stat().st_uid == os.geteuid() for one in sockets)
@@ -89,7 +109,9 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / "spark" / name / "x").mkdir(parents=True)
     sweep_local_dir(tmp_path / "spark")
     sweep_local_dir(tmp_path / "new")
-    assert [each.name for each in (tmp_path / "spark").iterdir()] == ["warehouse"] and (tmp_path / "new").is_dir()
+    assert [each.name for each in (tmp_path / "spark").iterdir()] == ["warehouse"] and (
+        tmp_path / "new"
+    ).is_dir()
 
 
 def test_the_environment_lets_python_workers_import_this_package(tmp_path: Path) -> None:
@@ -122,12 +144,16 @@ def test_what_runs_in_python_workers_is_light() -> None:
         "import sys; from storm_dagster.spark.assignment import groups; "
         "print([name for name in ('pyspark', 'pandas', 'pydantic', 'dagster') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.spark
-def test_its_python_processes_import_the_installed_package_and_no_archive_of_sources(spark_remote: str) -> None:
+def test_its_python_processes_import_the_installed_package_and_no_archive_of_sources(
+    spark_remote: str,
+) -> None:
     """What Python imports from an archive it compiles each time."""
     session: Any = open_connect(spark_remote)
 

@@ -15,7 +15,10 @@ from storm_rigs.worker_rig import free_port
 
 
 def test_an_error_of_grpc_is_told_by_what_happened() -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{free_port()}") as channel, pytest.raises(grpc.RpcError) as raised:
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{free_port()}") as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
         channel.unary_unary("/spark/Nothing")(b"", timeout=10)
     error = as_unavailable(raised.value, "Spark at sc://127.0.0.1:1")
     assert isinstance(error, Unavailable)
@@ -24,7 +27,9 @@ def test_an_error_of_grpc_is_told_by_what_happened() -> None:
 
 def test_another_error_is_told_by_its_first_line() -> None:
     error = as_unavailable(ValueError("no such column\nat line 3"), "the placement")
-    assert str(error) == "the placement failed (no such column): see the Spark server's log, try again"
+    assert (
+        str(error) == "the placement failed (no such column): see the Spark server's log, try again"
+    )
 
 
 @pytest.mark.parametrize("code", ["", "a-1-1"])
@@ -35,11 +40,17 @@ def test_a_closed_session_that_the_url_names_is_tried_once_and_named(
 
     def closed(url: str, session_id: str, extra: Any, ends: bool) -> None:
         tries.append(ends)
-        raise Exception("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid" if len(tries) < 4 else "four tries")
+        raise Exception(
+            "[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid"
+            if len(tries) < 4
+            else "four tries"
+        )
 
     monkeypatch.setattr(spark_session, "_attach", closed)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"sc://127.0.0.1:{server.getsockname()[1]}/;session_id=2f9c8a0e-4c7b-4a7e-9d3e-0123456789ab"
-        with pytest.raises(Unavailable, match=r"SESSION_CLOSED.*name another session_id in the URL"):
+        with pytest.raises(
+            Unavailable, match=r"SESSION_CLOSED.*name another session_id in the URL"
+        ):
             spark_session.worker_session({"spark.remote": url}, code=code)
     assert tries == [False], "it does not end with this process either"

@@ -13,7 +13,12 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.spark_remote import derived_spark_token, spark_token, standalone_secret
 from storm_dagster.spark import server
-from storm_dagster.spark.server import settings_of, spark_connect_command, standalone_command, standalone_environment
+from storm_dagster.spark.server import (
+    settings_of,
+    spark_connect_command,
+    standalone_command,
+    standalone_environment,
+)
 from storm_dagster.testing.cluster import run_cli
 
 MASTER = "spark://127.0.0.1:7077"
@@ -35,14 +40,19 @@ def test_master_and_worker_authenticate_on_loopback_and_show_no_page(
     folder = tmp_path / role
     command = standalone_command(role, folder, "planted", port=7077, worker=(MASTER, 2, "512m"))
     assert command[1] == f"org.apache.spark.deploy.{role}.{role.title()}"
-    assert (option(command, "--host"), option(command, "--port"), option(command, "--webui-port")) == (
-        *("127.0.0.1", "7077", "0"),
-    )
+    assert (
+        option(command, "--host"),
+        option(command, "--port"),
+        option(command, "--webui-port"),
+    ) == (*("127.0.0.1", "7077", "0"),)
     path = Path(option(command, "--properties-file"))
     assert path.stat().st_mode & 0o777 == 0o600 and "planted" not in str(command)
     found = settings(command)
     assert found["spark.authenticate"] == found["spark.network.crypto.enabled"] == "true"
-    assert found["spark.authenticate.secret"] == "planted" and found["spark.master.rest.enabled"] == "false"
+    assert (
+        found["spark.authenticate.secret"] == "planted"
+        and found["spark.master.rest.enabled"] == "false"
+    )
     assert found["spark.ui.filters"] == "org.apache.spark.ui.JWSFilter", "every request is refused"
     if role == "worker":
         assert command[-1] == MASTER and option(command, "--work-dir") == str(folder)
@@ -59,11 +69,18 @@ def test_a_page_that_cannot_be_closed_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(server, "spark_home", lambda: tmp_path / "pyspark")
     with pytest.raises(
-        Unavailable, match="pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port"
+        Unavailable,
+        match="pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port",
     ):
         standalone_command("master", tmp_path / "master", "planted")
     assert list(tmp_path.iterdir()) == []
-    assert option(standalone_command("master", tmp_path / "master", "planted", ui_port=8080), "--webui-port") == "8080"
+    assert (
+        option(
+            standalone_command("master", tmp_path / "master", "planted", ui_port=8080),
+            "--webui-port",
+        )
+        == "8080"
+    )
 
 
 def test_the_connect_server_uses_the_master_of_the_conf(tmp_path: Path) -> None:
@@ -73,9 +90,14 @@ def test_the_connect_server_uses_the_master_of_the_conf(tmp_path: Path) -> None:
     command = spark_connect_command(15999, tmp_path, conf=conf, master=MASTER)
     assert option(command, "--master") == MASTER and "planted" not in str(command)
     found = settings(command)
-    assert found["spark.authenticate.secret"] == "planted" and found["spark.network.crypto.enabled"] == "true"
+    assert (
+        found["spark.authenticate.secret"] == "planted"
+        and found["spark.network.crypto.enabled"] == "true"
+    )
     alone = spark_connect_command(15999, tmp_path)
-    assert option(alone, "--master") == "local[*]" and "spark.network.crypto.enabled" not in settings(alone)
+    assert option(
+        alone, "--master"
+    ) == "local[*]" and "spark.network.crypto.enabled" not in settings(alone)
     assert load_cluster_conf(tmp_path)["spark.connect.master"] == "local[*]"
 
 
@@ -111,22 +133,45 @@ def test_what_cannot_be_meant_is_refused(args: list[str], said: str, tmp_path: P
 
 def plan(home: Path, **options: Any) -> ClusterPlan:
     chosen, conf = DevOptions(ports="auto", **options), load_cluster_conf(home)
-    return ClusterPlan(home, chosen, conf, choose_ports(chosen, conf, home), conf_dir=None, overrides={})
+    return ClusterPlan(
+        home, chosen, conf, choose_ports(chosen, conf, home), conf_dir=None, overrides={}
+    )
 
 
 def test_dev_starts_a_master_and_workers_only_when_asked(tmp_path: Path) -> None:
     without = plan(tmp_path)
-    assert without.ports.spark_master == 0 and "spark.connect.master" not in str(without.spark_daemon().argv)
+    assert without.ports.spark_master == 0 and "spark.connect.master" not in str(
+        without.spark_daemon().argv
+    )
     planned = plan(tmp_path, spark_workers=2)
     url = f"spark://127.0.0.1:{planned.ports.spark_master}"
-    assert planned.ports.spark_master in planned.ports.all() and plan(tmp_path, spark_workers=1).ports == planned.ports
+    assert (
+        planned.ports.spark_master in planned.ports.all()
+        and plan(tmp_path, spark_workers=1).ports == planned.ports
+    )
     for spec in (planned.spark_daemon(), planned.spark_worker_daemon(1)):
         assert f'spark.connect.master="{url}"' in spec.argv
-    assert (planned.spark_worker_daemon(1).role, planned.spark_worker_daemon(1).id) == ("spark-worker", "2")
-    assert option(list(planned.spark_master_daemon().argv), "--port") == str(planned.ports.spark_master)
+    assert (planned.spark_worker_daemon(1).role, planned.spark_worker_daemon(1).id) == (
+        "spark-worker",
+        "2",
+    )
+    assert option(list(planned.spark_master_daemon().argv), "--port") == str(
+        planned.ports.spark_master
+    )
 
 
 def test_workers_beside_a_spark_of_ones_own_are_refused(tmp_path: Path) -> None:
-    args = ["dev", "--json", "--dry-run", "--spark-workers", "2", "-c", "spark.remote=sc://127.0.0.1:9"]
+    args = [
+        "dev",
+        "--json",
+        "--dry-run",
+        "--spark-workers",
+        "2",
+        "-c",
+        "spark.remote=sc://127.0.0.1:9",
+    ]
     done = run_cli(*args, home=tmp_path)
-    assert done.code == 2 and "--spark-workers is for dev's own Spark" in done.document["error"]["message"]
+    assert (
+        done.code == 2
+        and "--spark-workers is for dev's own Spark" in done.document["error"]["message"]
+    )

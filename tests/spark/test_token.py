@@ -48,13 +48,17 @@ def spark_row(*args: str, home: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_a_conf_folder_is_enough(conf_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conf_folder_is_enough(
+    conf_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without any HOME folder, as a code location on a host of its own."""
     monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path / "nowhere"))
     conf = load_cluster_conf(conf_dir)
     ids = FixedSessionIds(str(uuid.uuid4()))
     # The first job of a server takes long on a busy machine.
-    placed = ConnectPlanner(conf["spark.remote"], ids, token=derived_spark_token(conf), deadline_secs=300)(WARM_BATCH)
+    placed = ConnectPlanner(
+        conf["spark.remote"], ids, token=derived_spark_token(conf), deadline_secs=300
+    )(WARM_BATCH)
     assert placed.planner == "pyspark" and {each.name for each in placed.placements} == {"a", "b"}
     assert not (tmp_path / "nowhere").exists()
     assert spark_row("--conf-dir", str(conf_dir), home=tmp_path / "nowhere")["state"] == "ok"
@@ -68,5 +72,7 @@ def test_who_has_no_token_is_told_so(conf_dir: Path, tmp_path: Path) -> None:
     said = raised.value.message
     assert "UNAUTHENTICATED: " in said and "storm.secret" in said and remote in said
     assert "RPC that terminated" not in said
-    wrong = spark_row("-c", f"spark.remote={remote}", "-c", "nimbus.seeds=[127.0.0.1:1]", home=tmp_path / "h")
+    wrong = spark_row(
+        "-c", f"spark.remote={remote}", "-c", "nimbus.seeds=[127.0.0.1:1]", home=tmp_path / "h"
+    )
     assert wrong["state"] == "broken" and "UNAUTHENTICATED" in wrong["found"]

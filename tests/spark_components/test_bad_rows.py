@@ -102,7 +102,9 @@ def bolt_of(spark_remote: str) -> Iterator[Callable[..., Any]]:
         builder.set_spout("lines", "rows:Lines", outputs=["text"])
         builder.set_spout("people", "rows:People", outputs=["name", "city"])
         builder.set_spout("places", "rows:Places", outputs=["city", "name"])
-        builder.set_bolt("parse", SparkBolt, inputs="lines", args={"function": "x:y"}, outputs=outputs)
+        builder.set_bolt(
+            "parse", SparkBolt, inputs="lines", args={"function": "x:y"}, outputs=outputs
+        )
         bolt: Any = SparkBolt(**{"function": f"{__name__}:{function}", **args})
         bolt._collector = Recorder()
         bolt.context = TopologyContext(
@@ -132,17 +134,26 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "at", [(0,), *(pytest.param(at, marks=pytest.mark.long) for at in ((9,), (4, 5), (0, 1, 2)))], ids=str
+    "at",
+    [(0,), *(pytest.param(at, marks=pytest.mark.long) for at in ((9,), (4, 5), (0, 1, 2)))],
+    ids=str,
 )
-def test_only_the_rows_that_break_the_function_fail(bolt_of: Callable[..., Any], at: tuple[int, ...]) -> None:
+def test_only_the_rows_that_break_the_function_fail(
+    bolt_of: Callable[..., Any], at: tuple[int, ...]
+) -> None:
     bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=10)
     tuples = run(bolt, [f"bad {n}" if n in at else str(n) for n in range(10)])
     done = bolt._collector
     assert done.failed == [tuples[n] for n in at]
-    assert sorted(done.acked, key=lambda tup: tup.values) == [tup for n, tup in enumerate(tuples) if n not in at]
-    assert sorted(done.emitted) == [[n] for n in range(10) if n not in at], "each row is emitted once"
+    assert sorted(done.acked, key=lambda tup: tup.values) == [
+        tup for n, tup in enumerate(tuples) if n not in at
+    ]
+    assert sorted(done.emitted) == [[n] for n in range(10) if n not in at], (
+        "each row is emitted once"
+    )
     assert [str(error).split(" alone")[0] for error in done.errors] == [
-        f"component 'parse', task 2: {__name__}:parsed fails with the row {{'text': 'bad {n}'}}" for n in at
+        f"component 'parse', task 2: {__name__}:parsed fails with the row {{'text': 'bad {n}'}}"
+        for n in at
     ]
     assert done.reasons == done.errors, "what a dead letter would name"
     assert done.metrics["bad_rows"] == len(at)
@@ -177,7 +188,9 @@ def test_a_row_or_an_error_that_reads_like_a_lost_spark_fails_alone_in_the_same_
 
 
 @pytest.mark.spark
-def test_a_function_that_fails_with_any_rows_is_not_called_for_each(bolt_of: Callable[..., Any]) -> None:
+def test_a_function_that_fails_with_any_rows_is_not_called_for_each(
+    bolt_of: Callable[..., Any],
+) -> None:
     bolt = bolt_of("broken", [], schema="text string", batch_tuples=64)
     assert run(bolt, [str(n) for n in range(64)]) == bolt._collector.failed
     assert [str(error) for error in bolt._collector.errors] == ["the database is down"]
@@ -186,7 +199,9 @@ def test_a_function_that_fails_with_any_rows_is_not_called_for_each(bolt_of: Cal
 
 
 @pytest.mark.spark
-def test_a_batch_whose_function_exits_is_gathered_until_the_task_restarts(bolt_of: Callable[..., Any]) -> None:
+def test_a_batch_whose_function_exits_is_gathered_until_the_task_restarts(
+    bolt_of: Callable[..., Any],
+) -> None:
     bolt = bolt_of("exits", [], schema="text string", batch_tuples=4)
     bolt.process(Tuple(9, "lines", "default", 1, ["first"]))
     with pytest.raises(SystemExit):
@@ -213,10 +228,15 @@ def test_a_value_of_another_type_does_not_stop_the_batch(bolt_of: Callable[..., 
 
 
 @pytest.mark.spark
-def test_streams_with_other_fields_are_refused_without_a_schema(bolt_of: Callable[..., Any]) -> None:
+def test_streams_with_other_fields_are_refused_without_a_schema(
+    bolt_of: Callable[..., Any],
+) -> None:
     bolt = bolt_of("same", ["city"], batch_tuples=2)
     people, places = (
-        [Tuple(n, name, "default", 1, [*values]) for n, values in enumerate((["Ann", "Rome"], ["Bob", "Oslo"]))]
+        [
+            Tuple(n, name, "default", 1, [*values])
+            for n, values in enumerate((["Ann", "Rome"], ["Bob", "Oslo"]))
+        ]
         for name in ("people", "places")
     )
     for tup in (people[0], places[0], *people):
@@ -237,7 +257,9 @@ def test_streams_with_other_fields_are_refused_without_a_schema(bolt_of: Callabl
 @pytest.mark.spark
 def test_values_arrive_as_the_types_of_spark(bolt_of: Callable[..., Any]) -> None:
     day = date(2026, 11, 22)
-    bolt = bolt_of("typed", ["price", "day", "both"], schema="price decimal(5,2), day date", batch_tuples=1)
+    bolt = bolt_of(
+        "typed", ["price", "day", "both"], schema="price decimal(5,2), day date", batch_tuples=1
+    )
     bolt.process(Tuple(1, "lines", "default", 1, [Decimal("1.50"), day]))
     assert bolt._collector.emitted == [[Decimal("3.00"), day, {"day": day}]]
     assert type(bolt._collector.emitted[0][0]) is Decimal
@@ -281,13 +303,19 @@ def endpoint() -> Iterator[BatchEndpoint]:
     endpoint.close()
 
 
-def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_divided_by_bytes(
+    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     add_rows = endpoint._add_rows
-    monkeypatch.setattr(endpoint, "_add_rows", lambda batch, raw: (sizes.append(len(raw)), add_rows(batch, raw)))
+    monkeypatch.setattr(
+        endpoint, "_add_rows", lambda batch, raw: (sizes.append(len(raw)), add_rows(batch, raw))
+    )
     # One row is above the limit by itself, and goes alone.
     table = pa.table({"text": [str(n) * (40_000 if n == 5 else 2_000) for n in range(9)]})
-    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000, chunk_bytes=8_000)
+    deliver = make_deliver(
+        endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000, chunk_bytes=8_000
+    )
     thread = threading.Thread(target=deliver, args=(Frame(table), 0), daemon=True)
     thread.start()
     rows: list[list[Any]] = []
@@ -306,14 +334,20 @@ def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytes
     assert endpoint.batches_done == 1
 
 
-def test_a_chunk_does_not_wait_for_the_acknowledgement_of_its_header(endpoint: BatchEndpoint) -> None:
+def test_a_chunk_does_not_wait_for_the_acknowledgement_of_its_header(
+    endpoint: BatchEndpoint,
+) -> None:
     """A large one goes in two parts, of which the kernel may keep the second back for 40 ms."""
     deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000)
     table = pa.table({"text": ["a" * 30_000]})
     thread = threading.Thread(target=deliver, args=(Frame(table), 0), daemon=True)
     thread.start()
     row = eventually(endpoint.take, timeout=20, what="the row")
-    links = [one for one in psutil.Process().net_connections() if one.raddr and one.raddr.port == endpoint.port]
+    links = [
+        one
+        for one in psutil.Process().net_connections()
+        if one.raddr and one.raddr.port == endpoint.port
+    ]
     assert links, "the batch is open until the row is acked"
     for link in links:
         with socket.socket(fileno=os.dup(link.fd)) as sender:
@@ -328,6 +362,9 @@ def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(endpoint: BatchE
     deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000)
     patience = threading.Timer(20, endpoint.close)
     patience.start()
-    with pytest.raises(ValueError, match=r"micro-batch 7 has 67,\d+,\d+ bytes, a worker takes 62,914,560: filter it"):
+    with pytest.raises(
+        ValueError,
+        match=r"micro-batch 7 has 67,\d+,\d+ bytes, a worker takes 62,914,560: filter it",
+    ):
         deliver(Frame(table), 7)
     patience.cancel()

@@ -33,9 +33,13 @@ class Frame:
 class Delivery:
     """One call of the shipped function on a thread, as Spark makes it beside its server."""
 
-    def __init__(self, endpoint: BatchEndpoint, table: pa.Table, batch_id: int = 0, chunk_rows: int = 3) -> None:
+    def __init__(
+        self, endpoint: BatchEndpoint, table: pa.Table, batch_id: int = 0, chunk_rows: int = 3
+    ) -> None:
         self.error: BaseException | None = None
-        deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, tuple(table.column_names), chunk_rows)
+        deliver = make_deliver(
+            endpoint.host, endpoint.port, endpoint.secret, tuple(table.column_names), chunk_rows
+        )
 
         def run() -> None:
             try:
@@ -154,7 +158,9 @@ def test_a_client_without_the_secret_is_refused_and_harms_nobody(endpoint: Batch
     silent.close()
 
 
-def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(endpoint: BatchEndpoint) -> None:
+def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(
+    endpoint: BatchEndpoint,
+) -> None:
     other = BatchEndpoint("127.0.0.1")
     other.secret = endpoint.secret
     endpoint.others = lambda: [(other.host, other.port)]
@@ -164,7 +170,9 @@ def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(endpoint: B
             one: [take(one) for _ in range(4)] for one in (endpoint, other)
         }
         found = [values for rows in dealt.values() for _, values in rows]
-        assert sorted(found) == WORDS.to_pandas().values.tolist(), "each row is dealt once, half of them to each"
+        assert sorted(found) == WORDS.to_pandas().values.tolist(), (
+            "each row is dealt once, half of them to each"
+        )
         for row_id, _ in dealt[endpoint]:
             endpoint.ack(row_id)
         assert not delivery.returned, "the other task's rows are not acked yet"
@@ -179,7 +187,9 @@ def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(endpoint: B
         other.close()
 
 
-def test_a_task_that_went_away_or_does_not_know_the_secret_gets_no_rows(endpoint: BatchEndpoint) -> None:
+def test_a_task_that_went_away_or_does_not_know_the_secret_gets_no_rows(
+    endpoint: BatchEndpoint,
+) -> None:
     gone, ignorant = BatchEndpoint("127.0.0.1"), BatchEndpoint("127.0.0.1")
     gone.close()
     endpoint.others = lambda: [(gone.host, gone.port), (ignorant.host, ignorant.port)]
@@ -206,18 +216,28 @@ def test_a_batch_is_repeated_when_one_of_its_tasks_goes_away(endpoint: BatchEndp
     assert delivery.error is not None, "Spark must not commit"
 
 
-def test_untrusted_clients_keep_no_batch_out(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_clients_keep_no_batch_out(
+    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Silent connections are few at any time, and for a short time; Spark's own comes through."""
     monkeypatch.setattr(spark_bridge, "_PROOF_SECS", 1.0)
-    silent = [socket.create_connection((endpoint.host, endpoint.port), timeout=20) for _ in range(60)]
+    silent = [
+        socket.create_connection((endpoint.host, endpoint.port), timeout=20) for _ in range(60)
+    ]
     try:
-        eventually(lambda: len(endpoint._unknown) <= 16, timeout=60, what="sixteen unknown connections at most")
+        eventually(
+            lambda: len(endpoint._unknown) <= 16,
+            timeout=60,
+            what="sixteen unknown connections at most",
+        )
         batch = Delivery(endpoint, WORDS)
         for _ in range(8):
             endpoint.ack(take(endpoint)[0])
         eventually(lambda: batch.returned, timeout=60, what="the acked batch")
         assert batch.error is None
-        eventually(lambda: not endpoint._unknown, timeout=60, what="the end of the last unknown connection")
+        eventually(
+            lambda: not endpoint._unknown, timeout=60, what="the end of the last unknown connection"
+        )
         # Single bytes of an answer do not prolong it.
         dripping = socket.create_connection((endpoint.host, endpoint.port), timeout=20)
         silent.append(dripping)
@@ -235,7 +255,9 @@ def test_untrusted_clients_keep_no_batch_out(endpoint: BatchEndpoint, monkeypatc
             each.close()
 
 
-def test_a_batch_whose_place_others_take_comes_again(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_place_others_take_comes_again(
+    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever connects all the time drops Spark's own connection before it has proved anything."""
     hang_up, dropped = endpoint._hang_up, []
 

@@ -127,7 +127,9 @@ def bolt(function: str, schema: str | None = None, **args: Any) -> dict[str, Any
     return {"function": f"chain_code:{function}", "schema": schema, "batch_secs": 0.1, "args": args}
 
 
-def chain(source: Path, out: Path, sink: str = "store", conf: dict[str, Any] | None = None) -> TopologySpec:
+def chain(
+    source: Path, out: Path, sink: str = "store", conf: dict[str, Any] | None = None
+) -> TopologySpec:
     """Lines go to two bolts, whose rows meet in a sink; words are counted too, and a Python bolt reads the counts."""
     builder = TopologyBuilder("chain", config=conf or {})
     spout = {
@@ -138,11 +140,17 @@ def chain(source: Path, out: Path, sink: str = "store", conf: dict[str, Any] | N
         "trigger": "100 milliseconds",
     }
     builder.set_spout("lines", SparkSpout, args=spout, outputs=["line"], par=2)
-    builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], par=2)
-    builder.set_bolt("lengths", SparkBolt, inputs="lines", args=bolt("lengths", "line string"), outputs=["text"])
+    builder.set_bolt(
+        "split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], par=2
+    )
+    builder.set_bolt(
+        "lengths", SparkBolt, inputs="lines", args=bolt("lengths", "line string"), outputs=["text"]
+    )
     both = {"split": Grouping.fields("word"), "lengths": Grouping.GLOBAL}
     builder.set_bolt("sink", SparkBolt, inputs=both, args=bolt(sink, "row string", folder=str(out)))
-    builder.set_bolt("count", SparkBolt, inputs="split", args=bolt("count"), outputs=["word", "times"])
+    builder.set_bolt(
+        "count", SparkBolt, inputs="split", args=bolt("count"), outputs=["word", "times"]
+    )
     builder.set_bolt("tell", "chain_code:Tell", inputs="count", outputs=["origin", "word", "times"])
     return builder.build()
 
@@ -152,7 +160,12 @@ def parquet_rows(folder: Path) -> Counter[str]:
 
     found: Counter[str] = Counter()
     # Not with pathlib, which does not bear that Spark removes a folder meanwhile.
-    paths = [Path(where, name) for where, _, names in os.walk(folder) for name in names if name.endswith(".parquet")]
+    paths = [
+        Path(where, name)
+        for where, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(".parquet")
+    ]
     for path in paths:
         # A file that Spark is writing counts the next time.
         with contextlib.suppress(OSError, ValueError):
@@ -171,7 +184,9 @@ def test_rows_and_statistics_are_those_of_one_component_after_the_other(
         assert (CHAIN_KEY in harness.engine.spec.spouts["lines"].conf) == fused
 
         def totals(name: str, component: str) -> int:
-            parts = [each for each in harness.engine.stats().values() if each.component == component]
+            parts = [
+                each for each in harness.engine.stats().values() if each.component == component
+            ]
             return int(sum(part.stats[name] for part in parts))
 
         told: Counter[str] = Counter()
@@ -184,7 +199,9 @@ def test_rows_and_statistics_are_those_of_one_component_after_the_other(
             return told.total() >= words and totals("executed", "sink") >= words + lines
 
         eventually(done, 150, "all rows", interval=0.2)
-        assert told == Counter({word: number * lines for word, number in Counter(TEXT.split()).items()})
+        assert told == Counter(
+            {word: number * lines for word, number in Counter(TEXT.split()).items()}
+        )
         # A row counts as executed when its component has it, and is written when it is acked.
         expected = {
             "lines": (0, lines, lines),
@@ -196,7 +213,10 @@ def test_rows_and_statistics_are_those_of_one_component_after_the_other(
 
         def counted() -> dict[str, tuple[int, ...]]:
             harness.run(timeout=60)
-            return {one: tuple(totals(what, one) for what in ("executed", "acked", "emitted")) for one in expected}
+            return {
+                one: tuple(totals(what, one) for what in ("executed", "acked", "emitted"))
+                for one in expected
+            }
 
         with contextlib.suppress(AssertionError):
             eventually(lambda: counted() == expected, 60, "all counts")
@@ -222,7 +242,10 @@ def test_a_killed_owner_repeats_its_batch_under_the_same_id(
 ) -> None:
     ids = {"split": "1-2", "lengths": "3", "sink": "4", "count": "5", "tell": "6"}
     parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
-    parts |= {"__acker": ComponentTasks(type="bolt", tasks="7"), "lines": ComponentTasks(type="spout", tasks="9-10")}
+    parts |= {
+        "__acker": ComponentTasks(type="bolt", tasks="7"),
+        "lines": ComponentTasks(type="spout", tasks="9-10"),
+    }
     parts["__topology_master"] = ComponentTasks(type="bolt", tasks="8")
     rig = WorkerRig(
         tmp_path,
@@ -236,7 +259,13 @@ def test_a_killed_owner_repeats_its_batch_under_the_same_id(
     shutil.copy(archive.parent / "stormjar.jar", rig.code_dir)
 
     def committed() -> int:
-        return len([path for path in (tmp_path / "checkpoint" / "commits").glob("*") if path.name.isdigit()])
+        return len(
+            [
+                path
+                for path in (tmp_path / "checkpoint" / "commits").glob("*")
+                if path.name.isdigit()
+            ]
+        )
 
     one, two = ("s1", free_port()), ("s2", free_port())
     try:
@@ -273,7 +302,9 @@ def test_a_function_that_raises_repeats_its_batch_and_is_named(
 
         def stored() -> bool:
             harness.run(timeout=10)
-            return (tmp_path / "rows").exists() and parquet_rows(tmp_path / "rows").total() >= FILES * LINES * 9
+            return (tmp_path / "rows").exists() and parquet_rows(
+                tmp_path / "rows"
+            ).total() >= FILES * LINES * 9
 
         eventually(stored, 100, "the batches")
 
@@ -282,7 +313,13 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
     """The function that runs beside Spark, on a batch of a test."""
     session = worker_session({"spark.remote": spark_remote})
     parts: list[dict[str, Any]] = [
-        {"name": name, "sources": sources, "function": f"chain_code:{function}", "args": {}, "schema": schema}
+        {
+            "name": name,
+            "sources": sources,
+            "function": f"chain_code:{function}",
+            "args": {},
+            "schema": schema,
+        }
         | {"outputs": outputs, "stream": stream, "counted": True}
         for name, sources, function, schema, outputs, stream in [
             ("drawn", ["lines"], "drawn", None, ["n", "x"], ""),
@@ -296,8 +333,14 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
     chain = {"root": "lines", "fields": ["n"], "columns": ["id"], "emits": False, "parts": parts}
     tables = dict(make_chain(chain, b"", "counts of ")(session.range(10), 7))
     left, right = (tables[f"rows of {side}"].to_pylist() for side in ("left", "right"))
-    assert len(left) == 10 and {row["n"]: row["y"] for row in left} == {row["n"]: row["x"] for row in right}
-    counts = {name: json.loads(table["counts"][0].as_py()) for name, table in tables.items() if name[:6] == "counts"}
+    assert len(left) == 10 and {row["n"]: row["y"] for row in left} == {
+        row["n"]: row["x"] for row in right
+    }
+    counts = {
+        name: json.loads(table["counts"][0].as_py())
+        for name, table in tables.items()
+        if name[:6] == "counts"
+    }
     assert counts["counts of "]["rows"] == 10
     found = {part["name"]: counts[f"counts of {part['name']}"] for part in parts}
     assert {name: one["executed"] for name, one in found.items()} == {
@@ -312,7 +355,10 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
     # Not counted: rows that bolts hand to each other. What leaves Spark, and what nobody reads, is known anyway.
     some = {**chain, "parts": [{**part, "counted": part["name"] == "none"} for part in parts]}
     tables = dict(make_chain(some, b"", "counts of ")(session.range(10), 7))
-    found = {part["name"]: json.loads(tables[f"counts of {part['name']}"]["counts"][0].as_py()) for part in parts}
+    found = {
+        part["name"]: json.loads(tables[f"counts of {part['name']}"]["counts"][0].as_py())
+        for part in parts
+    }
     assert {name: one["executed"] for name, one in found.items()} == {
         "drawn": {"lines:default": 10},
         "left": {},
@@ -328,17 +374,27 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
         "lost": "it returns \\['x'\\], the bolt",
     }.items():
         wrong = {**chain, "parts": [{**parts[0], "function": f"chain_code:{function}"}]}
-        with pytest.raises(RuntimeError, match=f"component 'drawn': chain_code:{function}: ValueError: {message}"):
+        with pytest.raises(
+            RuntimeError, match=f"component 'drawn': chain_code:{function}: ValueError: {message}"
+        ):
             make_chain(wrong, b"", "counts of ")(session.range(10), 7)
     many = {**chain, "parts": [{**parts[0], "schema": "a long, b long"}]}
     with pytest.raises(RuntimeError, match=r"it takes 2 columns \(a, b\), its rows have \['n'\]"):
         make_chain(many, b"", "counts of ")(session.range(10), 7)
 
 
-def test_streams_without_a_schema_meet_by_the_names_of_their_columns(archive: Path, spark_remote: str) -> None:
+def test_streams_without_a_schema_meet_by_the_names_of_their_columns(
+    archive: Path, spark_remote: str
+) -> None:
     session = worker_session({"spark.remote": spark_remote})
     parts = [
-        {"name": name, "sources": sources, "function": "chain_code:same", "args": {}, "schema": None}
+        {
+            "name": name,
+            "sources": sources,
+            "function": "chain_code:same",
+            "args": {},
+            "schema": None,
+        }
         | {"outputs": outputs, "stream": stream, "counted": True}
         for name, sources, outputs, stream in [
             ("left", ["lines"], ["a", "b"], ""),
@@ -346,13 +402,21 @@ def test_streams_without_a_schema_meet_by_the_names_of_their_columns(archive: Pa
             ("both", ["left", "right"], ["a", "b"], "rows"),
         ]
     ]
-    chain = {"root": "lines", "fields": ["a", "b"], "columns": ["id", "other"], "emits": False, "parts": parts}
+    chain = {
+        "root": "lines",
+        "fields": ["a", "b"],
+        "columns": ["id", "other"],
+        "emits": False,
+        "parts": parts,
+    }
     frame = session.range(2).selectExpr("id", "id + 10 AS other")
     rows = dict(make_chain(chain, b"", "counts of ")(frame, 7))["rows"].to_pylist()
     assert sorted((row["a"], row["b"]) for row in rows) == [(0, 10), (0, 10), (1, 11), (1, 11)]
 
 
-def test_the_archive_of_a_batch_goes_with_the_folders_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_of_a_batch_goes_with_the_folders_of_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     monkeypatch.setattr(sys, "path", [*sys.path])
     with zipfile.ZipFile(tmp_path / "made.zip", "w") as packed:
@@ -366,7 +430,9 @@ def test_the_archive_of_a_batch_goes_with_the_folders_of_spark(tmp_path: Path, m
     monkeypatch.delitem(sys.modules, "batch_code_in_archive")
 
 
-def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a_replay(tmp_path: Path) -> None:
+def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a_replay(
+    tmp_path: Path,
+) -> None:
     spec = chain(tmp_path, tmp_path)
     apart = start(SparkBolt, "totals", spec.bolts["count"].object.args, spec, {})
     tup = Tuple(1, "lines", FUSED_ROWS + "count", 1, ["a", 1])
@@ -374,7 +440,9 @@ def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a
     assert apart._collector.failed == [tup] and not apart._waiting
     assert "runs the chain the other way (topology.spark.fuse)" in str(apart._collector.errors[0])
     fused = start(FusedBolt, "totals", {}, fuse(spec, {}), {})
-    with pytest.raises(Unavailable, match=r"component 'totals' cannot take a tuple: .* \(topology.spark.fuse\)"):
+    with pytest.raises(
+        Unavailable, match=r"component 'totals' cannot take a tuple: .* \(topology.spark.fuse\)"
+    ):
         fused.process(Tuple(2, "split", "default", 1, ["a"]))
     fused.process(tup)
     assert [values for _, values in fused._collector.emitted] == [["a", 1]]
@@ -382,10 +450,14 @@ def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a
 
 def test_what_is_fused(tmp_path: Path) -> None:
     spec = chain(tmp_path, tmp_path)
-    assert fused_components(spec, {}) == dict.fromkeys(["split", "lengths", "sink", "count"], "lines")
+    assert fused_components(spec, {}) == dict.fromkeys(
+        ["split", "lengths", "sink", "count"], "lines"
+    )
     assert fuse(spec, {"topology.spark.fuse": False}) is spec
     counted = {
-        name: {part["name"]: part["counted"] for part in made.spouts["lines"].conf[CHAIN_KEY]["parts"]}
+        name: {
+            part["name"]: part["counted"] for part in made.spouts["lines"].conf[CHAIN_KEY]["parts"]
+        }
         for name, conf in {"as it is": {}, "not": {"topology.spark.fuse.counts": False}}.items()
         for made in [fuse(spec, conf)]
     }
@@ -401,16 +473,31 @@ def test_what_is_fused(tmp_path: Path) -> None:
         builder.set_spout("lines", SparkSpout, args=args, outputs=["line"])
         builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"])
         builder.set_bolt("tell", "chain_code:Tell", inputs="lines", outputs=["word"])
-        builder.set_bolt("count", SparkBolt, inputs=change, args=bolt("count"), outputs=["word", "times"], par=2)
+        builder.set_bolt(
+            "count", SparkBolt, inputs=change, args=bolt("count"), outputs=["word", "times"], par=2
+        )
         builder.set_bolt("last", SparkBolt, inputs="count", args=bolt("count"))
         found = builder.build()
         assert fused_components(found, {}) == {"split": "lines"}, name
         # What is left reads the tasks of the fused bolt as before.
         fused = fuse(found, {})
-        assert fused.bolts["count"] == found.bolts["count"] and fused.bolts["tell"] == found.bolts["tell"]
-        assert fused.bolts["split"].parallelism == 1 and fused.bolts["split"].outputs == found.bolts["split"].outputs
+        assert (
+            fused.bolts["count"] == found.bolts["count"]
+            and fused.bolts["tell"] == found.bolts["tell"]
+        )
+        assert (
+            fused.bolts["split"].parallelism == 1
+            and fused.bolts["split"].outputs == found.bolts["split"].outputs
+        )
     builder = TopologyBuilder("kept")
-    builder.set_spout("lines", SparkSpout, args={"source": "chain_code:lines", "checkpoint": "/c"}, outputs=["line"])
+    builder.set_spout(
+        "lines",
+        SparkSpout,
+        args={"source": "chain_code:lines", "checkpoint": "/c"},
+        outputs=["line"],
+    )
     config = {"topology.spark.fuse": False}
-    builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], config=config)
+    builder.set_bolt(
+        "split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], config=config
+    )
     assert fused_components(builder.build(), {}) == {}

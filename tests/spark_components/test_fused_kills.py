@@ -61,9 +61,17 @@ def test_every_word_is_counted_once(
         text = "\n".join(" ".join(words[at : at + 5]) for at in range(0, len(words), 5))
         (ready / f"{number:03}.txt").write_text(text + "\n")
     builder = TopologyBuilder("kills")
-    spout = {"source": "kill_code:lines", "args": {"folder": str(source)}, "checkpoint": str(tmp_path / "checkpoint")}
-    builder.set_spout("lines", SparkSpout, args={**spout, "trigger": "100 milliseconds"}, outputs=["value"], par=2)
-    builder.set_bolt("split", SparkBolt, inputs="lines", args={"function": "kill_code:split"}, outputs=["word"])
+    spout = {
+        "source": "kill_code:lines",
+        "args": {"folder": str(source)},
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    builder.set_spout(
+        "lines", SparkSpout, args={**spout, "trigger": "100 milliseconds"}, outputs=["value"], par=2
+    )
+    builder.set_bolt(
+        "split", SparkBolt, inputs="lines", args={"function": "kill_code:split"}, outputs=["word"]
+    )
     args = {"function": "kill_code:count"}
     builder.set_bolt("count", SparkBolt, inputs="split", args=args, outputs=["word", "count"])
     args = {"function": "kill_code:replace", "args": {"folder": str(out)}}
@@ -86,7 +94,13 @@ def test_every_word_is_counted_once(
         packed.write(rig.code_dir / "code" / "kill_code.py", "kill_code.py")
 
     def committed() -> int:
-        return len([path for path in (tmp_path / "checkpoint" / "commits").glob("*") if path.name.isdigit()])
+        return len(
+            [
+                path
+                for path in (tmp_path / "checkpoint" / "commits").glob("*")
+                if path.name.isdigit()
+            ]
+        )
 
     def give(files: int) -> None:
         for path in sorted(ready.iterdir())[:files]:
@@ -117,7 +131,9 @@ def test_every_word_is_counted_once(
                 workers[victim] = rig.start(*victim)
             # A batch for each file. One that was committed just before the kill has none after it.
             eventually(
-                lambda: committed() == len(list(source.iterdir())), 200, f"the batches after the kill of {victim}"
+                lambda: committed() == len(list(source.iterdir())),
+                200,
+                f"the batches after the kill of {victim}",
             )
         give(FILES)
 
@@ -129,7 +145,9 @@ def test_every_word_is_counted_once(
                         words[row["word"]] += row["count"]
             return words
 
-        eventually(lambda: committed() == FILES and found().total() >= expected.total(), 200, "all batches")
+        eventually(
+            lambda: committed() == FILES and found().total() >= expected.total(), 200, "all batches"
+        )
         assert found() == expected, killed
     finally:
         rig.stop()

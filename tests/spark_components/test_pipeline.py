@@ -56,7 +56,9 @@ def spec_of(example: Any, lines: Path, out: Path) -> TopologySpec:
 
 def java_children() -> set[int]:
     """Pids of the Java processes below this one."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if "java" in child.name()}
+    return {
+        child.pid for child in psutil.Process().children(recursive=True) if "java" in child.name()
+    }
 
 
 def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
@@ -70,7 +72,9 @@ def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
     for row_id, _ in rows[:-1]:
         spout.ack(row_id)
     commits = Path(args["checkpoint"]) / "commits"
-    assert not [path for path in commits.glob("*") if path.name.isdigit()], "Spark must not commit before the last ack"
+    assert not [path for path in commits.glob("*") if path.name.isdigit()], (
+        "Spark must not commit before the last ack"
+    )
     # The worker dies: the batch, one row of which was never acked, comes again in whole.
     spout.close()
     again = start(SparkSpout, "lines", args, spec, conf)
@@ -98,7 +102,9 @@ def test_a_session_that_ends_under_its_query_is_named_and_the_query_goes_on_in_a
     again = take(spout, 200)
     assert Counter(values[0] for _, values in again) == Counter(values[0] for _, values in first)
     assert spout._session is not ended
-    assert any("Spark is out of reach" in str(error) for error in spout._collector.errors), spout._collector.errors
+    assert any("Spark is out of reach" in str(error) for error in spout._collector.errors), (
+        spout._collector.errors
+    )
     spout.close()
 
 
@@ -109,7 +115,9 @@ def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
 
     out = tmp_path / "out"
     spec = spec_of(example, lines, out)
-    bolt = start(SparkBolt, "totals", {**spec.bolts["totals"].object.args, "batch_tuples": 300}, spec, conf)
+    bolt = start(
+        SparkBolt, "totals", {**spec.bolts["totals"].object.args, "batch_tuples": 300}, spec, conf
+    )
     tuples = [Tuple(n, "keywords", "default", 1, ["if" if n % 3 else "is", 2]) for n in range(300)]
     jobs, java = spark_server.jobs(), java_children()
     for tup in tuples:
@@ -128,7 +136,11 @@ def test_a_batch_whose_function_raises_fails_as_a_whole(
     example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
 ) -> None:
     spec = spec_of(example, lines, tmp_path / "out")
-    args = {"function": "spark_pipeline:write_totals", "args": {"out": "/dev/null/nowhere"}, "batch_tuples": 5}
+    args = {
+        "function": "spark_pipeline:write_totals",
+        "args": {"out": "/dev/null/nowhere"},
+        "batch_tuples": 5,
+    }
     bolt = start(SparkBolt, "totals", {**args, "schema": "keyword string, times long"}, spec, conf)
     tuples = [Tuple(n, "keywords", "default", 1, ["if", 1]) for n in range(5)]
     for tup in tuples:
@@ -179,17 +191,25 @@ def from_kafka(spark: Any, servers: str) -> Any:
     return frame.option("subscribe", "orders").load().selectExpr("CAST(value AS STRING) AS word")
 
 
-def spout_of(source: str, source_args: dict[str, Any], outputs: list[str], folder: Path, conf: Any) -> Any:
+def spout_of(
+    source: str, source_args: dict[str, Any], outputs: list[str], folder: Path, conf: Any
+) -> Any:
     from storm_dagster.api import TopologyBuilder
 
     builder = TopologyBuilder("source")
-    args = {"source": f"{__name__}:{source}", "args": source_args, "checkpoint": str(folder / "checkpoint")}
+    args = {
+        "source": f"{__name__}:{source}",
+        "args": source_args,
+        "checkpoint": str(folder / "checkpoint"),
+    }
     builder.set_spout("lines", SparkSpout, outputs=outputs, args=args)
     return start(SparkSpout, "lines", args, builder.build(), conf)
 
 
 @pytest.mark.long
-def test_a_python_data_source_is_read_with_its_options(tmp_path: Path, conf: dict[str, Any]) -> None:
+def test_a_python_data_source_is_read_with_its_options(
+    tmp_path: Path, conf: dict[str, Any]
+) -> None:
     spout = spout_of("counted", {"most": 100, "words": "w"}, ["word", "n"], tmp_path, conf)
     # Spark starts several Python processes for such a source.
     rows = take(spout, 100, 180.0)
@@ -202,7 +222,9 @@ def test_a_python_data_source_is_read_with_its_options(tmp_path: Path, conf: dic
     assert not spout._collector.errors
 
 
-def test_a_connector_that_spark_lacks_is_said_once_with_the_remedy(tmp_path: Path, conf: dict[str, Any]) -> None:
+def test_a_connector_that_spark_lacks_is_said_once_with_the_remedy(
+    tmp_path: Path, conf: dict[str, Any]
+) -> None:
     spout = spout_of("from_kafka", {"servers": "127.0.0.1:1"}, ["word"], tmp_path, conf)
     for _ in range(3):
         spout._retry_at = 0.0
@@ -226,9 +248,13 @@ def test_a_process_that_ends_leaves_no_session_on_the_server(conf: dict[str, Any
 from storm_dagster.api.spark_session import worker_session
 print(worker_session({conf!r}).session_id)
 """
-    ended = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=120, capture_output=True
+    )
     session_id = ended.stdout.decode().strip()
-    again = SparkSession.builder.remote(f"{conf['spark.remote']}/;session_id={session_id};user_id=storm").create()
+    again = SparkSession.builder.remote(
+        f"{conf['spark.remote']}/;session_id={session_id};user_id=storm"
+    ).create()
     with pytest.raises(PySparkException, match="SESSION_CLOSED"):
         again.range(1).count()
     again.client.close()
@@ -243,7 +269,10 @@ def test_a_lost_session_is_replaced(conf: dict[str, Any]) -> None:
 
 
 def test_where_spark_components_run_is_conf_alone() -> None:
-    assert spark_target({"spark.remote": "sc://a", "topology.spark.remote": "sc://b"}) == ("remote", "sc://b")
+    assert spark_target({"spark.remote": "sc://a", "topology.spark.remote": "sc://b"}) == (
+        "remote",
+        "sc://b",
+    )
     assert spark_target({"spark.remote": "sc://a"}) == ("remote", "sc://a")
     assert spark_target({"spark.master": "spark://m:7077"}) == ("master", "spark://m:7077")
     with pytest.raises(InvalidTopology, match=r"topology\.spark\.remote"):
@@ -274,7 +303,11 @@ def bolt_of(function: str, conf: Mapping[str, Any], **args: Any) -> Any:
     builder = TopologyBuilder("bad")
     builder.set_spout("lines", "spark_pipeline:Lines", outputs=["word", "n"])
     builder.set_bolt(
-        "totals", SparkBolt, inputs="lines", args={"function": f"{__name__}:{function}"}, outputs=["word", "n"]
+        "totals",
+        SparkBolt,
+        inputs="lines",
+        args={"function": f"{__name__}:{function}"},
+        outputs=["word", "n"],
     )
     args = {"function": f"{__name__}:{function}", "batch_tuples": 2, **args}
     return start(SparkBolt, "totals", args, builder.build(), conf)
@@ -282,7 +315,10 @@ def bolt_of(function: str, conf: Mapping[str, Any], **args: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [("wrong_columns", "add \\['word'\\] to the DataFrame"), ("no_frame", "return a DataFrame, or None")],
+    [
+        ("wrong_columns", "add \\['word'\\] to the DataFrame"),
+        ("no_frame", "return a DataFrame, or None"),
+    ],
 )
 def test_a_wrong_schema_is_said_once_with_component_task_and_remedy(
     example: Any, conf: dict[str, Any], function: str, says: str
@@ -300,7 +336,9 @@ def test_a_wrong_schema_is_said_once_with_component_task_and_remedy(
     assert len(bolt._collector.errors) == 1, "the same mistake is reported once"
 
 
-def test_rows_are_emitted_by_name_whatever_the_order_of_columns(example: Any, conf: dict[str, Any]) -> None:
+def test_rows_are_emitted_by_name_whatever_the_order_of_columns(
+    example: Any, conf: dict[str, Any]
+) -> None:
     bolt = bolt_of("swapped", conf, schema="word string, n int")
     for n in range(2):
         bolt.process(Tuple(n, "lines", "default", 3, ["if", n]))

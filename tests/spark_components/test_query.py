@@ -101,7 +101,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def conf(spark_server: Any) -> dict[str, Any]:
-    return {"spark.remote": spark_server.remote, "topology.spark.conf": {"spark.sql.shuffle.partitions": 1}}
+    return {
+        "spark.remote": spark_server.remote,
+        "topology.spark.conf": {"spark.sql.shuffle.partitions": 1},
+    }
 
 
 @pytest.fixture
@@ -110,7 +113,9 @@ def make(archive: Path, conf: dict[str, Any], tmp_path: Path) -> Iterator[Callab
     made: list[Any] = []
     (tmp_path / "in").mkdir()
 
-    def make(query: str, *, name: str = "query", version: int = 0, outputs: Any = None, **args: Any) -> Any:
+    def make(
+        query: str, *, name: str = "query", version: int = 0, outputs: Any = None, **args: Any
+    ) -> Any:
         builder = TopologyBuilder(name)
         args = {
             "query": f"query_code:{query}",
@@ -166,7 +171,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [row for path in files for row in parquet.read_table(path).to_pylist()]
 
 
-def test_windows_of_event_time_go_to_files_once_across_stop_and_start(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_windows_of_event_time_go_to_files_once_across_stop_and_start(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
     out, source = tmp_path / "out", tmp_path / "in"
     query = make("windows", path=str(out))
     write(source, "2026-11-23 10:00:01,a", "2026-11-23 10:00:02,b", "2026-11-23 10:00:03,a")
@@ -174,7 +181,11 @@ def test_windows_of_event_time_go_to_files_once_across_stop_and_start(make: Call
     query.deactivate()
     assert query._query is None
     write(source, "2026-11-23 10:00:04,a", "2026-11-23 10:01:00,a")
-    run_until(query, lambda: sum(query._collector.written) == 5, "the rows that came while it was inactive")
+    run_until(
+        query,
+        lambda: sum(query._collector.written) == 5,
+        "the rows that came while it was inactive",
+    )
     # The first row is late: its window is over, and Spark counts a late row until it has written the window.
     run_until(query, lambda: len(rows(out)) == 2, "the first windows")
     write(source, "2026-11-23 10:00:05,a", "2026-11-23 10:02:00,a")
@@ -227,7 +238,9 @@ def test_a_python_process_of_sparks_that_starts_slowly_is_no_error(
         "    else: time.sleep(12)\n"
     )
     try:
-        query = make("lines", each_batch="query_code:store", batch_args={"folder": str(tmp_path / "out")})
+        query = make(
+            "lines", each_batch="query_code:store", batch_args={"folder": str(tmp_path / "out")}
+        )
         session = worker_session(query._conf, query._archive, query._code)
         write(tmp_path / "in", "one")
         run_until(query, lambda: (tmp_path / "out" / "0").exists(), "the batch")
@@ -238,14 +251,18 @@ def test_a_python_process_of_sparks_that_starts_slowly_is_no_error(
     assert query._session is session, "a session with slow processes is not lost"
 
 
-def test_a_session_that_another_component_closed_is_replaced(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_session_that_another_component_closed_is_replaced(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
     query = make("lines", path=str(tmp_path / "out"))
     run_until(query, lambda: query._query is not None, "the query")
     drop_worker_session(query._conf, query._session, query._code)
     write(tmp_path / "in", "one")
     # The batch may end before the query is found again.
     run_until(query, lambda: query._collector.written == [1], "the row")
-    assert all(isinstance(error, Unavailable) for error in query._collector.errors), query._collector.errors
+    assert all(isinstance(error, Unavailable) for error in query._collector.errors), (
+        query._collector.errors
+    )
     assert not query._session.client.is_closed
 
 
@@ -264,15 +281,23 @@ def test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed(
     query = start(SparkQuery, "hours", args, spec, conf, topology_id="ages-1-1", archive=archive)
     run_until(query, lambda: sum(query._collector.written) == 6, "the lines")
     query.close()
-    found = [row for path in out.glob("batch=*/*.parquet") for row in parquet.ParquetFile(path).read().to_pylist()]
+    found = [
+        row
+        for path in out.glob("batch=*/*.parquet")
+        for row in parquet.ParquetFile(path).read().to_pylist()
+    ]
     assert sorted((row["hour"].hour, row["lines"]) for row in found) == [(10, 4), (12, 2)]
 
 
-def test_a_table_of_spark_takes_the_rows(make: Callable[..., Any], tmp_path: Path, conf: dict[str, Any]) -> None:
+def test_a_table_of_spark_takes_the_rows(
+    make: Callable[..., Any], tmp_path: Path, conf: dict[str, Any]
+) -> None:
     query = make("lines", table="query_rows")
     write(tmp_path / "in", "one", "two")
     run_until(query, lambda: query._collector.written == [2], "the rows")
-    assert sorted(row[0] for row in worker_session(conf, code=query._code).table("query_rows").collect()) == [
+    assert sorted(
+        row[0] for row in worker_session(conf, code=query._code).table("query_rows").collect()
+    ) == [
         "one",
         "two",
     ]
@@ -284,9 +309,17 @@ def test_rows_are_counted_and_timed_as_the_statistics_show_them(
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     builder = TopologyBuilder("counted")
-    args = {"query": "query_code:lines", "args": {"folder": str(source)}, "checkpoint": str(tmp_path / "checkpoint")}
-    builder.set_spout("files", SparkQuery, args={**args, "path": str(out), "trigger": "100 milliseconds"})
-    builder.set_spout("tuples", SparkQuery, args={**args, "checkpoint": f"{out}.2"}, outputs=["value"])
+    args = {
+        "query": "query_code:lines",
+        "args": {"folder": str(source)},
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    builder.set_spout(
+        "files", SparkQuery, args={**args, "path": str(out), "trigger": "100 milliseconds"}
+    )
+    builder.set_spout(
+        "tuples", SparkQuery, args={**args, "checkpoint": f"{out}.2"}, outputs=["value"]
+    )
     write(source, "one", "two", "three")
     with TopologyHarness(builder.build(), conf=conf, archive=archive) as harness:
         rows: list[Any] = []
@@ -299,7 +332,11 @@ def test_rows_are_counted_and_timed_as_the_statistics_show_them(
         eventually(both, 120, "the rows of both")
         assert sorted(rows) == [["one"], ["three"], ["two"]]
         (report,) = [one for one in harness.engine.stats().values() if one.component == "files"]
-        entry = {"windows": report.windows, "streams": report.streams, "latencies": report.latencies}
+        entry = {
+            "windows": report.windows,
+            "streams": report.streams,
+            "latencies": report.latencies,
+        }
         stats = task_windows(entry, "spout")[ALL_TIME]
         assert (stats.totals().emitted, stats.totals().acked) == (3, 3)
         assert stats.percentiles()["complete"]["p99_ms"] > 0 and stats.totals().complete_ms > 0
@@ -307,7 +344,9 @@ def test_rows_are_counted_and_timed_as_the_statistics_show_them(
         assert not harness.errors
 
 
-def test_of_two_owners_the_older_one_loses_and_names_the_other(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_of_two_owners_the_older_one_loses_and_names_the_other(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
     first = make("lines", path=str(tmp_path / "out"), version=1)
     write(tmp_path / "in", "one")
     run_until(first, lambda: first._collector.written == [1], "the first row")
@@ -320,7 +359,9 @@ def test_of_two_owners_the_older_one_loses_and_names_the_other(make: Callable[..
     first.next_tuple()
     (error,) = first._collector.errors
     assert isinstance(error, Conflict)
-    assert "now belongs to task 3 at 127.0.0.1:6702, so task 3 at 127.0.0.1:6701 leaves it" in str(error)
+    assert "now belongs to task 3 at 127.0.0.1:6702, so task 3 at 127.0.0.1:6701 leaves it" in str(
+        error
+    )
     # An older assignment does not take it back, whatever happens.
     for _ in range(2):
         first._retry_at = 0.0
@@ -376,13 +417,23 @@ time.sleep(600)
 
 @pytest.mark.zookeeper
 def test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topology(
-    make: Callable[..., Any], tmp_path: Path, archive: Path, conf: dict[str, Any], zk_cluster: StormClusterState
+    make: Callable[..., Any],
+    tmp_path: Path,
+    archive: Path,
+    conf: dict[str, Any],
+    zk_cluster: StormClusterState,
 ) -> None:
     args = {"args": {"folder": str(tmp_path / "in")}, "checkpoint": str(tmp_path / "checkpoint")}
-    args |= {"query": "query_code:lines", "path": str(tmp_path / "out"), "trigger": "100 milliseconds"}
+    args |= {
+        "query": "query_code:lines",
+        "path": str(tmp_path / "out"),
+        "trigger": "100 milliseconds",
+    }
     write(tmp_path / "in", "one")
     given = json.dumps({"path": [str(archive), *sys.path], "args": args, "conf": conf})
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, given], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, given], stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout is not None
     run_id = owner.stdout.readline().strip()
     owner.kill()
@@ -446,7 +497,9 @@ def test_an_inactive_topology_has_no_running_query(
     assert query._query.runId != running.runId
 
 
-def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_component_is_refused_with_its_name(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
     first = make("lines", path=str(tmp_path / "out"))
     write(tmp_path / "in", "one")
     run_until(first, lambda: first._collector.written == [1], "the row")
@@ -454,13 +507,18 @@ def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callab
     other.next_tuple()
     (error,) = other._collector.errors
     assert isinstance(error, InvalidTopology)
-    assert "belongs to component 'lines' of topology 'query' (task 3 at 127.0.0.1:6700), not to" in str(error)
+    assert (
+        "belongs to component 'lines' of topology 'query' (task 3 at 127.0.0.1:6700), not to"
+        in str(error)
+    )
     assert f"remove {tmp_path}/checkpoint/owner" in str(error)
     assert first._query.isActive, "nothing is half started"
     assert not (tmp_path / "out2").exists()
 
 
-@pytest.mark.parametrize("other", ["by_length", pytest.param("by_word_of_two", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "other", ["by_length", pytest.param("by_word_of_two", marks=pytest.mark.long)]
+)
 def test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy(
     make: Callable[..., Any], tmp_path: Path, other: str
 ) -> None:
@@ -520,13 +578,25 @@ def test_a_spark_that_does_not_answer_is_unavailable_and_tried_again(
     ("args", "more", "says"),
     [
         ({"table": "t", "path": "/p"}, {}, "spout 'q': m:f has the sinks table and path: name one"),
-        ({}, {}, "spout 'q' has neither a sink nor outputs: give table, path, each_batch or format"),
+        (
+            {},
+            {},
+            "spout 'q' has neither a sink nor outputs: give table, path, each_batch or format",
+        ),
         ({"path": "/p"}, {"outputs": ["a"]}, "spout 'q' has a sink and outputs: remove one"),
         ({"path": "/p"}, {"par": 2}, "spout 'q' has a sink and par=2: one task owns a query"),
-        ({"path": "/p", "output_mode": "all"}, {}, "has output_mode 'all': give one of append, complete, update"),
+        (
+            {"path": "/p", "output_mode": "all"},
+            {},
+            "has output_mode 'all': give one of append, complete, update",
+        ),
         ({"path": "/p", "checkpoint": ""}, {}, "spout 'q' has no checkpoint: give a folder or URL"),
         ({"path": "/p", "query": "os:nothing"}, {}, "spout 'q': cannot find 'os:nothing'"),
-        ({"path": "/p", "query": "nothing"}, {}, "spout 'q': 'nothing' is not of the form 'module:function'"),
+        (
+            {"path": "/p", "query": "nothing"},
+            {},
+            "spout 'q': 'nothing' is not of the form 'module:function'",
+        ),
         ({"each_batch": "os:sep"}, {}, "spout 'q': 'os:sep' is a str, not a function"),
         ({"path": "/p", "flows": 2}, {}, "spout 'q': .* unexpected keyword argument 'flows'"),
     ],
@@ -545,7 +615,9 @@ def test_two_components_with_one_checkpoint_are_refused_when_the_topology_is_bui
     builder = TopologyBuilder("wrong")
     builder.set_spout("q", SparkQuery, args={"query": "m:f", "checkpoint": "/c", "path": "/p"})
     builder.set_spout("s", SparkSpout, args={"source": "m:f", "checkpoint": "/c"}, outputs=["a"])
-    with pytest.raises(InvalidTopology, match="spouts 'q' and 's' have one checkpoint, /c: give each its own"):
+    with pytest.raises(
+        InvalidTopology, match="spouts 'q' and 's' have one checkpoint, /c: give each its own"
+    ):
         builder.build()
 
 
@@ -556,7 +628,11 @@ def test_the_lag_is_what_a_source_reports_or_the_distance_of_its_offsets() -> No
         "inputRowsPerSecond": 1.5,
         "endOffset": {"orders": {"0": 10, "1": 4}, "returns": {"0": 8}},
         "latestOffset": {"orders": {"0": 14, "1": 6, "2": 1}, "returns": {"0": 8}},
-        "metrics": {"avgOffsetsBehindLatest": "2.0", "maxOffsetsBehindLatest": "4", "minOffsetsBehindLatest": "0"},
+        "metrics": {
+            "avgOffsetsBehindLatest": "2.0",
+            "maxOffsetsBehindLatest": "4",
+            "minOffsetsBehindLatest": "0",
+        },
     }
     rate = {"numInputRows": 3, "latestOffset": "12", "endOffset": "10", "metrics": {}}
     assert metrics_of({**report, "sources": [kafka, rate]}) == {
@@ -574,8 +650,10 @@ def test_the_lag_is_what_a_source_reports_or_the_distance_of_its_offsets() -> No
 
 
 def test_an_error_of_a_batch_is_the_line_that_says_what_happened() -> None:
-    text = '[STREAM_FAILED] Query x\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n\
+    text = (
+        '[STREAM_FAILED] Query x\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n\
 ValueError: no such shelf\n\nJVM stacktrace:\norg.apache.Some: thing'
+    )
     error = query_error(Exception(text), "component 'q', task 1: m:f", "/c", "4.1")
     assert str(error) == (
         "component 'q', task 1: m:f: a batch failed (Exception: ValueError: no such shelf): "

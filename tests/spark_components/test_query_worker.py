@@ -68,11 +68,14 @@ def rig(
     }
     builder.set_spout("lines", "storm_dagster.api.spark_query:SparkQuery", args=args)
     parts = {
-        name: ComponentTasks(type="bolt", tasks=task) for name, task in (("__acker", "1"), ("__topology_master", "2"))
+        name: ComponentTasks(type="bolt", tasks=task)
+        for name, task in (("__acker", "1"), ("__topology_master", "2"))
     }
     parts["lines"] = ComponentTasks(type="spout", tasks="3")
     spec, table = builder.build(), TaskTable(components=parts)
-    made = WorkerRig(tmp_path, zk_cluster, zk_conf, spec, table, conf=conf, code={"rig_query.py": CODE})
+    made = WorkerRig(
+        tmp_path, zk_cluster, zk_conf, spec, table, conf=conf, code={"rig_query.py": CODE}
+    )
     with zipfile.ZipFile(made.code_dir / "stormjar.jar", "w") as packed:
         packed.writestr("rig_query.py", CODE)
     for name in ("in", "out"):
@@ -83,7 +86,9 @@ def rig(
     end_query_session(conf["spark.remote"], made.topology_id)
 
 
-def test_a_query_stops_while_inactive_and_goes_on_without_its_worker(rig: WorkerRig, conf: dict[str, Any]) -> None:
+def test_a_query_stops_while_inactive_and_goes_on_without_its_worker(
+    rig: WorkerRig, conf: dict[str, Any]
+) -> None:
     expected: list[str] = []
 
     def add() -> None:
@@ -91,11 +96,17 @@ def test_a_query_stops_while_inactive_and_goes_on_without_its_worker(rig: Worker
         (rig.folder / "in" / f"{len(expected)}.txt").write_text(f"{expected[-1]}\n")
 
     def lines() -> list[str]:
-        return sorted(line for path in (rig.folder / "out").glob("*") for line in path.read_text().splitlines())
+        return sorted(
+            line
+            for path in (rig.folder / "out").glob("*")
+            for line in path.read_text().splitlines()
+        )
 
     def owner() -> str:
         # Spark replaces the record: for a moment there is none.
-        return "".join(path.read_text() for path in (rig.folder / "checkpoint" / "owner").glob("*.txt"))
+        return "".join(
+            path.read_text() for path in (rig.folder / "checkpoint" / "owner").glob("*.txt")
+        )
 
     add()
     one, two = ("s1", free_port()), ("s2", free_port())
@@ -130,7 +141,11 @@ def test_a_worker_that_is_stopped_leaves_no_session_on_the_server(
     noted = tmp_path / "session"
     builder = TopologyBuilder("noted")
     builder.set_spout("ones", "rig_query:Ones", outputs=["n"])
-    args: dict[str, Any] = {"function": "rig_query:note", "args": {"path": str(noted)}, "batch_secs": 0.2}
+    args: dict[str, Any] = {
+        "function": "rig_query:note",
+        "args": {"path": str(noted)},
+        "batch_secs": 0.2,
+    }
     builder.set_bolt("note", "storm_dagster.api.spark:SparkBolt", inputs="ones", args=args)
     tasks = {"__acker": "1", "__topology_master": "2", "note": "3"}
     parts = {name: ComponentTasks(type="bolt", tasks=task) for name, task in tasks.items()}

@@ -86,7 +86,10 @@ class Server:
 
 @pytest.fixture
 def rig(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[WorkerRig, Server]]:
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path))
@@ -118,7 +121,11 @@ def rig(
     ids = {"tag": "1", "shout": "2", "sink": "3", "__acker": "4", "__topology_master": "5"}
     parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
     parts["lines"] = ComponentTasks(type="spout", tasks="6-8")
-    conf = {"spark.remote": server.remote, "topology.message.timeout.secs": 20, "topology.max.spout.pending": 500}
+    conf = {
+        "spark.remote": server.remote,
+        "topology.message.timeout.secs": 20,
+        "topology.max.spout.pending": 500,
+    }
     made = WorkerRig(
         tmp_path,
         zk_cluster,
@@ -146,7 +153,9 @@ def test_spark_killed_in_the_middle_loses_nothing(rig: tuple[WorkerRig, Server])
 
     def rows() -> list[tuple[str, str]]:
         text = out.read_text() if out.exists() else ""
-        return [(line, task) for line, _, task in (row.rpartition(" ") for row in text.split("\n")[:-1])]
+        return [
+            (line, task) for line, _, task in (row.rpartition(" ") for row in text.split("\n")[:-1])
+        ]
 
     server.start()
     one, two = ("s1", free_port()), ("s2", free_port())
@@ -156,12 +165,20 @@ def test_spark_killed_in_the_middle_loses_nothing(rig: tuple[WorkerRig, Server])
     eventually(lambda: len(rows()) >= 2 * LINES, 120, "the first lines")
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait(30)
-    assert {line for line, _ in rows()} < expected, "it must be killed before the end to show anything"
+    assert {line for line, _ in rows()} < expected, (
+        "it must be killed before the end to show anything"
+    )
     server.stop()
     server.start()
     eventually(lambda: {line for line, _ in rows()} >= expected, 150, "all lines")
     assert {line for line, _ in rows()} == expected
-    assert {task for _, task in rows()} == {"6", "7", "8"}, "each task of the spout has its share, in both workers"
+    assert {task for _, task in rows()} == {"6", "7", "8"}, (
+        "each task of the spout has its share, in both workers"
+    )
     commits = workers.folder / "checkpoint" / "commits"
-    eventually(lambda: len([path for path in commits.glob("*") if path.name.isdigit()]) == FILES, 60, "commits")
+    eventually(
+        lambda: len([path for path in commits.glob("*") if path.name.isdigit()]) == FILES,
+        60,
+        "commits",
+    )
     assert workers.running()

@@ -42,7 +42,12 @@ def eat(tmp_path: Path) -> Iterator[Callable[[int], LiveWorker]]:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         process = WorkerProcess(child.pid, start_ticks(child.pid) or -1, boot_id(), child)
         return LiveWorker(
-            6900, Worker("w1", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log", 0.0
+            6900,
+            Worker("w1", Work("wc-1-1", "wc-1-1")),
+            process,
+            tmp_path / "beat",
+            tmp_path / "log",
+            0.0,
         )
 
     yield start
@@ -81,7 +86,9 @@ def test_a_worker_over_its_memory_is_ended_and_the_error_names_both_numbers(
     assert modest.process.alive()
 
 
-def test_each_worker_has_the_size_that_it_is_placed_with(eat: Callable[[int], LiveWorker], tmp_path: Path) -> None:
+def test_each_worker_has_the_size_that_it_is_placed_with(
+    eat: Callable[[int], LiveWorker], tmp_path: Path
+) -> None:
     told: list[tuple[str, int, str]] = []
     workers = {port: eat(60 * MIB) for port in (6900, 6901, 6902)}
     for port, worker in workers.items():
@@ -89,12 +96,22 @@ def test_each_worker_has_the_size_that_it_is_placed_with(eat: Callable[[int], Li
     groups = tmp_path / "cgroup"
     (groups / "w6900").mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("memory")
-    for file in ("cgroup.subtree_control", "cgroup/cgroup.subtree_control", "cgroup/w6900/memory.max"):
+    for file in (
+        "cgroup.subtree_control",
+        "cgroup/cgroup.subtree_control",
+        "cgroup/w6900/memory.max",
+    ):
         (tmp_path / file).touch()
 
     def place(**memory: int) -> dict[tuple[str, int], int]:
         slots = [
-            WorkerSlot(node="s1", host="h", port=port, tasks="1", memory_bytes=memory.get(f"w{port}", 100 * MIB))
+            WorkerSlot(
+                node="s1",
+                host="h",
+                port=port,
+                tasks="1",
+                memory_bytes=memory.get(f"w{port}", 100 * MIB),
+            )
             for port in workers
         ]
         assignment = Assignment.model_construct(code_dir="wc-1-1", workers=tuple(slots), restarts=0)
@@ -114,7 +131,9 @@ def test_each_worker_has_the_size_that_it_is_placed_with(eat: Callable[[int], Li
     assert workers[6902].process.alive() and [error[1] for error in told] == [6901]
 
 
-def test_the_memory_is_a_label_unless_it_is_enforced(eat: Callable[[int], LiveWorker], tmp_path: Path) -> None:
+def test_the_memory_is_a_label_unless_it_is_enforced(
+    eat: Callable[[int], LiveWorker], tmp_path: Path
+) -> None:
     told: list[tuple[str, int, str]] = []
     greedy = eat(200 * MIB)
     guard(told, tmp_path, **{"supervisor.worker.memory.enforce": False}).check([greedy], 1.0, SIZE)
@@ -122,7 +141,9 @@ def test_the_memory_is_a_label_unless_it_is_enforced(eat: Callable[[int], LiveWo
     assert greedy.process.alive() and not told
 
 
-def test_a_cgroup_holds_the_worker_where_one_can_be_made(eat: Callable[[int], LiveWorker], tmp_path: Path) -> None:
+def test_a_cgroup_holds_the_worker_where_one_can_be_made(
+    eat: Callable[[int], LiveWorker], tmp_path: Path
+) -> None:
     """With files in the place of the kernel's."""
     top = tmp_path / "cgroup"
     group = top / "storm_dagster" / "w1"
@@ -139,14 +160,20 @@ def test_a_cgroup_holds_the_worker_where_one_can_be_made(eat: Callable[[int], Li
     watching = guard(told, group.parent)
     worker = eat(20 * MIB)
     watching.check([worker], 1.0, SIZE)
-    assert [(group / name).read_text() for name in names] == [str(100 * MIB), "1", str(worker.process.pid)]
+    assert [(group / name).read_text() for name in names] == [
+        str(100 * MIB),
+        "1",
+        str(worker.process.pid),
+    ]
     (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
     (group / "memory.peak").write_text(str(100 * MIB))
     watching.check([], 2.0, {})
     assert "used 100.0 MiB of memory, its placement allows 100.0 MiB" in told[0][2]
 
 
-def test_a_worker_leaves_no_core_dump_and_opens_no_more_files_than_it_may(tmp_path: Path, code: Path) -> None:
+def test_a_worker_leaves_no_core_dump_and_opens_no_more_files_than_it_may(
+    tmp_path: Path, code: Path
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from storm_dagster.model.conf import default_conf
-from storm_dagster.model.errors import Corrupt, InvalidRequest, InvalidTopology, KeyNotFound, Unavailable
+from storm_dagster.model.errors import (
+    Corrupt,
+    InvalidRequest,
+    InvalidTopology,
+    KeyNotFound,
+    Unavailable,
+)
 from storm_dagster.supervisor.localizer import Localizer
 from storm_rigs.blob_server import BlobServer, zip_bytes
 
@@ -24,7 +30,11 @@ def make(tmp_path: Path, blob_server: BlobServer) -> Iterator[Callable[..., Loca
     made: list[Localizer] = []
 
     def build(*urls: str, **options: Any) -> Localizer:
-        conf = {**default_conf(), "nimbus.file.copy.expiration.secs": 5.0, **options.pop("conf", {})}
+        conf = {
+            **default_conf(),
+            "nimbus.file.copy.expiration.secs": 5.0,
+            **options.pop("conf", {}),
+        }
         options = {"stop": threading.Event(), **options}
         localizer = Localizer(tmp_path, lambda: urls or (blob_server.url,), conf, **options)
         localizer.prepare()
@@ -81,7 +91,9 @@ def test_a_damaged_cache_is_not_believed(
     assert blob_server.gets("wc-2-1700000001-stormjar.jar") == 1
 
 
-def test_three_tries_and_other_nimbuses(make: Callable[..., Localizer], blob_server: BlobServer) -> None:
+def test_three_tries_and_other_nimbuses(
+    make: Callable[..., Localizer], blob_server: BlobServer
+) -> None:
     blob_server.put_code(CODE)
     blob_server.failures = 2
     make().fetch(CODE)
@@ -92,7 +104,9 @@ def test_three_tries_and_other_nimbuses(make: Callable[..., Localizer], blob_ser
     assert blob_server.gets("b-1-1-stormconf.ser") == 1
 
 
-def test_what_fails_leaves_nothing(make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path) -> None:
+def test_what_fails_leaves_nothing(
+    make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path
+) -> None:
     blob_server.put_code(CODE)
     key = f"{CODE}-stormjar.jar"
     with pytest.raises(Unavailable, match="no nimbus is known"):
@@ -126,12 +140,16 @@ def test_an_unsafe_archive_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\nb"])
-def test_code_names_that_could_be_paths_are_refused(make: Callable[..., Localizer], name: str) -> None:
+def test_code_names_that_could_be_paths_are_refused(
+    make: Callable[..., Localizer], name: str
+) -> None:
     with pytest.raises(InvalidRequest):
         make().fetch(name)
 
 
-def test_a_folder_that_is_not_whole_is_replaced(make: Callable[..., Localizer], blob_server: BlobServer) -> None:
+def test_a_folder_that_is_not_whole_is_replaced(
+    make: Callable[..., Localizer], blob_server: BlobServer
+) -> None:
     blob_server.put_code(CODE)
     localizer = make()
     code = localizer.fetch(CODE)

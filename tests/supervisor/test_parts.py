@@ -27,7 +27,13 @@ from storm_dagster.supervisor.health import check_once
 from storm_dagster.supervisor.housekeeping import remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
-from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch, WorkerProcess, end_session, session_members
+from storm_dagster.supervisor.processes import (
+    LiveWorker,
+    ProcessWatch,
+    WorkerProcess,
+    end_session,
+    session_members,
+)
 from storm_dagster.testing.waiting import eventually
 
 
@@ -36,7 +42,9 @@ def assignment(topology_id: str, *slots: tuple[str, int], code: str | None = Non
         topology_id=topology_id,
         code_dir=code or topology_id,
         node_host={node: "h" for node, _ in slots},
-        workers=tuple(WorkerSlot(node=node, host="h", port=port, tasks="1") for node, port in slots),
+        workers=tuple(
+            WorkerSlot(node=node, host="h", port=port, tasks="1") for node, port in slots
+        ),
         task_start_secs={},
         timestamp_ms=1,
     )
@@ -59,9 +67,17 @@ def test_claims_are_those_of_this_supervisor() -> None:
 
 @pytest.mark.parametrize(
     ("ports", "says"),
-    [((6900, 6901), None), ((), "empty"), ((1, 1), "1 twice"), ((0,), "1 to 65535"), ((70000,), "70000")],
+    [
+        ((6900, 6901), None),
+        ((), "empty"),
+        ((1, 1), "1 twice"),
+        ((0,), "1 to 65535"),
+        ((70000,), "70000"),
+    ],
 )
-def test_ports_that_are_missing_repeated_or_out_of_range_are_named(ports: tuple[int, ...], says: str | None) -> None:
+def test_ports_that_are_missing_repeated_or_out_of_range_are_named(
+    ports: tuple[int, ...], says: str | None
+) -> None:
     found = check_ports(ports)
     assert found is None if says is None else found is not None and says in found
 
@@ -69,7 +85,15 @@ def test_ports_that_are_missing_repeated_or_out_of_range_are_named(ports: tuple[
 STATE = LocalState(
     supervisor_id="s1",
     workers=(
-        KnownWorker(port=1, worker_id="w", topology_id="t-1-1", code_dir="t-1-1", pid=5, start_ticks=6, boot_id="b"),
+        KnownWorker(
+            port=1,
+            worker_id="w",
+            topology_id="t-1-1",
+            code_dir="t-1-1",
+            pid=5,
+            start_ticks=6,
+            boot_id="b",
+        ),
     ),
     wanted=(WantedSlot(port=1, topology_id="t-1-1", code_dir="t-1-1", ran=True),),
 )
@@ -87,7 +111,15 @@ def test_local_state_is_written_when_it_changed_and_read_back(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b"{}", b"[]", b"null", b"\x80\x04}q.", b'{"v": 1, "sha256": "x", "state": {}}', b"[" * 100_000),
+        *(
+            b"",
+            b"{}",
+            b"[]",
+            b"null",
+            b"\x80\x04}q.",
+            b'{"v": 1, "sha256": "x", "state": {}}',
+            b"[" * 100_000,
+        ),
         json.dumps({"v": 2, "sha256": "", "state": {}}).encode(),
     ],
 )
@@ -162,7 +194,9 @@ def test_the_death_of_a_process_that_is_no_child_is_reported_too() -> None:
     watch = ProcessWatch(lambda key, status: seen.append((key, status)))
     # Its parent ends at once: it belongs to init then, as a former supervisor's worker does.
     code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
-    pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
+    pid = int(
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout
+    )
     ticks = start_ticks(pid)
     assert ticks is not None
     try:
@@ -205,7 +239,9 @@ def test_a_reused_pid_is_never_signalled() -> None:
 
 
 def test_what_a_worker_started_ends_with_it() -> None:
-    process = subprocess.Popen(["/bin/sh", "-c", "sleep 600 & sleep 600 & wait"], start_new_session=True)
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 600 & sleep 600 & wait"], start_new_session=True
+    )
     worker = as_worker(process)
     eventually(lambda: len(session_members(process.pid)) == 2, what="its children")
     process.kill()
@@ -215,8 +251,15 @@ def test_what_a_worker_started_ends_with_it() -> None:
 
 
 def test_the_command_is_a_list_and_the_environment_has_the_archive_first(tmp_path: Path) -> None:
-    assert worker_command({}, Path("/x/SPEC.json")) == [sys.executable, "-m", "storm_dagster.worker", "/x/SPEC.json"]
-    assert worker_command({"topology.python": "/a b/python; rm"}, Path("/x"))[0] == "/a b/python; rm"
+    assert worker_command({}, Path("/x/SPEC.json")) == [
+        sys.executable,
+        "-m",
+        "storm_dagster.worker",
+        "/x/SPEC.json",
+    ]
+    assert (
+        worker_command({"topology.python": "/a b/python; rm"}, Path("/x"))[0] == "/a b/python; rm"
+    )
     root = tmp_path / "code"
     environment = worker_environment(
         {"HOME": "/h", "PYTHONPATH": "/base"},
@@ -340,10 +383,22 @@ def test_a_disk_that_became_read_only_is_noticed_and_ends_nothing(
     """Such a disk refuses to remove files too, also those that are not there."""
     run = RunFile.write(tmp_path, "worker", "s1-6900", {"data": 6900})
     process = WorkerProcess(run.pid, run.start_ticks, boot_id())
-    live = LiveWorker(6900, Worker("w", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log", 0.0)
+    live = LiveWorker(
+        6900,
+        Worker("w", Work("wc-1-1", "wc-1-1")),
+        process,
+        tmp_path / "beat",
+        tmp_path / "log",
+        0.0,
+    )
     keeper = SimpleNamespace(save_again=lambda: None, do=lambda action: action())
     supervisor: Any = SimpleNamespace(
-        id="s1", _folder=tmp_path, _home=tmp_path, _full=False, _wake=threading.Event(), _housekeeper=keeper
+        id="s1",
+        _folder=tmp_path,
+        _home=tmp_path,
+        _full=False,
+        _wake=threading.Event(),
+        _housekeeper=keeper,
     )
 
     def read_only(*_: Any, **__: Any) -> None:

@@ -314,7 +314,13 @@ def test_late_answers_about_other_processes_change_nothing() -> None:
     driver = Driver()
     driver.run()
     before = driver.slot
-    for event in (Exited("old", 1), Beat("old"), LaunchFailed("late"), CodeFailed("x", "y"), CodeReady("x")):
+    for event in (
+        Exited("old", 1),
+        Beat("old"),
+        LaunchFailed("late"),
+        CodeFailed("x", "y"),
+        CodeReady("x"),
+    ):
         assert driver.send(event) == ()
     assert driver.slot == before
 
@@ -449,9 +455,20 @@ TestAnyEvents.settings = settings(stateful_step_count=40)
     st.lists(
         st.sampled_from(
             [
-                *(Assigned(None), Assigned(A), Assigned(A2), Assigned(B), Tick(), LaunchFailed("x")),
+                *(
+                    Assigned(None),
+                    Assigned(A),
+                    Assigned(A2),
+                    Assigned(B),
+                    Tick(),
+                    LaunchFailed("x"),
+                ),
                 *(CodeReady(A.code_dir), CodeReady(A2.code_dir), CodeFailed(A.code_dir, "x")),
-                *(Launched(Worker("w1", A)), Launched(Worker("w2", B)), Launched(Worker("w1", A), beating=True)),
+                *(
+                    Launched(Worker("w1", A)),
+                    Launched(Worker("w2", B)),
+                    Launched(Worker("w1", A), beating=True),
+                ),
                 *(Beat("w1"), Beat("w2"), Exited("w1", 1), Exited("w2", 3)),
             ]
         ),

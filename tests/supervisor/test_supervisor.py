@@ -32,7 +32,11 @@ pytestmark = pytest.mark.zookeeper
 
 @pytest.fixture
 def rig(
-    tmp_path: Path, zk_conf: dict[str, Any], zk_cluster: StormClusterState, blob_server: BlobServer, stand_in: str
+    tmp_path: Path,
+    zk_conf: dict[str, Any],
+    zk_cluster: StormClusterState,
+    blob_server: BlobServer,
+    stand_in: str,
 ) -> Iterator[SupervisorRig]:
     home = tmp_path / "home"
     home.mkdir()
@@ -73,15 +77,22 @@ def test_a_worker_is_started_with_everything_it_needs(rig: SupervisorRig) -> Non
     eventually(lambda: 6900 in rig.running(), what="the worker's start")
     (start,) = rig.starts()
     code = rig.home / "supervisor/s1/stormdist/wc-1-1"
-    assert (start["topology_id"], start["node"], start["host"], start["port"]) == ("wc-1-1", "s1", "127.0.0.1", 6900)
+    assert (start["topology_id"], start["node"], start["host"], start["port"]) == (
+        "wc-1-1",
+        "s1",
+        "127.0.0.1",
+        6900,
+    )
     assert start["code_dir"] == str(code)
     assert start["path"].split(":")[0] == str(code / "code")
     assert (code / "code/wc.py").is_file()
     assert start["word"] == "storm"
     assert start["cwd"] == str(rig.home / "workers" / start["worker_id"])
-    assert start["argv"][1:] == ["-m", "storm_dagster.worker", f"{start['cwd']}/SPEC.json"] or start["argv"][
-        -1
-    ].endswith("SPEC.json")
+    assert start["argv"][1:] == [
+        "-m",
+        "storm_dagster.worker",
+        f"{start['cwd']}/SPEC.json",
+    ] or start["argv"][-1].endswith("SPEC.json")
     assert start["conf"]["storm.zookeeper.root"] == rig.conf["storm.zookeeper.root"]
     assert os.stat(f"{start['cwd']}/SPEC.json").st_mode & 0o077 == 0
     assert os.getsid(start["pid"]) == start["pid"]
@@ -100,7 +111,10 @@ def test_heartbeats_rise_while_nothing_else_is_written(rig: SupervisorRig) -> No
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
     first = eventually(rig.info, what="a heartbeat")
-    eventually(lambda: (info := rig.info()) is not None and info.count >= first.count + 2, what="two more heartbeats")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.count >= first.count + 2,
+        what="two more heartbeats",
+    )
     assert len(rig.starts()) == 1
     assert (rig.home / "run/supervisor-s1.json").exists()
 
@@ -112,15 +126,22 @@ def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: SupervisorRi
     rig.assign("other-2-2", 6901)
     rig.supervisor()
     eventually(lambda: len(rig.running()) == 2, what="both workers")
-    child = int(eventually(lambda: (rig.home / "child").exists() and (rig.home / "child").read_text(), what="child"))
+    child = int(
+        eventually(
+            lambda: (rig.home / "child").exists() and (rig.home / "child").read_text(), what="child"
+        )
+    )
     other = rig.running()[6901]
     as_storm(rig.cluster).remove_storm("wc-1-1")
     eventually(lambda: 6900 not in rig.running(), what="the worker's end")
     eventually(lambda: not alive_now(child), what="the end of what it had started")
-    eventually(lambda: not (rig.home / "run/worker-s1-6900.json").exists(), what="its run file's removal")
+    eventually(
+        lambda: not (rig.home / "run/worker-s1-6900.json").exists(), what="its run file's removal"
+    )
     eventually(lambda: len(os.listdir(rig.home / "workers")) == 1, what="its folder's removal")
     eventually(
-        lambda: os.listdir(rig.home / "supervisor/s1/stormdist") == ["other-2-2"], what="the removal of its code"
+        lambda: os.listdir(rig.home / "supervisor/s1/stormdist") == ["other-2-2"],
+        what="the removal of its code",
     )
     assert rig.running() == {6901: other}
     assert len(rig.starts()) == 2
@@ -146,17 +167,25 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Superv
     conf.write_text(conf.read_text().replace('"STAND_IN": ""', '"STAND_IN": "silent"'))
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: len(rig.starts()) == 2, what="the restart")
-    eventually(lambda: (info := rig.info()) is not None and info.restarting == (6900,), what="the port's listing")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.restarting == (6900,),
+        what="the port's listing",
+    )
     conf.write_text(conf.read_text().replace('"STAND_IN": "silent"', '"STAND_IN": ""'))
     os.kill(rig.starts()[-1]["pid"], signal.SIGKILL)
     eventually(lambda: 6900 in rig.running(), what="the worker again")
-    eventually(lambda: (info := rig.info()) is not None and info.restarting == (), what="the end of the listing")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.restarting == (),
+        what="the end of the listing",
+    )
     assert rig.blobs.gets("wc-1-1-stormjar.jar") == 1  # no crash fetches code again
     errors = eventually(lambda: as_storm(rig.cluster).errors("wc-1-1"), what="the report")
     assert {error.error for error in errors} == {"its worker was ended by signal 9"}
 
 
-def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(rig: SupervisorRig) -> None:
+def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(
+    rig: SupervisorRig,
+) -> None:
     rig.code("bad-1-1", "crash")
     # Not the archive of the other, which is fetched once for both.
     rig.blobs.blobs["bad-1-1-stormjar.jar"] = zip_bytes({"bad.py": b"x = 1\n"})
@@ -178,8 +207,14 @@ def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed
     first.wait(timeout=60)
     before = crashes()
     rig.supervisor()
-    eventually(lambda: crashes() == before + 1, 120, "the next crash", ignore=(OSError, StopIteration))
-    assert before >= 4 and len(rig.starts("bad-1-1")) == before + 1 and len(rig.starts("good-2-2")) == 1
+    eventually(
+        lambda: crashes() == before + 1, 120, "the next crash", ignore=(OSError, StopIteration)
+    )
+    assert (
+        before >= 4
+        and len(rig.starts("bad-1-1")) == before + 1
+        and len(rig.starts("good-2-2")) == 1
+    )
 
 
 def test_a_superseded_worker_is_no_crash(rig: SupervisorRig) -> None:
@@ -190,7 +225,10 @@ def test_a_superseded_worker_is_no_crash(rig: SupervisorRig) -> None:
     (rig.home / "supersede").touch()
     eventually(lambda: not rig.running(), what="its exit")
     (rig.home / "supersede").unlink()
-    eventually(lambda: 6900 in rig.running(), what="its successor, since the assignment still names the slot")
+    eventually(
+        lambda: 6900 in rig.running(),
+        what="its successor, since the assignment still names the slot",
+    )
     assert as_storm(rig.cluster).errors("wc-1-1") == []
 
 
@@ -200,12 +238,17 @@ def test_hung_and_silent_workers_are_replaced(rig: SupervisorRig) -> None:
     rig.assign("hung-1-1", 6900)
     rig.assign("mute-2-2", 6901)
     rig.supervisor(supervisor__worker__timeout__secs=1, supervisor__worker__start__timeout__secs=1)
-    eventually(lambda: len(rig.starts("hung-1-1")) >= 2 and len(rig.starts("mute-2-2")) >= 2, what="both replaced")
+    eventually(
+        lambda: len(rig.starts("hung-1-1")) >= 2 and len(rig.starts("mute-2-2")) >= 2,
+        what="both replaced",
+    )
     first = {start["topology_id"]: start["pid"] for start in reversed(rig.starts())}
     assert not any(alive_now(pid) for pid in first.values())
 
 
-def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them_over(rig: SupervisorRig) -> None:
+def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them_over(
+    rig: SupervisorRig,
+) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900, 6901)
     first = rig.supervisor()
@@ -218,18 +261,27 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
     os.kill(before[6901], signal.SIGKILL)  # dies unseen
     rig.supervisor()
     eventually(
-        lambda: rig.running().get(6901) not in (None, before[6901]), what="a successor of the one that died unseen"
+        lambda: rig.running().get(6901) not in (None, before[6901]),
+        what="a successor of the one that died unseen",
     )
     assert rig.running()[6900] == before[6900]
     assert len(rig.starts()) == 3
     os.kill(before[6900], signal.SIGKILL)  # no child of this supervisor, yet its death is seen
-    eventually(lambda: rig.running().get(6900) not in (None, before[6900]), what="the restart of an adopted worker")
+    eventually(
+        lambda: rig.running().get(6900) not in (None, before[6900]),
+        what="the restart of an adopted worker",
+    )
     # its heartbeat node belongs to the new session: it does not vanish with the old one
     eventually(lambda: rig.cluster.state.exists(paths.supervisor("s1")), what="the heartbeat")
 
 
 @pytest.mark.parametrize(
-    "damage", ["garbage", "removed", *(pytest.param(one, marks=pytest.mark.long) for one in ("truncated", "altered"))]
+    "damage",
+    [
+        "garbage",
+        "removed",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("truncated", "altered")),
+    ],
 )
 def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, damage: str) -> None:
     rig.code("wc-1-1")
@@ -246,7 +298,11 @@ def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, da
         state.unlink()
     else:
         state.write_bytes(
-            {"garbage": b"\\x80garbage", "truncated": raw[:20], "altered": raw.replace(b"6900", b"6901")}[damage]
+            {
+                "garbage": b"\\x80garbage",
+                "truncated": raw[:20],
+                "altered": raw.replace(b"6900", b"6901"),
+            }[damage]
         )
     rig.supervisor()
     eventually(lambda: rig.info(), what="a heartbeat")
@@ -263,7 +319,9 @@ def test_a_damaged_conf_of_the_code_is_fetched_again(rig: SupervisorRig) -> None
     # As a power failure leaves what was just written.
     (rig.home / "supervisor/s1/stormdist/wc-1-1/stormconf.ser").write_bytes(b"")
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: rig.running().get(6900) not in (None, pid), what="another worker", timeout=60)
+    eventually(
+        lambda: rig.running().get(6900) not in (None, pid), what="another worker", timeout=60
+    )
     assert rig.blobs.gets("wc-1-1-stormconf.ser") == 2
 
 
@@ -288,7 +346,10 @@ def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: Supervi
     before = eventually(lambda: rig.running(), what="the worker")
     rig.assign("two-2-2", 6900, 6901)
     eventually(lambda: 6901 in rig.running(), what="the slot that is not contested")
-    eventually(lambda: "slot 6900 is claimed by one-1-1 and two-2-2 at once" in rig.log(), what="the complaint")
+    eventually(
+        lambda: "slot 6900 is claimed by one-1-1 and two-2-2 at once" in rig.log(),
+        what="the complaint",
+    )
     assert rig.running()[6900] == before[6900]
     as_storm(rig.cluster).remove_storm("one-1-1")
     eventually(lambda: [s["port"] for s in rig.starts("two-2-2")] == [6901, 6900], what="its turn")
@@ -306,10 +367,14 @@ def test_only_code_changes_touch_a_process_tasks_do_not(rig: SupervisorRig) -> N
     assert rig.running()[6900] == before[6900]
     # New code that cannot be had leaves the old running; once it is there, it replaces it.
     rig.assign("wc-1-1", 6900, 6901, code="wc-1-2")
-    eventually(lambda: rig.blobs.gets("wc-1-2-stormjar.jar") >= 3, what="tries to fetch the new code")
+    eventually(
+        lambda: rig.blobs.gets("wc-1-2-stormjar.jar") >= 3, what="tries to fetch the new code"
+    )
     assert rig.running()[6900] == before[6900]
     rig.code("wc-1-2", word="new")
-    eventually(lambda: sum("wc-1-2" in s["code_dir"] for s in rig.starts()) == 2, what="the new code")
+    eventually(
+        lambda: sum("wc-1-2" in s["code_dir"] for s in rig.starts()) == 2, what="the new code"
+    )
     assert rig.starts()[-1]["topology_id"] == "wc-1-1"
     eventually(lambda: set(rig.running()) == {6900, 6901}, what="both slots")
     eventually(lambda: not alive_now(before[6900]), what="the old one's end")
@@ -325,7 +390,11 @@ def test_a_restart_replaces_each_worker_once_also_one_asked_for_while_the_superv
 
     def replaced(former: dict[int, int]) -> dict[int, int] | None:
         now = rig.running()
-        return now if now.keys() == former.keys() and not set(now.values()) & set(former.values()) else None
+        return (
+            now
+            if now.keys() == former.keys() and not set(now.values()) & set(former.values())
+            else None
+        )
 
     rig.assign("wc-1-1", 6900, 6901, restarts=1)
     before = eventually(lambda: replaced(before), what="new processes in both slots")
@@ -339,7 +408,8 @@ def test_a_restart_replaces_each_worker_once_also_one_asked_for_while_the_superv
     rig.supervisor()
     os.kill(before[6901], signal.SIGKILL)
     after = eventually(
-        lambda: rig.running().get(6901) not in (None, before[6901]) and rig.running(), what="the last one"
+        lambda: rig.running().get(6901) not in (None, before[6901]) and rig.running(),
+        what="the last one",
     )
     assert after[6900] == before[6900] and len(rig.starts()) == 7
 
@@ -390,7 +460,10 @@ def test_absence_of_the_root_is_no_order(rig: SupervisorRig) -> None:
     first.wait(timeout=60)
     said = rig.log().count("belongs to cluster another")
     rig.supervisor()
-    eventually(lambda: rig.log().count("belongs to cluster another") > said, what="the refusal after a restart")
+    eventually(
+        lambda: rig.log().count("belongs to cluster another") > said,
+        what="the refusal after a restart",
+    )
     assert rig.running() == after
 
 
@@ -408,7 +481,9 @@ def test_a_wiped_tree_kills_nothing(rig: SupervisorRig) -> None:
 
 def test_nimbuses_are_found_in_zookeeper(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
-    rig.cluster.state.set_data(paths.EPOCH, encode_record(EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1")))
+    rig.cluster.state.set_data(
+        paths.EPOCH, encode_record(EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1"))
+    )
     rig.cluster.state.create_node(
         f"{paths.NIMBUS_SLAVE_DETAIL}/127.0.0.1:6627", json.dumps({"http": rig.blobs.url}).encode()
     )
@@ -418,7 +493,9 @@ def test_nimbuses_are_found_in_zookeeper(rig: SupervisorRig) -> None:
     eventually(lambda: rig.running(), what="the worker")
 
 
-def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: SupervisorRig) -> None:
+def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(
+    rig: SupervisorRig,
+) -> None:
     rig.supervisor()
     eventually(lambda: rig.info(), what="a heartbeat")
     assert rig.supervisor().wait(timeout=30) != 0
@@ -429,7 +506,9 @@ def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Su
 
 def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
     """Another HOME with what is in this one, but for what tests read."""
-    twin = SupervisorRig(tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started)
+    twin = SupervisorRig(
+        tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started
+    )
     # What is being written meanwhile is renamed or deleted under the feet of the copy.
     shutil.copytree(rig.home, twin.home, ignore=shutil.ignore_patterns("*.tmp", "probe"))
     (twin.home / "starts").unlink()
@@ -438,19 +517,33 @@ def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
     return twin
 
 
-def test_a_supervisor_with_a_copied_home_ends_no_worker_of_the_first_one(rig: SupervisorRig, tmp_path: Path) -> None:
+def test_a_supervisor_with_a_copied_home_ends_no_worker_of_the_first_one(
+    rig: SupervisorRig, tmp_path: Path
+) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
     running = eventually(rig.running, what="the worker")
     local = rig.home / "supervisor/s1/localstate/state.json"
-    eventually(lambda: b'"pid"' in local.read_bytes(), what="the worker in the state on disk", ignore=(OSError,))
+    eventually(
+        lambda: b'"pid"' in local.read_bytes(),
+        what="the worker in the state on disk",
+        ignore=(OSError,),
+    )
     twin = copy_of(rig, tmp_path)
     # It sees no heartbeat of that worker.
     twin.supervisor(supervisor__worker__timeout__secs=1)
-    eventually(lambda: "a supervisor with id 's1' lives already" in twin.log(), what="the refusal", timeout=60)
+    eventually(
+        lambda: "a supervisor with id 's1' lives already" in twin.log(),
+        what="the refusal",
+        timeout=60,
+    )
     count = eventually(rig.info, what="its record").count
-    eventually(lambda: (now := rig.info()) is not None and now.count > count + 5, what="more heartbeats", timeout=60)
+    eventually(
+        lambda: (now := rig.info()) is not None and now.count > count + 5,
+        what="more heartbeats",
+        timeout=60,
+    )
     assert twin.starts() == [] and len(rig.starts()) == 1 and rig.running() == running
 
 
@@ -465,15 +558,25 @@ def test_a_supervisor_of_the_same_id_elsewhere_is_refused_until_the_first_is_gon
     before = eventually(rig.info, what="the first one's record")
     twin = copy_of(rig, tmp_path)
     twin.supervisor()
-    eventually(lambda: "a supervisor with id 's1' lives already" in twin.log(), what="the refusal", timeout=60)
+    eventually(
+        lambda: "a supervisor with id 's1' lives already" in twin.log(),
+        what="the refusal",
+        timeout=60,
+    )
     count = before.count
-    eventually(lambda: (now := rig.info()) is not None and now.count > count + 1, what="more heartbeats", timeout=60)
+    eventually(
+        lambda: (now := rig.info()) is not None and now.count > count + 1,
+        what="more heartbeats",
+        timeout=60,
+    )
     now = rig.info()
     assert now is not None and (now.place, now.started) == (before.place, before.started)
     assert twin.starts() == [] and len(rig.starts()) == 1
     first.kill()
     eventually(
-        lambda: (info := twin.info()) is not None and info.place != before.place, what="the other one", timeout=60
+        lambda: (info := twin.info()) is not None and info.place != before.place,
+        what="the other one",
+        timeout=60,
     )
     eventually(lambda: "the cluster can be read again" in twin.log(), what="the end of the refusal")
 
@@ -514,18 +617,25 @@ def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: SupervisorRi
     script.chmod(0o755)
     (rig.home / "unfit").touch()
     process = rig.supervisor(supervisor__health__check__dir=str(scripts))
-    eventually(lambda: (info := rig.info()) is not None and info.ports == (), what="no slot on offer")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.ports == (), what="no slot on offer"
+    )
     eventually(lambda: not rig.running(), what="no worker")
     process.terminate()
     process.wait(timeout=20)
     (rig.home / "unfit").unlink()
     rig.supervisor(supervisor__health__check__dir=str(scripts))
-    eventually(lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="its slots again")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.ports == (6900, 6901),
+        what="its slots again",
+    )
     eventually(lambda: rig.running(), what="its worker")
 
 
 @pytest.mark.long
-def test_a_full_disk_ends_no_worker_and_withdraws_the_free_slots(small_disk: Path, rig: SupervisorRig) -> None:
+def test_a_full_disk_ends_no_worker_and_withdraws_the_free_slots(
+    small_disk: Path, rig: SupervisorRig
+) -> None:
     """Who runs goes on and keeps its slot, until there is room again."""
     rig.home = small_disk
     rig.code("wc-1-1")
@@ -533,13 +643,19 @@ def test_a_full_disk_ends_no_worker_and_withdraws_the_free_slots(small_disk: Pat
     rig.supervisor(supervisor__worker__timeout__secs=5)
     eventually(lambda: 6900 in rig.running(), what="the worker")
     pid = rig.running()[6900]
-    beat = HeartbeatThread(small_disk / "beat.json", 0.05, lambda: time.monotonic_ns(), lambda: "running")
+    beat = HeartbeatThread(
+        small_disk / "beat.json", 0.05, lambda: time.monotonic_ns(), lambda: "running"
+    )
     beat.start()
     filler = small_disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
         while True:
             stream.write(bytes(512))
-    eventually(lambda: (info := rig.info()) is not None and info.ports == (6900,), what="the withdrawal", timeout=60)
+    eventually(
+        lambda: (info := rig.info()) is not None and info.ports == (6900,),
+        what="the withdrawal",
+        timeout=60,
+    )
     before = HeartbeatFile.read(small_disk / "beat.json")
     assert before is not None
 
@@ -551,7 +667,11 @@ def test_a_full_disk_ends_no_worker_and_withdraws_the_free_slots(small_disk: Pat
     beat.stop()
     assert rig.running() == {6900: pid}
     filler.unlink()
-    eventually(lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="all slots", timeout=60)
+    eventually(
+        lambda: (info := rig.info()) is not None and info.ports == (6900, 6901),
+        what="all slots",
+        timeout=60,
+    )
     assert rig.running() == {6900: pid} and len(rig.starts()) == 1
     rig.started[0].kill()
     os.kill(pid, signal.SIGKILL)
@@ -563,7 +683,9 @@ def test_a_damaged_assignment_changes_nothing(rig: SupervisorRig) -> None:
     rig.supervisor()
     before = eventually(lambda: rig.running(), what="the worker")
     rig.cluster.state.set_data(paths.assignment("wc-1-1"), b'{"v": 1, "workers": []}')
-    eventually(lambda: "/assignments/wc-1-1 is not a valid Assignment" in rig.log(), what="the complaint")
+    eventually(
+        lambda: "/assignments/wc-1-1 is not a valid Assignment" in rig.log(), what="the complaint"
+    )
     rig.code("next-2-2")
     rig.assign("next-2-2", 6901)
     eventually(lambda: 6901 in rig.running(), what="another topology's worker")

@@ -35,7 +35,11 @@ def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
 
 
 def test_an_outage_restarts_nothing(
-    server: EmbeddedZooKeeper, tmp_path: Path, blob_server: BlobServer, stand_in: str, caplog: pytest.LogCaptureFixture
+    server: EmbeddedZooKeeper,
+    tmp_path: Path,
+    blob_server: BlobServer,
+    stand_in: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="storm_dagster")
     home = tmp_path / "home"
@@ -51,7 +55,9 @@ def test_an_outage_restarts_nothing(
         "supervisor.worker.timeout.secs": 30,
     }
     blob_server.put_code("wc-1-1", {"topology.python": stand_in})
-    cluster = StormClusterState.open({**keys, "storm.zookeeper.session.timeout": 30_000}, create_root=True)
+    cluster = StormClusterState.open(
+        {**keys, "storm.zookeeper.session.timeout": 30_000}, create_root=True
+    )
     as_storm(cluster).set_assignment(
         "wc-1-1",
         Assignment(
@@ -64,7 +70,9 @@ def test_an_outage_restarts_nothing(
         ),
     )
     stop = threading.Event()
-    daemon = threading.Thread(target=run, args=(load_cluster_conf(None, keys), home, "s1", stop, (6900,)), daemon=True)
+    daemon = threading.Thread(
+        target=run, args=(load_cluster_conf(None, keys), home, "s1", stop, (6900,)), daemon=True
+    )
     daemon.start()
 
     def pids() -> list[int]:

@@ -44,7 +44,9 @@ def start_nimbus(zookeeper_server: str, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def nimbus(zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThriftNimbus]:
+def nimbus(
+    zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ThriftNimbus]:
     """One nimbus, which leads, for all tests of a file."""
     running: list[ThriftNimbus] = []
     try:

@@ -8,16 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.nimbus.thrift.frames import MOST_DEPTH, MOST_VALUES, MalformedFrame, check_message
+from storm_dagster.nimbus.thrift.frames import (
+    MOST_DEPTH,
+    MOST_VALUES,
+    MalformedFrame,
+    check_message,
+)
 from storm_dagster.nimbus.thrift.idl import encode_reply, load_idl
 from storm_rigs.thrift_calls import encode_call
 
 BOOL, DOUBLE, I32, STRING, STRUCT, MAP, SET, LIST = 2, 4, 8, 11, 12, 13, 14, 15
 
 
-def call(arguments: bytes, name: bytes = b"getLeader", kind: int = 1, version: int = 0x8001) -> bytes:
+def call(
+    arguments: bytes, name: bytes = b"getLeader", kind: int = 1, version: int = 0x8001
+) -> bytes:
     """A call with those bytes as its argument structure."""
-    return struct.pack("!HBBi", version, 0, kind, len(name)) + name + struct.pack("!i", 7) + arguments
+    return (
+        struct.pack("!HBBi", version, 0, kind, len(name)) + name + struct.pack("!i", 7) + arguments
+    )
 
 
 def field(kind: int, value: bytes, number: int = 1) -> bytes:
@@ -30,7 +39,11 @@ STOP = b"\0"
 def test_every_method_s_call_passes() -> None:
     idl = load_idl()
     common = idl.ComponentCommon(
-        inputs={idl.GlobalStreamId(componentId="s", streamId="default"): idl.Grouping(shuffle=idl.NullStruct())},
+        inputs={
+            idl.GlobalStreamId(componentId="s", streamId="default"): idl.Grouping(
+                shuffle=idl.NullStruct()
+            )
+        },
         streams={"default": idl.StreamInfo(output_fields=["word"], direct=False)},
         parallelism_hint=2,
         json_conf="{}",
@@ -43,9 +56,13 @@ def test_every_method_s_call_passes() -> None:
     )
     for name in idl.Nimbus.thrift_services:
         assert check_message(encode_call(name, 1)) == 0
-    whole = encode_call("submitTopology", 1, name="x", uploadedJarLocation="y", jsonConf="{}", topology=topology)
+    whole = encode_call(
+        "submitTopology", 1, name="x", uploadedJarLocation="y", jsonConf="{}", topology=topology
+    )
     assert 20 < check_message(whole) < 100
-    assert check_message(encode_call("uploadChunk", 1, location="x", chunk=b"\xff" * 1_000_000)) == 2
+    assert (
+        check_message(encode_call("uploadChunk", 1, location="x", chunk=b"\xff" * 1_000_000)) == 2
+    )
 
 
 def test_old_messages_without_a_version_pass() -> None:
@@ -89,7 +106,9 @@ def test_nesting_is_bounded_however_deep_it_claims_to_be() -> None:
             check_message(call(field(LIST, one_in_another * depth)))
     with pytest.raises(MalformedFrame, match="nested"):
         check_message(call(field(STRUCT, b"") * 10_000))
-    fits = field(LIST, struct.pack("!bi", LIST, 1) * 20 + struct.pack("!bi", BOOL, 1) + b"\1") + STOP
+    fits = (
+        field(LIST, struct.pack("!bi", LIST, 1) * 20 + struct.pack("!bi", BOOL, 1) + b"\1") + STOP
+    )
     assert check_message(call(fits)) == 22
 
 

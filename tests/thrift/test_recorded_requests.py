@@ -17,9 +17,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.thrift_nimbus import ThriftNimbus
 from storm_rigs.world import World
 
-_CONF = (
-    "7b226e696d6275732e7365656473223a5b223132372e302e302e31225d2c226e696d6275732e7468726966742e706f7274223a3239393737"
-)
+_CONF = "7b226e696d6275732e7365656473223a5b223132372e302e302e31225d2c226e696d6275732e7468726966742e706f7274223a3239393737"
 """``{"nimbus.seeds":["127.0.0.1"],"nimbus.thrift.port":29977``: the client's own options, which it always sends."""
 _HEAD = "8001000100000009726562616c616e6365000000020b000100000009776f7264636f756e740c0002"
 """Of ``rebalance wordcount``."""
@@ -31,9 +29,7 @@ REBALANCES = {
     '-r {"count":{"cpu":10}}': f"{_HEAD}0d00040b0d0000000100000005636f756e740b04000000010000000363707540240000000000000b000500000039{_CONF}7d0000",
 }
 OWNERS = "80010001000000196765744f776e65725265736f7572636553756d6d6172696573000000"
-DEBUG = (
-    "80010001000000056465627567000000040b000100000009776f7264636f756e740b00020000000002000301040004402400000000000000"
-)
+DEBUG = "80010001000000056465627567000000040b000100000009776f7264636f756e740b00020000000002000301040004402400000000000000"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,10 @@ def link(nimbus: ThriftNimbus) -> Iterator[Any]:
         world.supervisor("s1")
         world.submit("wordcount", conf={"topology.workers": 2, "topology.submitter.user": "alice"})
         # Another session wrote it: nimbus sees it a moment later.
-        eventually(lambda: nimbus.client(ours=True).getTopologySummaries(), what="nimbus lists the topology")
+        eventually(
+            lambda: nimbus.client(ours=True).getTopologySummaries(),
+            what="nimbus lists the topology",
+        )
         yield link
 
 
@@ -77,7 +76,10 @@ def test_a_rebalance_without_overrides_reaches_dagster(link: Any, options: str) 
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [('-t {"topology.debug":true}', "not topology.debug: update"), ('-r {"count":{"cpu":10}}', "resources of count")],
+    [
+        ('-t {"topology.debug":true}', "not topology.debug: update"),
+        ('-r {"count":{"cpu":10}}', "resources of count"),
+    ],
 )
 def test_overrides_are_refused_by_key(link: Any, options: str, named: str) -> None:
     with pytest.raises(load_idl().InvalidTopologyException) as refused:
@@ -94,15 +96,24 @@ def test_overrides_that_are_no_conf_are_refused(nimbus: ThriftNimbus, overrides:
 
 @pytest.mark.parametrize("overrides", [None, "", "{}", "null"])
 def test_empty_overrides_are_none(link: Any, nimbus: ThriftNimbus, overrides: str | None) -> None:
-    options = load_idl().RebalanceOptions(topology_conf_overrides=overrides, topology_resources_overrides={"count": {}})
+    options = load_idl().RebalanceOptions(
+        topology_conf_overrides=overrides, topology_resources_overrides={"count": {}}
+    )
     with pytest.raises(TApplicationException, match="Unavailable: no Dagster is configured"):
         nimbus.client(ours=True).rebalance("wordcount", options)
 
 
 def test_owners_have_what_their_topologies_were_given(link: Any, nimbus: ThriftNimbus) -> None:
     (row,) = ask(link, f"{OWNERS}0200")
-    assert (row.owner, row.total_topologies, row.total_workers, row.total_tasks) == ("alice", 1, 2, 7)
-    assert row.memory_usage == row.assigned_on_heap_memory == 4096.0 and row.memory_guarantee is None
+    assert (row.owner, row.total_topologies, row.total_workers, row.total_tasks) == (
+        "alice",
+        1,
+        2,
+        7,
+    )
+    assert (
+        row.memory_usage == row.assigned_on_heap_memory == 4096.0 and row.memory_guarantee is None
+    )
     assert ask(link, f"{OWNERS}030b0001000000066e6f626f647900") == []
     assert [one.owner for one in nimbus.client(ours=True).getTopologySummaries()] == ["alice"]
 

@@ -57,7 +57,9 @@ class Port:
         self.sockets.append(made)
         return made
 
-    def ask(self, name: str = "getNimbusConf", link: socket.socket | None = None, **arguments: object) -> object:
+    def ask(
+        self, name: str = "getNimbusConf", link: socket.socket | None = None, **arguments: object
+    ) -> object:
         link = link or self.connect()
         send(link, encode_call(name, 5, **arguments))
         return receive(link, name)
@@ -173,7 +175,10 @@ def test_answers_are_errors_where_something_is_wrong(open_port: Callable[..., Po
     kind, text = port.ask("getTopologyConf", link, id="bug")  # type: ignore[misc]
     assert kind == 6 and "secret" not in text and "see its log" in text
     unknown = b"noSuchMethod"
-    send(link, struct.pack("!HBBi", 0x8001, 0, 1, len(unknown)) + unknown + struct.pack("!i", 5) + b"\0")
+    send(
+        link,
+        struct.pack("!HBBi", 0x8001, 0, 1, len(unknown)) + unknown + struct.pack("!i", 5) + b"\0",
+    )
     assert receive(link, "noSuchMethod")[0] == 1  # type: ignore[index]
     broken = encode_call("getTopologyConf", 5, id="abcd").replace(b"abcd", b"\xff\xfe\xfd\xfc")
     send(link, broken)
@@ -195,7 +200,9 @@ def test_calls_on_one_connection_are_answered_in_order(open_port: Callable[..., 
     link = port.connect()
     for number in range(50):
         send(link, encode_call("getTopologyConf", 5, id=str(number)))
-    assert [receive(link, "getTopologyConf") for _ in range(50)] == [str(number) for number in range(50)]
+    assert [receive(link, "getTopologyConf") for _ in range(50)] == [
+        str(number) for number in range(50)
+    ]
 
 
 def test_a_slow_sender_is_dropped_and_an_idle_client_kept(open_port: Callable[..., Port]) -> None:
@@ -235,7 +242,9 @@ def test_too_many_connections_drop_the_longest_idle(open_port: Callable[..., Por
     assert sum(is_closed(each) for each in flood[:50]) == 50
 
 
-def test_half_frames_of_many_clients_take_no_more_than_the_limit(open_port: Callable[..., Port]) -> None:
+def test_half_frames_of_many_clients_take_no_more_than_the_limit(
+    open_port: Callable[..., Port],
+) -> None:
     port = open_port(frame_bytes=1_000_000, held_bytes=3_000_000)
     halves = []
     for _ in range(30):
@@ -261,7 +270,9 @@ def test_what_a_dropped_client_had_sent_pushes_out_no_other(open_port: Callable[
 
     def held(*counts: int) -> None:
         eventually(
-            lambda: sorted(connection.held for connection in port.server.connections) == sorted(counts),
+            lambda: (
+                sorted(connection.held for connection in port.server.connections) == sorted(counts)
+            ),
             30,
             f"{counts} bytes held",
             ignore=(RuntimeError,),
@@ -305,7 +316,10 @@ def test_connections_that_begin_no_handshake_count() -> None:
                 link.close()
 
         def gone() -> int:
-            return sum(each.fileno() >= 0 and select.select([each], [], [], 0)[0] == [each] for each in port.sockets)
+            return sum(
+                each.fileno() >= 0 and select.select([each], [], [], 0)[0] == [each]
+                for each in port.sockets
+            )
 
         # Well before the ten seconds that each of them has by itself.
         eventually(lambda: gone() >= 300 - 64, 60, "the end of handshakes that were not begun")
@@ -326,7 +340,9 @@ def test_calls_that_wait_do_not_hold_up_others(open_port: Callable[..., Port]) -
     for each in more:
         send(each, encode_call("getTopologyConf", 5, id="wait"))
     time.sleep(0.3)
-    assert threading.active_count() <= before + 1, "a waiting call may not cost a thread beyond the limit"
+    assert threading.active_count() <= before + 1, (
+        "a waiting call may not cost a thread beyond the limit"
+    )
     port.handler.leave.set()
     for each in (*waiting, *more):
         assert receive(each, "getTopologyConf") == "wait"

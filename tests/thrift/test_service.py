@@ -40,7 +40,9 @@ def topology(**conf: object) -> Any:  # A structure whose fields no type checker
         parallelism_hint=1,
         json_conf=json.dumps(conf),
     )
-    shell = storm.ComponentObject(shell=storm.ShellComponent(execution_command="python", script="s.py"))
+    shell = storm.ComponentObject(
+        shell=storm.ShellComponent(execution_command="python", script="s.py")
+    )
     return storm.StormTopology(
         spouts={"s": storm.SpoutSpec(spout_object=shell, common=common)}, bolts={}, state_spouts={}
     )
@@ -101,7 +103,9 @@ def test_streamparse_s_structures_have_the_same_fields_as_ours() -> None:
     for method in storm.Nimbus.thrift_services:
         args = getattr(storm.Nimbus, f"{method}_args").thrift_spec
         mine = getattr(ours.Nimbus, f"{method}_args").thrift_spec
-        assert {n: entry[0] for n, entry in args.items()} == {n: entry[0] for n, entry in mine.items()}, method
+        assert {n: entry[0] for n, entry in args.items()} == {
+            n: entry[0] for n, entry in mine.items()
+        }, method
 
 
 def required_fields(value: object, where: str = "") -> list[str]:
@@ -148,7 +152,10 @@ def test_an_empty_cluster_answers_every_question(nimbus: ThriftNimbus) -> None:
     ):
         with pytest.raises(storm.NotAliveException, match=r"x|supervisor"):
             call()
-    for call in (lambda: newer.getTopologySummary("x-1-1"), lambda: newer.getTopologyInfoByName("x")):
+    for call in (
+        lambda: newer.getTopologySummary("x-1-1"),
+        lambda: newer.getTopologyInfoByName("x"),
+    ):
         with pytest.raises(load_idl().NotAliveException):
             call()
 
@@ -190,12 +197,18 @@ def test_no_user_name_reaches_a_command(nimbus: ThriftNimbus, user: str) -> None
 
 
 def test_secrets_are_not_in_any_conf(start_nimbus: Start) -> None:
-    nimbus = start_nimbus(storm__zookeeper__auth__scheme="digest", storm__zookeeper__auth__payload="me:planted-secret")
+    nimbus = start_nimbus(
+        storm__zookeeper__auth__scheme="digest", storm__zookeeper__auth__payload="me:planted-secret"
+    )
     text = nimbus.client().getNimbusConf()
-    assert "planted-secret" not in text and json.loads(text)["storm.zookeeper.auth.scheme"] == "digest"
+    assert (
+        "planted-secret" not in text and json.loads(text)["storm.zookeeper.auth.scheme"] == "digest"
+    )
 
 
-def test_what_is_wrong_is_said_before_anything_is_stored(nimbus: ThriftNimbus, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_anything_is_stored(
+    nimbus: ThriftNimbus, tmp_path: Path
+) -> None:
     client = nimbus.client()
     location = upload(client, jar(tmp_path))
     text = upload(client, b"no archive at all")
@@ -228,7 +241,9 @@ def test_what_is_wrong_is_said_before_anything_is_stored(nimbus: ThriftNimbus, t
         )
     # Unknown conf keys are warnings on this port. Then there is no Dagster here, which is not the client's fault.
     with pytest.raises(TApplicationException, match="Unavailable: no Dagster is configured"):
-        client.submitTopology("x", location, json.dumps({"topology.wrokers": 1, "mine": 2}), topology())
+        client.submitTopology(
+            "x", location, json.dumps({"topology.wrokers": 1, "mine": 2}), topology()
+        )
     after = sorted(path.name for path in (nimbus.home / "nimbus" / nimbus.id / "blobs").rglob("*"))
     assert after == before
 
@@ -285,7 +300,10 @@ def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(start_nimbus: 
     record = RunFile.read(RunFile.path_of(nimbus.home, "nimbus", nimbus.id))
     assert record is not None
     blobs = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
-    with StormClusterState.open(nimbus.conf) as cluster, closing(nimbus.client(ours=True)) as client:
+    with (
+        StormClusterState.open(nimbus.conf) as cluster,
+        closing(nimbus.client(ours=True)) as client,
+    ):
         world = World(cluster, blobs, dict(nimbus.conf))
         world.supervisor("s1")
         conf = {"topology.workers": 2, "topology.master.single.worker": True}
@@ -299,9 +317,16 @@ def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(start_nimbus: 
             blobs.delete(key)
         world.run_workers(topology_id)
         eventually(
-            lambda: json.loads(client.getTopologyConf(topology_id))["my.key"] == "new", timeout=60, ignore=(Exception,)
+            lambda: json.loads(client.getTopologyConf(topology_id))["my.key"] == "new",
+            timeout=60,
+            ignore=(Exception,),
         )
-        assert json.loads(client.getTopologyPageInfo(topology_id, ":all-time", True).topology_conf)["my.key"] == "new"
+        assert (
+            json.loads(client.getTopologyPageInfo(topology_id, ":all-time", True).topology_conf)[
+                "my.key"
+            ]
+            == "new"
+        )
         assert (
             set(client.getTopology(topology_id).bolts)
             > set(client.getUserTopology(topology_id).bolts)

@@ -10,17 +10,29 @@ from thriftpy2.thrift import TPayload
 
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import GroupingSpec
-from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, StreamSpec, TopologySpec
+from storm_dagster.model.topology import (
+    ComponentObject,
+    ComponentSpec,
+    InputSpec,
+    StreamSpec,
+    TopologySpec,
+)
 from storm_dagster.nimbus.thrift.structures import read_topology_struct, topology_struct
 
 # Made when it is imported, from the definition file of Storm: no type checker knows what it has.
 storm = importlib.import_module("streamparse.thrift")
 
-SHELL = storm.ComponentObject(shell=storm.ShellComponent(execution_command="streamparse_run", script="-s json a.B"))
+SHELL = storm.ComponentObject(
+    shell=storm.ShellComponent(execution_command="streamparse_run", script="-s json a.B")
+)
 
 
 def common(grouping: TPayload | None = None, **more: object) -> TPayload:
-    inputs = {} if grouping is None else {storm.GlobalStreamId(componentId="s", streamId="default"): grouping}
+    inputs = (
+        {}
+        if grouping is None
+        else {storm.GlobalStreamId(componentId="s", streamId="default"): grouping}
+    )
     streams = {"default": storm.StreamInfo(output_fields=["word"], direct=False)}
     return storm.ComponentCommon(inputs=inputs, streams=streams, **more)
 
@@ -36,12 +48,18 @@ def topology(bolt: TPayload = SHELL, **more: object) -> TPayload:
 
 
 def test_a_shell_component_keeps_its_command_conf_and_parallelism() -> None:
-    part = common(storm.Grouping(fields=["word"]), parallelism_hint=3, json_conf='{"topology.tick.tuple.freq.secs": 5}')
+    part = common(
+        storm.Grouping(fields=["word"]),
+        parallelism_hint=3,
+        json_conf='{"topology.tick.tuple.freq.secs": 5}',
+    )
     spec = read_topology_struct(topology(common=part), "x")
     bolt = spec.bolts["b"]
     assert bolt.object.shell == ("streamparse_run", "-s json a.B")
     assert bolt.parallelism == 3 and bolt.conf == {"topology.tick.tuple.freq.secs": 5}
-    assert bolt.inputs == (InputSpec(component="s", grouping=GroupingSpec(type="fields", fields=("word",))),)
+    assert bolt.inputs == (
+        InputSpec(component="s", grouping=GroupingSpec(type="fields", fields=("word",))),
+    )
     assert spec.spouts["s"].outputs == {"default": StreamSpec(fields=("word",))}
     assert spec.spouts["s"].parallelism == 1
 
@@ -63,11 +81,15 @@ def test_each_grouping_of_storm_is_read_as_ours(grouping: TPayload, wanted: str)
 
 
 def java(name: str, *strings: str) -> TPayload:
-    return storm.JavaObject(full_class_name=name, args_list=[storm.JavaObjectArg(string_arg=s) for s in strings])
+    return storm.JavaObject(
+        full_class_name=name, args_list=[storm.JavaObjectArg(string_arg=s) for s in strings]
+    )
 
 
 def test_storm_s_partial_key_grouping_is_ours() -> None:
-    custom = storm.Grouping(custom_object=java("org.apache.storm.grouping.PartialKeyGrouping", "word"))
+    custom = storm.Grouping(
+        custom_object=java("org.apache.storm.grouping.PartialKeyGrouping", "word")
+    )
     spec = read_topology_struct(topology(common=common(custom)), "x")
     assert spec.bolts["b"].inputs[0].grouping == GroupingSpec(type="partial_key", fields=("word",))
 
@@ -103,7 +125,11 @@ def test_what_cannot_run_here_is_refused_by_name(made, why: str) -> None:
 def test_the_way_back_is_read_by_streamparse_s_types() -> None:
     spec = TopologySpec(
         name="x",
-        spouts={"s": ComponentSpec(object=ComponentObject(python="m:Spout", args={"n": 1}), parallelism=2)},
+        spouts={
+            "s": ComponentSpec(
+                object=ComponentObject(python="m:Spout", args={"n": 1}), parallelism=2
+            )
+        },
         bolts={
             "b": ComponentSpec(
                 object=ComponentObject.model_validate({"shell": ["python", "b.py"]}),
@@ -114,7 +140,10 @@ def test_the_way_back_is_read_by_streamparse_s_types() -> None:
                     for grouping in (
                         GroupingSpec(type="fields", fields=("w",)),
                         GroupingSpec(type="partial_key", fields=("w",)),
-                        *(GroupingSpec(type=t) for t in ("global", "shuffle", "all", "none", "direct")),
+                        *(
+                            GroupingSpec(type=t)
+                            for t in ("global", "shuffle", "all", "none", "direct")
+                        ),
                         GroupingSpec(type="local_or_shuffle"),
                         GroupingSpec(type="custom", object="m:choose"),
                     )
@@ -133,7 +162,9 @@ def test_the_way_back_is_read_by_streamparse_s_types() -> None:
     assert groupings["custom"].custom_object.full_class_name == "python:m:choose"
     assert groupings["local_or_shuffle"].local_or_shuffle is not None
     shown = struct.spouts["s"].spout_object.java_object
-    assert shown.full_class_name == "python:m:Spout" and json.loads(shown.args_list[0].string_arg) == {"n": 1}
+    assert shown.full_class_name == "python:m:Spout" and json.loads(
+        shown.args_list[0].string_arg
+    ) == {"n": 1}
     assert struct.spouts["s"].common.parallelism_hint == 2
     # What has a counterpart comes back as it was.
     del struct.bolts["b"].common.inputs[storm.GlobalStreamId(componentId="s", streamId="custom")]

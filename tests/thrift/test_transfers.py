@@ -39,8 +39,12 @@ def test_a_file_comes_back_as_it_went(nimbus: ThriftNimbus) -> None:
         client.beginBlobDownload(f"upload.{location}.archive")
 
 
-@pytest.mark.parametrize("location", ["", "nope", "../../etc/passwd", "/etc/passwd", "a" * 5000, "\0"])
-def test_unknown_handles_are_unknown_whatever_they_look_like(nimbus: ThriftNimbus, location: str) -> None:
+@pytest.mark.parametrize(
+    "location", ["", "nope", "../../etc/passwd", "/etc/passwd", "a" * 5000, "\0"]
+)
+def test_unknown_handles_are_unknown_whatever_they_look_like(
+    nimbus: ThriftNimbus, location: str
+) -> None:
     client = nimbus.client()
     for call in (
         lambda: client.uploadChunk(location, b"x"),
@@ -63,7 +67,9 @@ def topology() -> TPayload:
     common = storm.ComponentCommon(
         inputs={}, streams={"default": storm.StreamInfo(output_fields=["word"], direct=False)}
     )
-    shell = storm.ComponentObject(shell=storm.ShellComponent(execution_command="python", script="s.py"))
+    shell = storm.ComponentObject(
+        shell=storm.ShellComponent(execution_command="python", script="s.py")
+    )
     return storm.StormTopology(
         spouts={"s": storm.SpoutSpec(spout_object=shell, common=common)}, bolts={}, state_spouts={}
     )
@@ -84,7 +90,10 @@ def test_idle_uploads_and_downloads_expire_and_leave_nothing(start_nimbus: Start
         return len(leftovers(nimbus)) == 1
 
     eventually(only_one_is_left, 60, "the end of what nobody goes on with", interval=0.2)
-    for call in (lambda: client.uploadChunk(location, b"x"), lambda: client.uploadBlobChunk(session, b"x")):
+    for call in (
+        lambda: client.uploadChunk(location, b"x"),
+        lambda: client.uploadBlobChunk(session, b"x"),
+    ):
         with pytest.raises(TApplicationException, match="KeyNotFound"):
             call()
     client.finishFileUpload(kept)
@@ -130,7 +139,9 @@ def test_blobs_by_storm_s_rules(nimbus: ThriftNimbus) -> None:
     reading = client.beginBlobDownload("test")
     client.finishBlobUpload(update)
     assert get(client, "test") == b"3" and client.getBlobMeta("test").version != old.version
-    assert client.downloadBlobChunk(reading.session) == b"2", "a download keeps the content that it began with"
+    assert client.downloadBlobChunk(reading.session) == b"2", (
+        "a download keeps the content that it began with"
+    )
     abandoned = client.beginUpdateBlob("test")
     client.uploadBlobChunk(abandoned, b"4")
     client.cancelBlobUpload(abandoned)
@@ -142,7 +153,12 @@ def test_blobs_by_storm_s_rules(nimbus: ThriftNimbus) -> None:
     client.setBlobMeta("test", storm.SettableBlobMeta(acl=[entry]))
     with pytest.raises(storm.KeyAlreadyExistsException):
         client.beginCreateBlob("test", None)
-    for call in (client.beginUpdateBlob, client.getBlobMeta, client.beginBlobDownload, client.deleteBlob):
+    for call in (
+        client.beginUpdateBlob,
+        client.getBlobMeta,
+        client.beginBlobDownload,
+        client.deleteBlob,
+    ):
         with pytest.raises(storm.KeyNotFoundException):
             call("missing")
     assert client.getBlobReplication("test") == client.updateBlobReplication("test", 1) == 1

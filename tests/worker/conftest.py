@@ -100,7 +100,10 @@ class Poison(Bolt):
 
 @pytest.fixture
 def make_rig(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., WorkerRig]]:
     """Makes the rig of a word count: tasks 1-2 split, 3-4 count, 5 acker, 6 topology master, 7 lines."""
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
@@ -109,9 +112,19 @@ def make_rig(
     def make(conf: Mapping[str, Any] | None = None, splitter: str = "Split") -> WorkerRig:
         builder = TopologyBuilder("wc")
         builder.set_spout("lines", "rig_code:Lines", outputs=["id", "text"])
-        builder.set_bolt("split", f"rig_code:{splitter}", inputs="lines", par=2, outputs=["word", "line", "n"])
-        builder.set_bolt("count", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=2)
-        parts = {"split": "1-2", "count": "3-4", "__acker": "5", "__topology_master": "6", "lines": "7"}
+        builder.set_bolt(
+            "split", f"rig_code:{splitter}", inputs="lines", par=2, outputs=["word", "line", "n"]
+        )
+        builder.set_bolt(
+            "count", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=2
+        )
+        parts = {
+            "split": "1-2",
+            "count": "3-4",
+            "__acker": "5",
+            "__topology_master": "6",
+            "lines": "7",
+        }
         table = TaskTable(
             components={
                 name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=tasks)
@@ -126,7 +139,13 @@ def make_rig(
             **(conf or {}),
         }
         rig = WorkerRig(
-            tmp_path, zk_cluster, zk_conf, builder.build(), table, conf=settings, code={"rig_code.py": CODE}
+            tmp_path,
+            zk_cluster,
+            zk_conf,
+            builder.build(),
+            table,
+            conf=settings,
+            code={"rig_code.py": CODE},
         )
         rigs.append(rig)
         return rig
@@ -138,13 +157,18 @@ def make_rig(
 
 @pytest.fixture
 def rig_of(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., WorkerRig]]:
     """Makes a rig of any topology: builder, code, task ranges of its components (acker 8, master 9), conf."""
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     rigs: list[WorkerRig] = []
 
-    def make(builder: TopologyBuilder, code: str, tasks: Mapping[str, str], **conf: Any) -> WorkerRig:
+    def make(
+        builder: TopologyBuilder, code: str, tasks: Mapping[str, str], **conf: Any
+    ) -> WorkerRig:
         spec = builder.build()
         table = TaskTable(
             components={
@@ -153,7 +177,9 @@ def rig_of(
             }
         )
         settings = {"task.heartbeat.frequency.secs": 0.5, "task.refresh.poll.secs": 2, **conf}
-        rig = WorkerRig(tmp_path, zk_cluster, zk_conf, spec, table, conf=settings, code={"rig_code.py": code})
+        rig = WorkerRig(
+            tmp_path, zk_cluster, zk_conf, spec, table, conf=settings, code={"rig_code.py": code}
+        )
         rigs.append(rig)
         return rig
 

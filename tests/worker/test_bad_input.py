@@ -99,7 +99,9 @@ REMEDIES = {
 
 
 @pytest.mark.zookeeper
-def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(rig_of: Callable[..., WorkerRig]) -> None:
+def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(
+    rig_of: Callable[..., WorkerRig],
+) -> None:
     builder = TopologyBuilder("bad")
     builder.set_spout("kinds", "rig_code:Kinds", outputs=["kind"])
     builder.set_bolt("wrong", "rig_code:Wrong", inputs="kinds", outputs=["word"])
@@ -125,7 +127,9 @@ def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(rig_of
         return sorted(path.read_text().split()) if path.exists() else []
 
     kinds = ["block", "few", "huge", "many", "object", "raise", "stream", "text"]
-    eventually(lambda: lines("acked") == kinds, timeout=90, what="every tuple is processed in the end")
+    eventually(
+        lambda: lines("acked") == kinds, timeout=90, what="every tuple is processed in the end"
+    )
     assert lines("failed") == kinds, "each failed once, and was not left to time out"
     assert all(process.poll() is None for process in rig.processes.values())
 
@@ -210,7 +214,9 @@ class MistakenAsync(Mistaken):
 
 
 @pytest.mark.parametrize("bolt", [Mistaken, MistakenBlocking, MistakenAsync])
-def test_each_mistake_is_reported_once_and_replayed_whatever_runs_the_bolt(bolt: type[Bolt]) -> None:
+def test_each_mistake_is_reported_once_and_replayed_whatever_runs_the_bolt(
+    bolt: type[Bolt],
+) -> None:
     builder = TopologyBuilder("mistaken")
     builder.set_spout("kinds", Numbers, outputs=["kind"])
     builder.set_bolt("wrong", bolt, inputs="kinds")
@@ -223,10 +229,14 @@ def test_each_mistake_is_reported_once_and_replayed_whatever_runs_the_bolt(bolt:
         "raise": "no such customer",
     }
     conf = {"topology.testing.always.try.serialize": True}
-    with TopologyHarness(builder, {"kinds": [[kind] for kind in said]}, conf=conf, replays=1) as harness:
+    with TopologyHarness(
+        builder, {"kinds": [[kind] for kind in said]}, conf=conf, replays=1
+    ) as harness:
         result = harness.run(timeout=30)
     everything = list(range(len(said)))
-    assert sorted(result.failed["kinds"]) == everything and sorted(result.acked["kinds"]) == everything
+    assert (
+        sorted(result.failed["kinds"]) == everything and sorted(result.acked["kinds"]) == everything
+    )
     assert sorted(result.values("wrong")) == sorted([kind] for kind in said)
     for text in said.values():
         assert sum(text in str(error) for _, error in result.errors) == 1, (text, result.errors)
@@ -276,7 +286,9 @@ class BlockingChained(Topology):
 
 @pytest.mark.parametrize("ackers", [0, 1])
 @pytest.mark.parametrize("topology", [Chained, BlockingChained])
-def test_a_spout_may_emit_in_ack_and_survives_raising_there(topology: type[Topology], ackers: int) -> None:
+def test_a_spout_may_emit_in_ack_and_survives_raising_there(
+    topology: type[Topology], ackers: int
+) -> None:
     with TopologyHarness(topology, conf={"topology.acker.executors": ackers}) as harness:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -363,7 +375,9 @@ class WrongGrouping(Topology):
     takes = Takes.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
 
 
-def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = types.ModuleType("bad_groupings")
     module.__dict__.update(broken_grouping=broken_grouping, wrong_grouping=wrong_grouping)
     monkeypatch.setitem(sys.modules, "bad_groupings", module)

@@ -174,7 +174,12 @@ BOLTS = (InLoop, Blocking, Async, Says, BlockingSays, Stateful, Batches)
 def build(spout: type, bolt: Any, **conf: Any) -> TopologyBuilder:
     builder = TopologyBuilder("letters")
     builder.set_spout("numbers", spout, config=conf)
-    builder.set_bolt("use", bolt, inputs={"numbers": Grouping.SHUFFLE}, config={"topology.tick.tuple.freq.secs": 0.05})
+    builder.set_bolt(
+        "use",
+        bolt,
+        inputs={"numbers": Grouping.SHUFFLE},
+        config={"topology.tick.tuple.freq.secs": 0.05},
+    )
     return builder
 
 
@@ -189,20 +194,37 @@ def letters_of(harness: TopologyHarness) -> Any:
 
 
 @pytest.mark.parametrize("bolt", BOLTS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("spout", [Numbers, BlockingNumbers, Plain, BlockingPlain], ids=lambda one: one.__name__)
-def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(spout: type, bolt: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "spout", [Numbers, BlockingNumbers, Plain, BlockingPlain], ids=lambda one: one.__name__
+)
+def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(
+    spout: type, bolt: type, tmp_path: Path
+) -> None:
     conf = {"topology.dead.letter.tries": 3} if issubclass(spout, Plain) else {}
     with TopologyHarness(build(spout, bolt, **conf), state_dir=tmp_path) as harness:
-        result = run_until(harness, lambda found: len(found.dead_letters) == 1 and len(Bug.seen) == 5)
+        result = run_until(
+            harness, lambda found: len(found.dead_letters) == 1 and len(Bug.seen) == 5
+        )
         (letter,) = result.dead_letters
-        assert letter["values"] == [3, "1.50", "2026-11-22T12:00:00Z"] and letter["fields"] == ["n", "price", "at"]
-        assert (letter["spout"], letter["component"], letter["tries"], letter["tup_id"]) == ("numbers", "use", 3, 3)
+        assert letter["values"] == [3, "1.50", "2026-11-22T12:00:00Z"] and letter["fields"] == [
+            "n",
+            "price",
+            "at",
+        ]
+        assert (letter["spout"], letter["component"], letter["tries"], letter["tup_id"]) == (
+            "numbers",
+            "use",
+            3,
+            3,
+        )
         assert letter["error"] == "ValueError: three is too much"
         assert 0 < letter["first_ms"] <= letter["last_ms"]
         assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 1
         if issubclass(spout, Plain):
             # It is settled: the spout does not keep it for ever.
-            run_until(harness, lambda _: sorted(harness.tasks("numbers")[0].settled) == [0, 1, 2, 3, 4, 5])
+            run_until(
+                harness, lambda _: sorted(harness.tasks("numbers")[0].settled) == [0, 1, 2, 3, 4, 5]
+            )
 
         # While the bug is there, the letter comes back with one try more.
         assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
@@ -256,7 +278,9 @@ def test_what_times_out_is_a_letter_too(tmp_path: Path) -> None:
     with TopologyHarness(builder, conf=conf, state_dir=tmp_path, simulated=True) as harness:
         letters = harness.advance(15).dead_letters
     assert len(letters) == 6 and {one["tries"] for one in letters} == {2}
-    assert {one["error"] for one in letters} == {"not complete within topology.message.timeout.secs"}
+    assert {one["error"] for one in letters} == {
+        "not complete within topology.message.timeout.secs"
+    }
 
 
 class Forgets(Bolt):
@@ -275,7 +299,9 @@ class Given(ReliableSpout):
     def next_tuple(self) -> None:
         if not self.given:
             self.given = True
-            self.give_up("r7", [b"\xff"], reason=ValueError("no text"), position={"topic": "t", "offset": 7})
+            self.give_up(
+                "r7", [b"\xff"], reason=ValueError("no text"), position={"topic": "t", "offset": 7}
+            )
             self.give_up(["r8"], [object()], reason=None)
 
 
@@ -286,7 +312,10 @@ def test_a_spout_gives_up_with_a_place_and_a_stream_gets_the_letters(tmp_path: P
     with TopologyHarness(builder, state_dir=tmp_path) as harness:
         result = harness.run()
         first, second = result.dead_letters
-        assert (first["error"], first["position"]) == ("ValueError: no text", {"topic": "t", "offset": 7})
+        assert (first["error"], first["position"]) == (
+            "ValueError: no text",
+            {"topic": "t", "offset": 7},
+        )
         assert (first["tries"], first["component"], first["tup_id"]) == (1, "numbers", "r7")
         # What cannot travel cannot come back, and is kept as text.
         assert second["raw"] is None and "object object" in str(second["values"])
@@ -306,7 +335,9 @@ def test_letters_of_tasks_that_are_no_more_are_taken_over(tmp_path: Path) -> Non
         mine.rename(mine.with_name("4.jsonl"))
     (mine.with_name("4.jsonl")).rename(mine.with_name("4.old.jsonl"))
     mine.with_name("4.jsonl").touch()
-    with TopologyHarness(build(Plain, InLoop, **{"topology.dead.letter.tries": 1}), state_dir=tmp_path) as harness:
+    with TopologyHarness(
+        build(Plain, InLoop, **{"topology.dead.letter.tries": 1}), state_dir=tmp_path
+    ) as harness:
         letters = run_until(harness, lambda found: len(found.dead_letters) == 3).dead_letters
         assert [one["tries"] for one in letters] == [3, 3, 1]
         assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 3
@@ -336,7 +367,9 @@ def test_a_file_has_the_newest_letters_and_a_bound(
         if torn:
             with file.path.open("ab") as raw:
                 raw.write(b'{"number": 5, "val')
-        assert sum(path.stat().st_size for path in (file.path, file.old) if path.exists()) <= 2000 + 40
+        assert (
+            sum(path.stat().st_size for path in (file.path, file.old) if path.exists()) <= 2000 + 40
+        )
     found = file.read()
     assert list(found) == sorted(found)
     newest = {line["number"]: line for line in lines}
@@ -390,7 +423,9 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
         rig.start(*slot)
 
     def letters(**asked: Any) -> dict[str, Any]:
-        return dead_letters(rig.cluster.load_view().topologies[rig.topology_id], Security(), **asked)
+        return dead_letters(
+            rig.cluster.load_view().topologies[rig.topology_id], Security(), **asked
+        )
 
     eventually(rig.running, timeout=90, what="all workers run")
     eventually(lambda: len(letters()["letters"]) == 10, timeout=40, what="ten letters")
@@ -401,7 +436,9 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
             break
         page = letters(limit="4", after=page["next"])
     assert sorted(one["tup_id"] for one in found) == list(range(3, 100, 10))
-    assert {(one["component"], one["failed_task"], one["tries"]) for one in found} == {("use", 1, 3)}
+    assert {(one["component"], one["failed_task"], one["tries"]) for one in found} == {
+        ("use", 1, 3)
+    }
     assert all(one["error"] == f"ValueError: {one['tup_id']} is too much" for one in found)
     with pytest.raises(KeyNotFound, match="it has numbers"):
         letters(component="use")
@@ -409,7 +446,10 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
         letters(after="x")
     # All of them were raised in one place: one record, with their number.
     errors = as_storm(rig.cluster)
-    eventually(lambda: [one.count for one in errors.errors(rig.topology_id)] == [30], what="one record of 30 errors")
+    eventually(
+        lambda: [one.count for one in errors.errors(rig.topology_id)] == [30],
+        what="one record of 30 errors",
+    )
 
     def metric() -> Any:
         master = next(slot for slot in slots if slot[0] == "s1")
@@ -419,7 +459,10 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
     assert metric() == 10
     (rig.folder / "bug").unlink()
     assert len(letters(replay=True)["letters"]) == 10
-    eventually(lambda: all("replayed_ms" in one for one in letters()["letters"]), what="all letters are acked")
+    eventually(
+        lambda: all("replayed_ms" in one for one in letters()["letters"]),
+        what="all letters are acked",
+    )
     assert metric() == 0
     used = (rig.folder / "used").read_text().split("\n")
     assert sorted(used) == sorted(["", *(f"{n} set" for n in range(100))])
@@ -442,7 +485,9 @@ def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
         assert metrics["dead_letters"] == len(left)
 
 
-def no_place_for_three(context: Any, component: str, stream: str, tasks: list[int]) -> Callable[[Any], list[int]]:
+def no_place_for_three(
+    context: Any, component: str, stream: str, tasks: list[int]
+) -> Callable[[Any], list[int]]:
     def choose(values: Any) -> list[int]:
         if values[0] == 3:
             raise KeyError("three has no place")
@@ -455,11 +500,16 @@ def no_place_for_three(context: Any, component: str, stream: str, tasks: list[in
 def test_a_tuple_whose_grouping_raises_becomes_a_letter(spout: type) -> None:
     builder = TopologyBuilder("letters")
     builder.set_spout("numbers", spout, config={"topology.dead.letter.tries": 3})
-    builder.set_bolt("use", InLoop, inputs={"numbers": Grouping.custom(f"{__name__}:no_place_for_three")})
+    builder.set_bolt(
+        "use", InLoop, inputs={"numbers": Grouping.custom(f"{__name__}:no_place_for_three")}
+    )
     Bug.on = False
     with TopologyHarness(builder) as harness:
         (letter,) = eventually(lambda: harness.run().dead_letters, 20, "a letter")
-        assert letter["values"] == [3, "1.50", AT.isoformat().replace("+00:00", "Z")] and letter["tries"] == 3
+        assert (
+            letter["values"] == [3, "1.50", AT.isoformat().replace("+00:00", "Z")]
+            and letter["tries"] == 3
+        )
         assert "three has no place" in letter["error"] and len(harness.errors) == 3
         (source,) = harness.tasks("numbers")
         assert eventually(lambda: sorted(source.settled) == list(range(6)), 20, "its acks")

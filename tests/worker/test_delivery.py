@@ -84,12 +84,18 @@ def test_tuples_between_two_tasks_keep_their_order(rig_of: Callable[..., WorkerR
     rig = rig_of(numbers("InOrder"), CODE, {"bolt": "1", "numbers": "3"}, **{"rig.most": 100_000})
     start(rig, "3,8-9", "1")
     reached = rig.folder / "reached"
-    eventually(lambda: reached.exists() and reached.read_text() == "100000", timeout=60, what="all tuples arrive")
+    eventually(
+        lambda: reached.exists() and reached.read_text() == "100000",
+        timeout=60,
+        what="all tuples arrive",
+    )
     assert as_storm(rig.cluster).errors(rig.topology_id) == []
 
 
 @pytest.mark.zookeeper
-def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[..., WorkerRig]) -> None:
+def test_memory_stays_flat_behind_a_slow_bolt_without_acks(
+    rig_of: Callable[..., WorkerRig],
+) -> None:
     rig = rig_of(numbers("Slow"), CODE, {"bolt": "1", "numbers": "3"})
     one, _ = start(rig, "3,8-9", "1")
 
@@ -99,7 +105,9 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[...,
         return int(tasks.get("1", {}).get("stats", {}).get("executed", 0))
 
     def memory() -> int:
-        return sum(psutil.Process(process.pid).memory_info().rss for process in rig.processes.values())
+        return sum(
+            psutil.Process(process.pid).memory_info().rss for process in rig.processes.values()
+        )
 
     eventually(lambda: executed() > 500, what="some tuples are executed")
     before = memory()
@@ -108,7 +116,9 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[...,
     assert memory() - before < 15 << 20
     waiting = [
         worker["system"]["waiting_tuples"]
-        for worker in ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats", 20)["workers"].values()
+        for worker in ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats", 20)[
+            "workers"
+        ].values()
     ]
     # Half a queue, and what was on its way through the sockets when back pressure was heard of.
     assert len(waiting) == 2 and max(waiting) < 200_000
@@ -116,14 +126,23 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[...,
 
 @pytest.mark.zookeeper
 def test_shuffle_spares_a_task_that_cannot_keep_up(rig_of: Callable[..., WorkerRig]) -> None:
-    rig = rig_of(numbers("Uneven", par=2), CODE, {"bolt": "1-2", "numbers": "3"}, **{"rig.most": 40_000})
+    rig = rig_of(
+        numbers("Uneven", par=2), CODE, {"bolt": "1-2", "numbers": "3"}, **{"rig.most": 40_000}
+    )
     one, _ = start(rig, "2-3,8-9", "1")
 
     def executed() -> dict[str, int]:
         tasks = ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats", 20)["tasks"]
-        return {task: int(tasks.get(task, {}).get("stats", {}).get("executed", 0)) for task in ("1", "2")}
+        return {
+            task: int(tasks.get(task, {}).get("stats", {}).get("executed", 0))
+            for task in ("1", "2")
+        }
 
-    eventually(lambda: executed()["2"] > 4 * executed()["1"] > 0, timeout=60, what="the quick task gets most")
+    eventually(
+        lambda: executed()["2"] > 4 * executed()["1"] > 0,
+        timeout=60,
+        what="the quick task gets most",
+    )
 
 
 class Numbers(Spout):

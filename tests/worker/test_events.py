@@ -30,10 +30,14 @@ class Landed(Bolt):
     def process(self, tup: Tuple) -> None:
         hour = tup.values[0]
         if hour >= 0:
-            self.dagster.materialize("lake/clicks", partition=f"2026-11-21-{hour:02}", metadata={"rows": hour})
+            self.dagster.materialize(
+                "lake/clicks", partition=f"2026-11-21-{hour:02}", metadata={"rows": hour}
+            )
 
     def process_tick(self, tup: Tuple) -> None:
-        self.dagster.check(["lake", "clicks"], "on_time", passed=cast("bool", np.bool_(True)), severity="WARN")
+        self.dagster.check(
+            ["lake", "clicks"], "on_time", passed=cast("bool", np.bool_(True)), severity="WARN"
+        )
 
 
 class Blocking(Landed):
@@ -62,11 +66,15 @@ def topology(bolt: type[Bolt]) -> type[Topology]:
 
 @pytest.mark.parametrize("bolt", KINDS)
 def test_events_carry_what_was_given_and_go_in_order(bolt: type[Bolt], tmp_path: Path) -> None:
-    with TopologyHarness(topology(bolt), {"hours": [[9], [-1], [10]]}, state_dir=tmp_path) as harness:
+    with TopologyHarness(
+        topology(bolt), {"hours": [[9], [-1], [10]]}, state_dir=tmp_path
+    ) as harness:
         harness.run()
         harness.tick("landed")
         # A tick in a thread holds up no run.
-        eventually(lambda: harness.run() and len(harness.dagster_events) == 4, what="the event of the tick")
+        eventually(
+            lambda: harness.run() and len(harness.dagster_events) == 4, what="the event of the tick"
+        )
         result = harness.run()
         assert sorted(result.acked["hours"]) == [0, 1, 2] and result.errors == []
         began, *hours, check = harness.dagster_events
@@ -81,14 +89,18 @@ def test_events_carry_what_was_given_and_go_in_order(bolt: type[Bolt], tmp_path:
 @pytest.mark.parametrize("bolt", KINDS)
 def test_without_dagster_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path: Path) -> None:
     conf = {"topology.message.timeout.secs": 3600}
-    with TopologyHarness(topology(bolt), {"hours": [[-1]]}, conf=conf, simulated=True, state_dir=tmp_path) as harness:
+    with TopologyHarness(
+        topology(bolt), {"hours": [[-1]]}, conf=conf, simulated=True, state_dir=tmp_path
+    ) as harness:
         harness.dagster_up = False
         harness.run()
         harness.give("hours", [9], [-1], [-1])
         result = harness.advance(10)
         assert sorted(result.acked["hours"]) == [0, 2, 3] and result.failed["hours"] == []
         assert harness.dagster_events == []
-        assert ["wait for Dagster" in str(error) for _, error in result.errors] == [True], "said once, not each time"
+        assert ["wait for Dagster" in str(error) for _, error in result.errors] == [True], (
+            "said once, not each time"
+        )
         harness.dagster_up = True
         result = harness.advance(20)
         assert sorted(result.acked["hours"]) == [0, 1, 2, 3]
@@ -97,7 +109,9 @@ def test_without_dagster_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path
 
 def test_a_replay_joins_the_event_that_waits(tmp_path: Path) -> None:
     conf = {"topology.message.timeout.secs": 10}
-    with TopologyHarness(topology(Landed), {"hours": [[9]]}, conf=conf, replays=9, simulated=True) as harness:
+    with TopologyHarness(
+        topology(Landed), {"hours": [[9]]}, conf=conf, replays=9, simulated=True
+    ) as harness:
         harness.dagster_up = False
         result = harness.advance(45)
         assert result.acked["hours"] == [] and len(result.failed["hours"]) == 4
@@ -121,10 +135,14 @@ def test_the_event_of_a_window_is_kept_until_dagster_has_it(tmp_path: Path) -> N
         assert sorted(harness.advance(12).acked["hours"]) == [0, 1]
         assert harness.dagster_events == []
     # As after a restart of the worker: the window is over, its event is in the checkpoint.
-    with TopologyHarness(topology(Daily), {"hours": []}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        topology(Daily), {"hours": []}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(5)
         assert [one.metadata for one in harness.dagster_events] == [{"rows": 2}]
-    with TopologyHarness(topology(Daily), {"hours": []}, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        topology(Daily), {"hours": []}, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(5)
         assert harness.dagster_events == []
 
@@ -184,7 +202,9 @@ def test_what_dagster_would_not_take_is_refused_where_it_is_reported(make: Any, 
 
 
 def test_scalars_of_numpy_become_numbers_and_equal_events_have_one_id() -> None:
-    one = DagsterEvent.make(*OF, metadata={"rows": np.int64(3), "share": np.float32(0.5), "day": np.str_("mon")})
+    one = DagsterEvent.make(
+        *OF, metadata={"rows": np.int64(3), "share": np.float32(0.5), "day": np.str_("mon")}
+    )
     assert [type(value) for value in one.metadata.values()] == [int, float, str]
     assert one.id == DagsterEvent.make(*OF, metadata={"day": "mon", "share": 0.5, "rows": 3}).id
     others = [
@@ -200,7 +220,9 @@ def test_a_mistake_fails_its_tuple_and_names_the_asset() -> None:
     with TopologyHarness(topology(Mistaken), {"hours": [[1]]}) as harness:
         result = harness.run()
         assert result.failed["hours"] == [0]
-        assert "materialization of asset 'lake/clicks': partition must be a string" in str(result.errors[0][1])
+        assert "materialization of asset 'lake/clicks': partition must be a string" in str(
+            result.errors[0][1]
+        )
 
 
 class Mistaken(Bolt):

@@ -20,7 +20,9 @@ def unexpected(link: Any, bundle: Any, error: Exception) -> None:
 
 @given(st.lists(st.integers(0, 12), max_size=5), st.integers(1, 10))
 @example([5, 5, 3], 10)
-def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(sizes: list[int], most: int) -> None:
+def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(
+    sizes: list[int], most: int
+) -> None:
     peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     for task, size in enumerate(sizes, 1):
         link = RemoteLink(task, 99, "default", peer)

@@ -108,7 +108,9 @@ def words(path: Path) -> list[str]:
 def make(rig_of: Callable[..., WorkerRig]) -> WorkerRig:
     builder = TopologyBuilder("stops")
     builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
-    builder.set_bolt("total", "rig_code:Total", inputs={"numbers": Grouping.SHUFFLE}, outputs=["word"])
+    builder.set_bolt(
+        "total", "rig_code:Total", inputs={"numbers": Grouping.SHUFFLE}, outputs=["word"]
+    )
     builder.set_bolt("last", "rig_code:Last", inputs="total")
     conf = {"topology.max.spout.pending": 1000, "topology.message.timeout.secs": 600}
     return rig_of(builder, CODE, {"last": "1", "total": "2", "numbers": "3"}, **conf)
@@ -118,11 +120,16 @@ def make(rig_of: Callable[..., WorkerRig]) -> WorkerRig:
 @pytest.mark.parametrize(
     ("here", "there"),
     [
-        *(pytest.param(*one, marks=pytest.mark.long) for one in (("1,3,8-9", "2"), ("3,8-9", "1-2"))),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (("1,3,8-9", "2"), ("3,8-9", "1-2"))
+        ),
         *(("1,3,9", "2,8"), ("1,3,9", "2")),
     ],
 )
-def test_nothing_is_applied_twice_by_a_graceful_stop(rig_of: Callable[..., WorkerRig], here: str, there: str) -> None:
+def test_nothing_is_applied_twice_by_a_graceful_stop(
+    rig_of: Callable[..., WorkerRig], here: str, there: str
+) -> None:
     """A stateful bolt without ``message_id`` is stopped three times under load; its ``close`` emits."""
     rig = make(rig_of)
     one, two = ("s1", free_port()), ("s2", free_port())
@@ -135,16 +142,26 @@ def test_nothing_is_applied_twice_by_a_graceful_stop(rig_of: Callable[..., Worke
     for stop in range(1, 4):
         eventually(rig.running, timeout=90, what="both workers run")
         before = len(words(rig.folder / "acked"))
-        eventually(lambda: len(words(rig.folder / "acked")) > before + 2000, what="numbers are acked")  # noqa: B023
+        eventually(
+            lambda: len(words(rig.folder / "acked")) > before + 2000,  # noqa: B023
+            what="numbers are acked",
+        )
         if stop == 3:
             (rig.folder / "enough").touch()
             eventually(
-                lambda: len(set(words(rig.folder / "acked"))) == max(map(int, words(rig.folder / "acked"))) + 1,
+                lambda: (
+                    len(set(words(rig.folder / "acked")))
+                    == max(map(int, words(rig.folder / "acked"))) + 1
+                ),
                 what="all numbers are acked",
             )
         rig.processes[two].terminate()
         assert rig.processes[two].wait(30) == 0
-        eventually(lambda: words(rig.folder / "last") == ["bye"] * stop, timeout=60, what="the last emit")  # noqa: B023
+        eventually(
+            lambda: words(rig.folder / "last") == ["bye"] * stop,  # noqa: B023
+            timeout=60,
+            what="the last emit",
+        )
         if stop < 3:
             rig.start(*two)
     acked = Counter(words(rig.folder / "acked"))
@@ -154,7 +171,9 @@ def test_nothing_is_applied_twice_by_a_graceful_stop(rig_of: Callable[..., Worke
 
 
 @pytest.mark.zookeeper
-def test_the_last_acks_reach_a_spout_that_stops_at_the_same_time(rig_of: Callable[..., WorkerRig]) -> None:
+def test_the_last_acks_reach_a_spout_that_stops_at_the_same_time(
+    rig_of: Callable[..., WorkerRig],
+) -> None:
     rig = make(rig_of)
     one, two = ("s1", free_port()), ("s2", free_port())
     rig.assign({one: "1,3,8-9", two: "2"})
@@ -170,7 +189,9 @@ def test_the_last_acks_reach_a_spout_that_stops_at_the_same_time(rig_of: Callabl
 
 
 @pytest.mark.zookeeper
-def test_a_reliable_spout_gives_up_nothing_while_workers_are_replaced(rig_of: Callable[..., WorkerRig]) -> None:
+def test_a_reliable_spout_gives_up_nothing_while_workers_are_replaced(
+    rig_of: Callable[..., WorkerRig],
+) -> None:
     """As in a gray upgrade: one worker after the other stops under load, the acker's too."""
     builder = TopologyBuilder("replaced")
     builder.set_spout("once", "rig_code:Once", outputs=["n"])
@@ -186,12 +207,18 @@ def test_a_reliable_spout_gives_up_nothing_while_workers_are_replaced(rig_of: Ca
     for slot in (slots[1], slots[2], slots[1], slots[2]):
         eventually(rig.running, timeout=90, what="the workers run")
         before = len(words(rig.folder / "acked"))
-        eventually(lambda: len(words(rig.folder / "acked")) > before + 300, what="numbers are acked")  # noqa: B023
+        eventually(
+            lambda: len(words(rig.folder / "acked")) > before + 300,  # noqa: B023
+            what="numbers are acked",
+        )
         rig.processes[slot].terminate()
         assert rig.processes[slot].wait(30) == 0
         rig.start(*slot)
     eventually(rig.running, timeout=90, what="the workers run")
     (rig.folder / "enough").touch()
     acked = rig.folder / "acked"
-    eventually(lambda: {*words(acked)} == {str(n) for n in range(1, max(map(int, words(acked))) + 1)}, what="all acks")
+    eventually(
+        lambda: {*words(acked)} == {str(n) for n in range(1, max(map(int, words(acked))) + 1)},
+        what="all acks",
+    )
     assert words(rig.folder / "letters") == []

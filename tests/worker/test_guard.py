@@ -12,7 +12,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import BatchingBolt, Bolt, Grouping, Spout, StatefulBolt, Topology, TopologyBuilder, Tuple
+from storm_dagster.api import (
+    BatchingBolt,
+    Bolt,
+    Grouping,
+    Spout,
+    StatefulBolt,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -109,7 +118,9 @@ def harness_of(bolt: type[Bolt], kind: str, tmp_path: Path, **options: Any) -> T
     builder = TopologyBuilder("guarded")
     builder.set_spout("numbers", Numbers, outputs=["n"])
     builder.set_bolt("once", bolt, inputs="numbers")
-    builder.set_bolt("takes", Takes, inputs={"once": Grouping.custom("guard_groupings:raising_grouping")})
+    builder.set_bolt(
+        "takes", Takes, inputs={"once": Grouping.custom("guard_groupings:raising_grouping")}
+    )
     return TopologyHarness(
         builder,
         {"numbers": [[n] for n in range(5)]},
@@ -222,7 +233,9 @@ def test_a_spout_that_exits_is_made_again_and_hears_once_of_each_tuple(
 
         eventually(lambda: done(), 60, "every tuple is heard of", interval=0.001)
         assert len(Exits.heard) == count() > 6
-        assert [str(error) for _, error in harness.errors if isinstance(error, SystemExit)] == [method]
+        assert [str(error) for _, error in harness.errors if isinstance(error, SystemExit)] == [
+            method
+        ]
 
 
 class Applies(StatefulBolt):
@@ -253,7 +266,9 @@ class AppliesBlocking(Applies):
 
 
 @pytest.mark.parametrize("bolt", [Applies, AppliesBlocking])
-def test_a_tuple_that_a_stateful_bolt_failed_does_not_count_as_applied(bolt: type[Bolt], tmp_path: Path) -> None:
+def test_a_tuple_that_a_stateful_bolt_failed_does_not_count_as_applied(
+    bolt: type[Bolt], tmp_path: Path
+) -> None:
     class Grouped(Topology):
         numbers = Numbers.spec()
         applies = bolt.spec(inputs={numbers: Grouping.fields("n")})
@@ -362,7 +377,9 @@ class StuckLoop(Stuck):
     blocking = False
 
 
-def stuck_harness(bolt: type[Bolt], par: int, monkeypatch: pytest.MonkeyPatch, **conf: Any) -> TopologyHarness:
+def stuck_harness(
+    bolt: type[Bolt], par: int, monkeypatch: pytest.MonkeyPatch, **conf: Any
+) -> TopologyHarness:
     monkeypatch.setattr(Stuck, "release", threading.Event())
     monkeypatch.setattr(Stuck, "inside", threading.Semaphore(0))
     monkeypatch.setattr(Stuck, "closed", [])
@@ -377,7 +394,9 @@ def test_a_call_that_does_not_return_is_reported_once_with_the_line_of_the_user(
     bolt: type[Bolt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stuck_harness(bolt, 1, monkeypatch, **{"topology.message.timeout.secs": 0.2}) as harness:
-        dog = Watchdog(harness.shared, lambda: 0, 0.2, lambda: list(harness.engine.runners.values()))
+        dog = Watchdog(
+            harness.shared, lambda: 0, 0.2, lambda: list(harness.engine.runners.values())
+        )
 
         def watch() -> None:
             assert Stuck.inside.acquire(timeout=30)
@@ -402,7 +421,12 @@ def test_all_threads_close_side_by_side_and_one_that_is_stuck_takes_no_time_from
     harness = stuck_harness(Stuck, 4, monkeypatch, **{"supervisor.worker.shutdown.sleep.secs": 600})
     for _ in range(4):
         eventually(
-            lambda: harness.engine.run(time.monotonic()) is not None and Stuck.inside.acquire(blocking=False), 30, "all"
+            lambda: (
+                harness.engine.run(time.monotonic()) is not None
+                and Stuck.inside.acquire(blocking=False)
+            ),
+            30,
+            "all",
         )
     threading.Timer(0.3, Stuck.release.set).start()
     harness.close()
@@ -411,18 +435,30 @@ def test_all_threads_close_side_by_side_and_one_that_is_stuck_takes_no_time_from
     harness = stuck_harness(Stuck, 4, monkeypatch, **{"supervisor.worker.shutdown.sleep.secs": 0.5})
     for _ in range(4):
         eventually(
-            lambda: harness.engine.run(time.monotonic()) is not None and Stuck.inside.acquire(blocking=False), 30, "all"
+            lambda: (
+                harness.engine.run(time.monotonic()) is not None
+                and Stuck.inside.acquire(blocking=False)
+            ),
+            30,
+            "all",
         )
     slept: list[float] = []
     wait = time.sleep
-    monkeypatch.setattr("storm_dagster.worker.engine.native.time.sleep", lambda secs: (slept.append(secs), wait(secs)))
+    monkeypatch.setattr(
+        "storm_dagster.worker.engine.native.time.sleep",
+        lambda secs: (slept.append(secs), wait(secs)),
+    )
     harness.close()
     assert sum(slept) <= 0.5, "one grace for all of them"
-    assert len(harness.errors) == 4 and all("# the request" in str(error) for _, error in harness.errors)
+    assert len(harness.errors) == 4 and all(
+        "# the request" in str(error) for _, error in harness.errors
+    )
     Stuck.release.set()
 
 
-def test_a_runner_of_ours_that_raises_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_of_ours_that_raises_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Plain(Topology):
         numbers = Numbers.spec()
         takes = Takes.spec(inputs=[numbers])

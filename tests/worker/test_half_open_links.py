@@ -54,7 +54,9 @@ def test_a_forgotten_link_is_made_again(monkeypatch: pytest.MonkeyPatch, key: st
     def arrives() -> bool:
         sender.peers[slot].pressure = True
         sender.flush(lambda *_: None)
-        return any(decode_frame(message[-1]).token == "sender" for message in receiver.receive(1000))
+        return any(
+            decode_frame(message[-1]).token == "sender" for message in receiver.receive(1000)
+        )
 
     try:
         with FaultProxy("127.0.0.1", receiver.port) as link:
@@ -71,7 +73,9 @@ def test_a_forgotten_link_is_made_again(monkeypatch: pytest.MonkeyPatch, key: st
 def test_a_sender_that_ends_while_its_frames_wait_ends_nobody() -> None:
     """Such as a worker that is killed, or whoever floods a busy one: ZeroMQ takes its next timer of that link amiss."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", _RECEIVER], stderr=subprocess.PIPE, **pipes) as receiver:
+    with subprocess.Popen(
+        [sys.executable, "-c", _RECEIVER], stderr=subprocess.PIPE, **pipes
+    ) as receiver:
         assert receiver.stdout is not None
         port = receiver.stdout.readline().strip()
         with subprocess.Popen([sys.executable, "-c", _SENDER, port], **pipes) as sender:
@@ -86,7 +90,10 @@ def test_a_worker_whose_loop_is_blocked_loses_no_frame(monkeypatch: pytest.Monke
     """ZeroMQ reads no pings where too many frames wait, however healthy the link is."""
     monkeypatch.setattr(transport, "_PING_MILLIS", 20)
     monkeypatch.setattr(transport, "_SILENT_MILLIS", 60)
-    receiver, sender = Transport("127.0.0.1", 0, "receiver", 100), Transport("127.0.0.1", 0, "sender", 100)
+    receiver, sender = (
+        Transport("127.0.0.1", 0, "receiver", 100),
+        Transport("127.0.0.1", 0, "sender", 100),
+    )
     slot = ("s", 1)
     sent = received = 0
     try:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.api import BatchingBolt, Bolt, Grouping, ReliableSpout, Spout, Stream, Topology, Tuple
+from storm_dagster.api import (
+    BatchingBolt,
+    Bolt,
+    Grouping,
+    ReliableSpout,
+    Spout,
+    Stream,
+    Topology,
+    Tuple,
+)
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
@@ -130,7 +139,9 @@ def test_trees_that_are_lost_again_and_again_fail_once_a_second() -> None:
     """A spout that gives up after three fails outlives a move that loses its replays."""
     failed: list[float] = []
     with TopologyHarness(GivesUp, simulated=True) as harness:
-        (spout,) = [runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)]
+        (spout,) = [
+            runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)
+        ]
         for tenth in range(10, 36):
             spout.pending.entries[tenth] = ((1, "default", None), 0.0)
             spout.lost.append(tenth)
@@ -141,7 +152,9 @@ def test_trees_that_are_lost_again_and_again_fail_once_a_second() -> None:
 
 def test_trees_that_time_out_are_noted_once_while_nobody_tells_their_spout() -> None:
     with TopologyHarness(GivesUp, simulated=True) as harness:
-        (spout,) = [runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)]
+        (spout,) = [
+            runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)
+        ]
         spout.pending.add(7, (1, "default", None), 0.0)
         for _ in range(3):
             spout.on_clock(100.0)
@@ -323,7 +336,9 @@ class Consuming(Topology):
 
 
 def test_a_batch_that_empties_its_list_is_failed_and_acked_all_the_same() -> None:
-    with TopologyHarness(Consuming, {"sentences": [["a"], ["b"]]}, replays=1, simulated=True) as harness:
+    with TopologyHarness(
+        Consuming, {"sentences": [["a"], ["b"]]}, replays=1, simulated=True
+    ) as harness:
         harness.run()
         harness.tick("consumes")
         assert sorted(harness.run().failed["sentences"]) == [0, 1]

@@ -15,7 +15,9 @@ from storm_dagster.worker.engine.history import COLUMNS, TopologyHistory
 MS = 1_000_000
 
 
-def report(secs: float, rate: float, *, port: int = 1, pid: int = 7, busy_ms: float = 1.0, **of: Any) -> WorkerReport:
+def report(
+    secs: float, rate: float, *, port: int = 1, pid: int = 7, busy_ms: float = 1.0, **of: Any
+) -> WorkerReport:
     """A spout that emitted ``rate`` tuples a second for ``secs``, and a bolt that executed them in ``busy_ms`` each."""
     number = int(secs * rate)
     bolt = TaskReport(
@@ -51,12 +53,21 @@ def test_rates_are_of_each_workers_own_clock() -> None:
     flow = history.flow(15.0)
     assert set(flow["components"]) == {"lines", "split"}
     split, lines = flow["components"]["split"], flow["components"]["lines"]
-    assert split["rate"] == pytest.approx(300, rel=0.02) and lines["rate"] == pytest.approx(300, rel=0.02)
-    assert lines["failed"] == pytest.approx(30, rel=0.05) and lines["acked"] == pytest.approx(300, rel=0.02)
-    assert split["capacity"] == pytest.approx(0.2, rel=0.02), "the busiest task: 200 tuples of 1 ms a second"
+    assert split["rate"] == pytest.approx(300, rel=0.02) and lines["rate"] == pytest.approx(
+        300, rel=0.02
+    )
+    assert lines["failed"] == pytest.approx(30, rel=0.05) and lines["acked"] == pytest.approx(
+        300, rel=0.02
+    )
+    assert split["capacity"] == pytest.approx(0.2, rel=0.02), (
+        "the busiest task: 200 tuples of 1 ms a second"
+    )
     assert lines["held"] == pytest.approx(0.25, rel=0.02) and lines["lag"] == 80
     assert flow["edges"] == {"split": {"lines:default": pytest.approx(300, rel=0.02)}}
-    assert flow["tasks"]["11"] == {"rate": pytest.approx(200, rel=0.02), "busy": pytest.approx(0.2, rel=0.02)}
+    assert flow["tasks"]["11"] == {
+        "rate": pytest.approx(200, rel=0.02),
+        "busy": pytest.approx(0.2, rel=0.02),
+    }
     assert split["p50_ms"] == pytest.approx(1, rel=0.05) and lines["p50_ms"] is None
 
 
@@ -126,7 +137,11 @@ def test_an_hour_has_a_row_each_ten_seconds_and_a_day_one_each_five_minutes() ->
     times = [row[0] for row in hour["rows"]]
     assert len(times) == 360 and {b - a for a, b in pairwise(times)} == {10}
     last = dict(zip(hour["columns"], hour["rows"][-1], strict=True))
-    assert last["rate"] == pytest.approx(100) and last["capacity"] == pytest.approx(0.1) and last["lag"] == 40
+    assert (
+        last["rate"] == pytest.approx(100)
+        and last["capacity"] == pytest.approx(0.1)
+        and last["lag"] == 40
+    )
     day = history.answer(HistoryQuestion(component="split", day=True))
     assert day["interval"] == 300 and len(day["rows"]) == 24
     assert day["rows"][0][1] == pytest.approx(100)
@@ -174,11 +189,15 @@ def test_a_large_topology_has_rings_of_some_components_only() -> None:
     history = TopologyHistory()
     for secs in (0.0, 10.0):
         wide = report(100 + secs, 10)
-        wide.tasks |= {str(n): TaskReport(status="running", component=f"bolt{n}") for n in range(100, 200)}
+        wide.tasks |= {
+            str(n): TaskReport(status="running", component=f"bolt{n}") for n in range(100, 200)
+        }
         history.receive("s:1", wide, secs)
     history.advance(10.0, 1_700_000_000.0, {"lines"})
     names = ["", "lines", "split", *(f"bolt{n}" for n in range(100, 200))]
-    assert sum(bool(history.answer(HistoryQuestion(component=name))["rows"]) for name in names) == 65
+    assert (
+        sum(bool(history.answer(HistoryQuestion(component=name))["rows"]) for name in names) == 65
+    )
 
 
 def test_a_worker_of_the_release_before_has_rates_without_capacity() -> None:

@@ -90,19 +90,25 @@ class Odd(Bolt):
 def test_a_program_that_emits_without_pause_waits_for_its_readers(command: Any) -> None:
     builder = TopologyBuilder("floods")
     builder.set_spout("source", Source, outputs=["x"])
-    builder.set_bolt("floods", ShellBolt.spec(command=command(FLOODS), outputs=["y"]), inputs="source")
+    builder.set_bolt(
+        "floods", ShellBolt.spec(command=command(FLOODS), outputs=["y"]), inputs="source"
+    )
     builder.set_bolt("slow", Slow, inputs="floods")
     slots = {"source": 0, "floods": 0, "slow": 0, ACKER: 0}
     workers = Workers(builder, slots, {"left": 1, "topology.executor.queue.size": 1_000})
     try:
         eventually(
-            lambda: (workers.turn(), workers.runner("slow").stats.executed)[1], 60, "its first tuple", interval=0
+            lambda: (workers.turn(), workers.runner("slow").stats.executed)[1],
+            60,
+            "its first tuple",
+            interval=0,
         )
         turns, most, until = 0, 0, time.monotonic() + 3
         while time.monotonic() < until:
             workers.turn()
             turns += 1
-            most = max(most, len(workers.runner("floods").inbound) + workers.runner("slow").waiting())  # type: ignore[attr-defined]
+            inbound = workers.runner("floods").inbound  # type: ignore[attr-defined]
+            most = max(most, len(inbound) + workers.runner("slow").waiting())
         assert workers.runner("slow").stats.executed > 0
         assert turns > 20 and most < 20_000
         assert workers.errors == []
@@ -113,7 +119,9 @@ def test_a_program_that_emits_without_pause_waits_for_its_readers(command: Any) 
 def test_tuples_that_a_program_never_acks_are_not_kept(command: Any) -> None:
     builder = TopologyBuilder("forgets")
     builder.set_spout("source", Source, outputs=["x"])
-    builder.set_bolt("forgets", ShellBolt.spec(command=command(FORGETS), outputs=["y"]), inputs="source")
+    builder.set_bolt(
+        "forgets", ShellBolt.spec(command=command(FORGETS), outputs=["y"]), inputs="source"
+    )
     slots = {"source": 0, "forgets": 0, ACKER: 0}
     workers = Workers(builder, slots, {"left": 500, "topology.message.timeout.secs": 1})
     try:
@@ -129,7 +137,9 @@ def test_tuples_that_a_program_never_acks_are_not_kept(command: Any) -> None:
         workers.close()
 
 
-def test_verdicts_that_waited_for_a_program_go_to_its_successor(command: Any, tmp_path: Path) -> None:
+def test_verdicts_that_waited_for_a_program_go_to_its_successor(
+    command: Any, tmp_path: Path
+) -> None:
     builder = TopologyBuilder("dies")
     builder.set_spout("dies", ShellSpout.spec(command=command(DIES), outputs=["y"]))
     builder.set_bolt("odd", Odd, inputs="dies")
@@ -151,7 +161,9 @@ def test_verdicts_that_waited_for_a_program_go_to_its_successor(command: Any, tm
 def test_standard_error_without_ends_of_lines_is_not_gathered(tmp_path: Path) -> None:
     code = "import sys, time\nfor _ in range(100): sys.stderr.write('\\r10%' * 250_000); sys.stderr.flush()\ntime.sleep(60)"
     before = psutil.Process().memory_info().rss
-    process = ShellProcess([sys.executable, "-c", code], tmp_path, tmp_path / "pids", {}, lambda *_: None, "progress")
+    process = ShellProcess(
+        [sys.executable, "-c", code], tmp_path, tmp_path / "pids", {}, lambda *_: None, "progress"
+    )
     try:
         time.sleep(2)
         assert psutil.Process().memory_info().rss - before < 50 << 20
@@ -161,13 +173,22 @@ def test_standard_error_without_ends_of_lines_is_not_gathered(tmp_path: Path) ->
 
 def test_children_of_a_program_that_has_died_end_with_it(tmp_path: Path) -> None:
     code = f"sleep 4321 & echo $! > {tmp_path}/child; exit 1"
-    process = ShellProcess(["sh", "-c", code], tmp_path, tmp_path / "pids", {}, lambda *_: None, "leaves")
-    child = int(eventually(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), 20) or 0)
+    process = ShellProcess(
+        ["sh", "-c", code], tmp_path, tmp_path / "pids", {}, lambda *_: None, "leaves"
+    )
+    child = int(
+        eventually(
+            lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), 20
+        )
+        or 0
+    )
     assert psutil.pid_exists(child)
     time.sleep(0.3)
     process.end()
 
     def gone() -> bool:
-        return not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        return (
+            not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        )
 
     eventually(gone, 20, "the end of the child", ignore=(psutil.Error,))

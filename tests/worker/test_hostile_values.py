@@ -44,7 +44,9 @@ class Hostile:
     def _refuse(self, *_: Any) -> Any:
         raise LookupError("do not look at me")
 
-    __repr__ = __str__ = __hash__ = __eq__ = __len__ = __iter__ = __float__ = __index__ = __bool__ = _refuse  # type: ignore[assignment]
+    __repr__ = __str__ = __hash__ = __eq__ = __len__ = __iter__ = __float__ = __index__ = (
+        __bool__
+    ) = _refuse  # type: ignore[assignment]
 
 
 class Zone(datetime.tzinfo):
@@ -233,7 +235,16 @@ def acts(of: dict[str, Act]) -> Any:
     return st.lists(st.tuples(st.sampled_from(sorted(of)), values()), min_size=1, max_size=8)
 
 
-KINDS = [Acts, ActsBlocking, ActsAsync, ActsStateful, ActsStatefulBlocking, ActsBatching, ActsWindowed, Program]
+KINDS = [
+    Acts,
+    ActsBlocking,
+    ActsAsync,
+    ActsStateful,
+    ActsStatefulBlocking,
+    ActsBatching,
+    ActsWindowed,
+    Program,
+]
 FEW = settings(max_examples=max(4, settings().max_examples // 5))
 
 
@@ -270,7 +281,9 @@ def test_every_tuple_is_acked_or_failed_once_whatever_its_bolt_does(
             harness.tick("acts")
             result = harness.run(timeout=60)
             assert set(harness.engine.statuses().values()) == {"running"}
-            assert all(harness.engine.stats()[str(task)].errors < 100 for task in harness.engine.runners)
+            assert all(
+                harness.engine.stats()[str(task)].errors < 100 for task in harness.engine.runners
+            )
         assert sorted(result.acked["numbers"] + result.failed["numbers"]) == indices
         assert all(component in ("acts", "program") for component, _ in result.errors)
 
@@ -311,7 +324,9 @@ class SourceBlocking(Source):
 @pytest.mark.parametrize("kind", [Source, SourceBlocking])
 @FEW
 @given(plan=acts({**ACTS, "tracked": ACTS["emit"]}), par=st.sampled_from([1, 2]))
-def test_every_tuple_of_a_spout_is_heard_of_once(kind: Any, plan: list[tuple[str, str]], par: int) -> None:
+def test_every_tuple_of_a_spout_is_heard_of_once(
+    kind: Any, plan: list[tuple[str, str]], par: int
+) -> None:
     Source.plan[:] = [(name, MAKE[value]()) for name, value in [*plan, ("tracked", "task")]]
     Source.at[:], Source.emitted[:], Source.heard[:] = [0], [], []
     builder = TopologyBuilder("hostile")

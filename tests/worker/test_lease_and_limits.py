@@ -61,7 +61,10 @@ def test_errors_are_throttled_by_task() -> None:
     def record(task: int, component: str, text: str, secs: int, group: str) -> None:
         (seen if text else counted).append(task)
 
-    conf = {"topology.error.throttle.interval.secs": 10, "topology.max.error.report.per.interval": 2}
+    conf = {
+        "topology.error.throttle.interval.secs": 10,
+        "topology.max.error.report.per.interval": 2,
+    }
     report = ErrorReporter(conf, record, lambda: now[0])
     for _ in range(5):
         report(1, "a", ValueError("x"), "process")
@@ -105,10 +108,15 @@ def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
     state.close()
     again = TaskState.open(tmp_path, "wc", "count/er..", 4)
     assert dict(again.items()) == {"a": 1, "b": [1, {"x": None}]}
-    assert again.applied_ids() == {"line-1", "2"} and again.applied(2) and not again.applied("line-3")
+    assert (
+        again.applied_ids() == {"line-1", "2"} and again.applied(2) and not again.applied("line-3")
+    )
     again.save({"c": 1}, remove=["a"], forget=[2], sync=True)
     assert dict(again.items("c")) == {"c": 1} and len(again) == 2 and not again.applied(2)
-    assert again.path.is_relative_to(tmp_path / "wc") and len(again.path.relative_to(tmp_path).parts) == 3
+    assert (
+        again.path.is_relative_to(tmp_path / "wc")
+        and len(again.path.relative_to(tmp_path).parts) == 3
+    )
 
 
 def test_a_worker_imports_no_heavy_package() -> None:
@@ -125,8 +133,12 @@ def test_a_worker_imports_no_heavy_package() -> None:
 
 def test_models_of_users_get_the_plugins_of_pydantic_and_ours_do_not(tmp_path: Path) -> None:
     (tmp_path / "plug-1.dist-info").mkdir()
-    (tmp_path / "plug-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1\n")
-    (tmp_path / "plug-1.dist-info" / "entry_points.txt").write_text("[pydantic]\nplug = plug:plugin\n")
+    (tmp_path / "plug-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: plug\nVersion: 1\n"
+    )
+    (tmp_path / "plug-1.dist-info" / "entry_points.txt").write_text(
+        "[pydantic]\nplug = plug:plugin\n"
+    )
     (tmp_path / "plug.py").write_text(
         "class Plugin:\n"
         "    seen = []\n"
@@ -146,7 +158,9 @@ def test_models_of_users_get_the_plugins_of_pydantic_and_ours_do_not(tmp_path: P
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
 
 
-def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> None:
+def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> (
+    None
+):
     from storm_dagster.model.wire import TaskReport, WorkerReport
     from storm_dagster.worker.engine.system import TopologyMasterTable
 

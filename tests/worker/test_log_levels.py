@@ -24,7 +24,9 @@ def test_a_level_lasts_as_long_as_it_was_asked_for(logger: logging.Logger) -> No
     levels = LogLevels()
     levels.apply({logger.name: LevelChange(level="DEBUG", secs=10)}, now=100.0)
     assert logger.level == logging.DEBUG
-    assert levels.document(104.0) == {logger.name: LevelChange(level="DEBUG", secs=6, reset="ERROR")}
+    assert levels.document(104.0) == {
+        logger.name: LevelChange(level="DEBUG", secs=6, reset="ERROR")
+    }
     levels.expire(109.9)
     assert logger.level == logging.DEBUG
     levels.expire(110.0)
@@ -52,7 +54,11 @@ def test_there_is_an_end_to_what_is_remembered(logger: logging.Logger) -> None:
 
 
 def test_names_of_levels() -> None:
-    assert (check_level("warning"), check_level("Info"), check_level("CRITICAL")) == ("WARN", "INFO", "FATAL")
+    assert (check_level("warning"), check_level("Info"), check_level("CRITICAL")) == (
+        "WARN",
+        "INFO",
+        "FATAL",
+    )
     for wrong in ("LOUD", "", None, 10):
         with pytest.raises(InvalidRequest, match="not a log level"):
             check_level(wrong)

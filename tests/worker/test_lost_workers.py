@@ -66,7 +66,9 @@ WORKERS = {"spout": 4, "left": 1, "right": 2, "end": 3}
 
 def tasks_of(name: str, acker: str) -> str:
     """Task ranges of a worker."""
-    return encode_ranges([WORKERS[name], *([8] if name == acker else []), *([9] if name == "spout" else [])])
+    return encode_ranges(
+        [WORKERS[name], *([8] if name == acker else []), *([9] if name == "spout" else [])]
+    )
 
 
 class Numbers:
@@ -97,7 +99,9 @@ class Numbers:
     def system(self) -> dict[str, Any]:
         """The counters of the spout's worker."""
         slot = self.slots["spout"]
-        workers = ask_worker("127.0.0.1", slot[1], self.rig.live()[slot].token, "stats", 20)["workers"]
+        workers = ask_worker("127.0.0.1", slot[1], self.rig.live()[slot].token, "stats", 20)[
+            "workers"
+        ]
         return workers[f"{slot[0]}:{slot[1]}"]["system"]
 
 
@@ -160,7 +164,11 @@ def test_a_killed_spout_goes_on_at_once(numbers_of: Callable[..., Numbers]) -> N
     numbers = numbers_of("left")
     numbers.kill("spout")
     before = len(numbers.ids("acked"))
-    eventually(lambda: len(numbers.ids("acked")) > before + 1000, timeout=SECS, what="numbers are acked again")
+    eventually(
+        lambda: len(numbers.ids("acked")) > before + 1000,
+        timeout=SECS,
+        what="numbers are acked again",
+    )
 
 
 @pytest.mark.long
@@ -189,7 +197,13 @@ def test_a_replaced_worker_has_new_bits() -> None:
     workers = WorkerBits(10.0)
     assert workers.place([A, B], {"ta": A}, 0.0) == 0
     first, waiting = workers.of_slot(A), workers.of_slot(B)
-    assert first[0] == "ta" and waiting[0] == "" and first[1] and waiting[1] and not first[1] & waiting[1]
+    assert (
+        first[0] == "ta"
+        and waiting[0] == ""
+        and first[1]
+        and waiting[1]
+        and not first[1] & waiting[1]
+    )
     assert workers.place([A, B], {"ta": A, "tb": B}, 1.0) == 0
     # Tuples that waited for the worker are the worker's.
     assert workers.of_slot(B) == ("tb", waiting[1])

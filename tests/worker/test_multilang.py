@@ -86,7 +86,9 @@ class Count(Bolt):
 
 class WithShellBolt(Topology):
     sentences = Sentences.spec()
-    split = ShellBolt.spec(command=sys.executable, script="split.py", inputs=[sentences], outputs=["word"])
+    split = ShellBolt.spec(
+        command=sys.executable, script="split.py", inputs=[sentences], outputs=["word"]
+    )
     count = Count.spec(inputs={split: Grouping.fields("word")})
 
 
@@ -148,7 +150,9 @@ def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> No
         "sys.stdout.close(); import time; time.sleep(600)",
     ],
 )
-def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(tmp_path: Path, misbehave: str) -> None:
+def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(
+    tmp_path: Path, misbehave: str
+) -> None:
     root = archive(tmp_path, split=DIES.replace("MISBEHAVE", misbehave))
     given = {"sentences": [["a"], ["b"]]}
     conf = {"topology.subprocess.timeout.secs": 1}
@@ -175,7 +179,9 @@ def node_topology(node: str) -> type[Topology]:
             outputs=[Stream(["word"]), Stream(["word", "receivers"], name="copies", direct=True)],
             config={"topology.tick.tuple.freq.secs": 1, "topology.subprocess.timeout.secs": 3},
         )
-        count = Count.spec(inputs={split: Grouping.fields("word"), split["copies"]: Grouping.DIRECT}, par=2)
+        count = Count.spec(
+            inputs={split: Grouping.fields("word"), split["copies"]: Grouping.DIRECT}, par=2
+        )
 
     return InNode
 
@@ -189,7 +195,9 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     root = archive(tmp_path)
     sentences = ["a b a", "fail me", "ä ö 漢 😀"]
     conf = {"node.sentences": sentences}
-    with TopologyHarness(node_topology(executable.ROOT_DIR + "/bin/node"), archive=root, conf=conf) as harness:
+    with TopologyHarness(
+        node_topology(executable.ROOT_DIR + "/bin/node"), archive=root, conf=conf
+    ) as harness:
 
         def read(name: str) -> list[str]:
             path = root / "resources" / name
@@ -210,7 +218,10 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         assert split.stats.failed == 1
         harness.engine.activate(False)
         assert eventually(
-            lambda: harness.engine.run(time.monotonic()) in (True, False) and read("states")[-1:] == ["deactivate"],
+            lambda: (
+                harness.engine.run(time.monotonic()) in (True, False)
+                and read("states")[-1:] == ["deactivate"]
+            ),
             what="the spout is told",
         )
         errors = [str(error) for _, error in harness.errors]
@@ -220,13 +231,19 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert errors == ["this one fails"]
     assert any(f"task {split.task_id} of split is ready" in message for message in caplog.messages)
     assert any("a word on standard error" in message for message in caplog.messages)
-    assert [record.levelname for record in caplog.records if "is ready" in record.getMessage()] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "is ready" in record.getMessage()] == [
+        "WARNING"
+    ]
 
 
 def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
     script = tmp_path / "order.py"
-    script.write_text("import sys, time\ntime.sleep(0.5)\nfor line in sys.stdin:\n    open('seen', 'a').write(line)\n")
-    process = ShellProcess([sys.executable, str(script)], tmp_path, tmp_path / "pids", {}, lambda *_: None, "order")
+    script.write_text(
+        "import sys, time\ntime.sleep(0.5)\nfor line in sys.stdin:\n    open('seen', 'a').write(line)\n"
+    )
+    process = ShellProcess(
+        [sys.executable, str(script)], tmp_path, tmp_path / "pids", {}, lambda *_: None, "order"
+    )
     try:
         # More than a pipe holds, so that the writer is behind.
         for number in range(200):

@@ -48,7 +48,11 @@ class Given(Spout):
 class Emits(Bolt):
     """Emits what it receives, and spoils its list afterwards."""
 
-    outputs = [Stream(["key"], name="1"), Stream(["key", "b"], name="2"), Stream(["key", "b", "c"], name="3")]
+    outputs = [
+        Stream(["key"], name="1"),
+        Stream(["key", "b"], name="2"),
+        Stream(["key", "b", "c"], name="3"),
+    ]
 
     def process(self, tup: Any) -> None:
         for stream, values in tup.values[0]:
@@ -74,15 +78,29 @@ def run(emitted: list[Any], readers: int = 7) -> list[BaseException]:
     builder.set_spout("given", Given)
     builder.set_bolt("emits", Emits, inputs="given")
     for width in "123":
-        builder.set_bolt(f"sink{width}", Sink, inputs={StreamOf("emits", width): Grouping.fields("key")}, par=readers)
+        builder.set_bolt(
+            f"sink{width}",
+            Sink,
+            inputs={StreamOf("emits", width): Grouping.fields("key")},
+            par=readers,
+        )
     spec = builder.to_spec()
     names = [name for name, _, part in spec.components() for _ in range(part.parallelism)] + [ACKER]
     components = dict(enumerate(names, 1))
     errors: list[BaseException] = []
     registered = {REGISTER_KEY: [f"{__name__}:Word"]}
-    conf = {**default_conf(), **spec.conf, **registered, "topology.testing.always.try.serialize": False}
-    shared = Shared(conf=conf, owns=lambda: True, wake=lambda: None, report=lambda *a: errors.append(a[2]))
-    engine = NativeEngine(topology_id="short-1-0", spec=spec, conf=conf, shared=shared, transport=None, slot=SLOT)
+    conf = {
+        **default_conf(),
+        **spec.conf,
+        **registered,
+        "topology.testing.always.try.serialize": False,
+    }
+    shared = Shared(
+        conf=conf, owns=lambda: True, wake=lambda: None, report=lambda *a: errors.append(a[2])
+    )
+    engine = NativeEngine(
+        topology_id="short-1-0", spec=spec, conf=conf, shared=shared, transport=None, slot=SLOT
+    )
     mine = frozenset(components)
     engine.place(Placement(0, dict.fromkeys(components, SLOT), {}, components, mine, mine))
     engine.activate(True)
@@ -95,7 +113,21 @@ def run(emitted: list[Any], readers: int = 7) -> list[BaseException]:
 
 
 KEYS = st.sampled_from(
-    [1, 1.0, True, Decimal(1), "red", Word.RED, "blue", None, b"a", (1, 2), [1, 2], 0.5, Decimal("0.5")]
+    [
+        1,
+        1.0,
+        True,
+        Decimal(1),
+        "red",
+        Word.RED,
+        "blue",
+        None,
+        b"a",
+        (1, 2),
+        [1, 2],
+        0.5,
+        Decimal("0.5"),
+    ]
 )
 TUPLES = st.one_of(
     st.tuples(st.just("1"), st.tuples(KEYS)),
@@ -113,7 +145,8 @@ def test_values_arrive_as_they_were_and_equal_keys_at_one_task(emitted: list[Any
         sent = [list(values) for stream, values in emitted if stream == width]
         received = [(task, values) for task, stream, values in Sink.received if stream == width]
         shown = [
-            sorted(repr((values, [*map(type, values)])) for values in some) for some in (sent, [v for _, v in received])
+            sorted(repr((values, [*map(type, values)])) for values in some)
+            for some in (sent, [v for _, v in received])
         ]
         assert shown[0] == shown[1]
         for task, values in received:
@@ -121,12 +154,16 @@ def test_values_arrive_as_they_were_and_equal_keys_at_one_task(emitted: list[Any
 
 
 @pytest.mark.parametrize(
-    ("stream", "values"), [("1", []), ("1", [1, 2]), ("2", [1]), ("2", [1, 2, 3]), ("3", [1]), ("3", [])]
+    ("stream", "values"),
+    [("1", []), ("1", [1, 2]), ("2", [1]), ("2", [1, 2, 3]), ("3", [1]), ("3", [])],
 )
 def test_a_wrong_number_of_values_is_refused(stream: str, values: list[Any]) -> None:
     (error,) = run([("1", ["before"]), (stream, values)])
     assert isinstance(error, InvalidRequest)
-    assert f"component 'emits' emits {len(values)} values on stream {stream!r}, which has {stream} fields" in str(error)
+    assert (
+        f"component 'emits' emits {len(values)} values on stream {stream!r}, which has {stream} fields"
+        in str(error)
+    )
     assert (Given.acked, len(Given.failed)) == ([], 1)
 
 

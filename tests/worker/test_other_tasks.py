@@ -89,16 +89,28 @@ class Count(Bolt):
 
 
 @pytest.fixture(params=["Partitions", "Blocking"])
-def rig(request: pytest.FixtureRequest, rig_of: Callable[..., WorkerRig], tmp_path: Path) -> WorkerRig:
+def rig(
+    request: pytest.FixtureRequest, rig_of: Callable[..., WorkerRig], tmp_path: Path
+) -> WorkerRig:
     for folder in ("done", "counted"):
         (tmp_path / folder).mkdir()
     builder = TopologyBuilder("wc")
     builder.set_spout("lines", f"rig_code:{request.param}", outputs=["partition", "line"])
     builder.set_bolt(
-        "route", "rig_code:Route", inputs="lines", outputs=[Stream(["partition", "line"], name="chosen", direct=True)]
+        "route",
+        "rig_code:Route",
+        inputs="lines",
+        outputs=[Stream(["partition", "line"], name="chosen", direct=True)],
     )
-    builder.set_bolt("count", "rig_code:Count", inputs={StreamOf("route", "chosen"): Grouping.DIRECT})
-    return rig_of(builder, CODE, {"lines": "1-2", "route": "4", "count": "5-6"}, **{"topology.max.spout.pending": 20})
+    builder.set_bolt(
+        "count", "rig_code:Count", inputs={StreamOf("route", "chosen"): Grouping.DIRECT}
+    )
+    return rig_of(
+        builder,
+        CODE,
+        {"lines": "1-2", "route": "4", "count": "5-6"},
+        **{"topology.max.spout.pending": 20},
+    )
 
 
 def number_of_tasks(rig: WorkerRig, lines: str, count: str) -> None:

@@ -169,7 +169,12 @@ class Starts(Spout):
 def cycle(bolt: type[Bolt], several: int) -> TopologyBuilder:
     builder = TopologyBuilder("cycle")
     builder.set_spout("starts", Starts)
-    builder.set_bolt("a", bolt, inputs={"starts": Grouping.SHUFFLE, "c": Grouping.SHUFFLE}, args={"several": several})
+    builder.set_bolt(
+        "a",
+        bolt,
+        inputs={"starts": Grouping.SHUFFLE, "c": Grouping.SHUFFLE},
+        args={"several": several},
+    )
     builder.set_bolt("b", bolt, inputs="a")
     builder.set_bolt("c", bolt, inputs="b")
     return builder
@@ -207,14 +212,18 @@ def test_a_cycle_of_full_queues_drains(
     assert most < 4 * 2 * LIMIT
 
 
-def test_a_burst_that_was_not_expected_is_noticed_after_one_slice(workers: Callable[..., Workers]) -> None:
+def test_a_burst_that_was_not_expected_is_noticed_after_one_slice(
+    workers: Callable[..., Workers],
+) -> None:
     running = workers(fan_out(Burst), HERE, QUEUE)
     burst, slow = running.runner("burst"), running.runner("slow")
     eventually(lambda: running.turn() or burst.stats.executed > 0, 60, "the first call", interval=0)  # type: ignore[func-returns-value]
     # As after many calls that emitted one tuple each.
     burst._gain = 1  # type: ignore[attr-defined]
     executed = burst.stats.executed
-    eventually(lambda: running.turn() or burst.stats.executed > executed, 60, "the next call", interval=0)  # type: ignore[func-returns-value]
+    eventually(
+        lambda: running.turn() or burst.stats.executed > executed, 60, "the next call", interval=0
+    )  # type: ignore[func-returns-value]
     assert burst.stats.executed - executed <= 64 and slow.waiting() <= LIMIT + 65 * MANY
 
 

@@ -26,7 +26,9 @@ def connection(address: str, session_id: int) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=([^,)]*)", line))
 
 
-def test_a_ping_is_a_workers_only_periodic_request(make_rig: Callable[..., WorkerRig], zookeeper_server: str) -> None:
+def test_a_ping_is_a_workers_only_periodic_request(
+    make_rig: Callable[..., WorkerRig], zookeeper_server: str
+) -> None:
     rig = make_rig({"rig.lines": 10, "task.refresh.poll.secs": 600})
     one, two = ("s1", free_port()), ("s2", free_port())
     # The first also runs the topology master, whose report is the one thing that is written again and again.

@@ -66,7 +66,9 @@ class Sizes(Bolt):
 
 class Shells(Topology):
     numbers = Numbers.spec()
-    shell = ShellBolt.spec(command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"])
+    shell = ShellBolt.spec(
+        command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"]
+    )
     sizes = Sizes.spec(inputs=[shell])
 
 
@@ -86,7 +88,9 @@ def harness_of(tmp_path: Path, program: str, number: int, **conf: Any) -> Topolo
 
 
 def shell_of(harness: TopologyHarness) -> ShellBoltRunner:
-    return next(each for each in harness.engine.runners.values() if isinstance(each, ShellBoltRunner))
+    return next(
+        each for each in harness.engine.runners.values() if isinstance(each, ShellBoltRunner)
+    )
 
 
 def program(handle: str, on_tick: str = "pass") -> str:
@@ -128,14 +132,20 @@ def test_a_batching_bolt_of_pystorm_gets_all_that_wait_in_one_batch(tmp_path: Pa
         'send({"command": "emit", "anchors": [tup["id"]], "tuple": [ticks], "need_task_ids": False})',
     ],
 )
-def test_ticks_take_no_room_whether_the_program_acks_them_or_not(tmp_path: Path, on_tick: str) -> None:
+def test_ticks_take_no_room_whether_the_program_acks_them_or_not(
+    tmp_path: Path, on_tick: str
+) -> None:
     text = program('    send({"command": "ack", "id": tup["id"]})', on_tick)
     with harness_of(tmp_path, text, 0, topology_shellbolt_max_pending=2) as harness:
         harness.run(timeout=60)
         shell = shell_of(harness)
         for _ in range(20):
             harness.tick("shell")
-            assert eventually(lambda: harness.engine.run(time.monotonic()) or not shell.ticks, 60, "the tick is sent")
+            assert eventually(
+                lambda: harness.engine.run(time.monotonic()) or not shell.ticks,
+                60,
+                "the tick is sent",
+            )
         harness.give("numbers", [1], [2], [3])
         result = harness.run(timeout=60)
         assert shell.in_flight == {}
@@ -143,7 +153,9 @@ def test_ticks_take_no_room_whether_the_program_acks_them_or_not(tmp_path: Path,
     assert result.errors == []
 
 
-def test_what_waits_to_be_written_is_limited_and_the_loop_is_woken_when_it_is_gone(tmp_path: Path) -> None:
+def test_what_waits_to_be_written_is_limited_and_the_loop_is_woken_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
     # It reads nothing before the file is there; a pipe holds less than the tuples.
     waits = '    while not os.path.exists("go"): time.sleep(0.01)\n    send({"command": "ack", "id": tup["id"]})'
     with harness_of(tmp_path, program(waits), 0, topology_shellbolt_max_pending=10) as harness:
@@ -155,7 +167,9 @@ def test_what_waits_to_be_written_is_limited_and_the_loop_is_woken_when_it_is_go
 
         def stuck() -> bool:
             harness.engine.run(time.monotonic())
-            assert shell.process is not None and shell.process.unwritten() <= 12  # heartbeats are beside the limit
+            assert (
+                shell.process is not None and shell.process.unwritten() <= 12
+            )  # heartbeats are beside the limit
             return bool(shell.queue) and shell.process.unwritten() >= 10
 
         assert eventually(stuck, 60, "the program's pipe is full")
@@ -170,7 +184,9 @@ def test_what_waits_to_be_written_is_limited_and_the_loop_is_woken_when_it_is_go
 
 class Beside(Shells):
     numbers = Numbers.spec()
-    shell = ShellBolt.spec(command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"])
+    shell = ShellBolt.spec(
+        command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"]
+    )
     sizes = Sizes.spec(inputs=[numbers])
 
 
@@ -179,12 +195,18 @@ def test_a_program_that_holds_its_interpreter_does_not_stop_the_other_tasks(tmp_
     holds = '    import re; re.match("(a+)+$", "a" * 100 + "b")'
     (tmp_path / "resources").mkdir()
     (tmp_path / "resources" / "program.py").write_text(program(holds))
-    with TopologyHarness(Beside, {"numbers": [[n] for n in range(50)]}, archive=tmp_path) as harness:
+    with TopologyHarness(
+        Beside, {"numbers": [[n] for n in range(50)]}, archive=tmp_path
+    ) as harness:
 
         def counted() -> bool:
             harness.engine.run(time.monotonic())
             (sizes,) = harness.tasks("sizes")
-            return sizes is not None and len(sizes.sizes) == 50 and len(shell_of(harness).in_flight) == 50
+            return (
+                sizes is not None
+                and len(sizes.sizes) == 50
+                and len(shell_of(harness).in_flight) == 50
+            )
 
         assert eventually(counted, 60, "the bolt beside the program counts")
 
@@ -197,6 +219,8 @@ def test_the_cost_of_a_tuple_is_not_the_time_that_a_batch_waits(tmp_path: Path) 
         shell = shell_of(harness)
         shell.queue += [Tuple(0, "", "", 0, [])] * MANY
         try:
-            assert shell.backlog_secs() * 1e9 <= time.perf_counter_ns() - begin, "as long as it took before, at most"
+            assert shell.backlog_secs() * 1e9 <= time.perf_counter_ns() - begin, (
+                "as long as it took before, at most"
+            )
         finally:
             shell.queue.clear()

@@ -82,7 +82,10 @@ def table(counts: str) -> TaskTable:
 
 @pytest.fixture
 def make_rig(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., WorkerRig]]:
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     rigs: list[WorkerRig] = []
@@ -90,7 +93,9 @@ def make_rig(
     def make(conf: dict[str, Any]) -> WorkerRig:
         builder = TopologyBuilder("wc")
         builder.set_spout("words", "rig_code:Words", outputs=["word", "n"])
-        builder.set_bolt("count", "rig_code:Count", inputs={"words": Grouping.fields("word")}, par=2)
+        builder.set_bolt(
+            "count", "rig_code:Count", inputs={"words": Grouping.fields("word")}, par=2
+        )
         settings = {
             "rig.words": TOTAL,
             "topology.message.timeout.secs": 2,
@@ -99,7 +104,13 @@ def make_rig(
             **conf,
         }
         rig = WorkerRig(
-            tmp_path, zk_cluster, zk_conf, builder.build(), table("1-2"), conf=settings, code={"rig_code.py": CODE}
+            tmp_path,
+            zk_cluster,
+            zk_conf,
+            builder.build(),
+            table("1-2"),
+            conf=settings,
+            code={"rig_code.py": CODE},
         )
         rigs.append(rig)
         return rig
@@ -149,7 +160,9 @@ def test_what_no_json_holds_is_shown_as_text_and_a_page_has_a_bound() -> None:
 EXPECTED = Counter(f"w{n % 50}" for n in range(TOTAL))
 
 
-def test_a_worker_killed_twice_loses_no_count_and_counts_nothing_twice(make_rig: Callable[..., WorkerRig]) -> None:
+def test_a_worker_killed_twice_loses_no_count_and_counts_nothing_twice(
+    make_rig: Callable[..., WorkerRig],
+) -> None:
     rig = make_rig({"rig.pause": 0.0002})
     one, two = ("s1", free_port()), ("s2", free_port())
     rig.assign({one: "1,5-7", two: "2"})
@@ -173,7 +186,9 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     rig.start(*two)
     eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
     rig.set_status("INACTIVE")
-    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats", 20)["tasks"]["2"]["metrics"]
+    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats", 20)["tasks"]["2"][
+        "metrics"
+    ]
     (log,) = (rig.folder / "state" / "wc" / "count.state").glob("*/1.*.log")
     assert 0 < reported["state_keys"] < 50 and reported["state_bytes"] == log.stat().st_size
     assert reported["unsaved_secs"] == 0.0
@@ -195,12 +210,23 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     assert read(limit="1000")["next"] is None
     (found,) = read(key="w7")["entries"]
     assert (found["key"], found["value"]) == ("w7", TOTAL // 50)
-    assert read(key="nothing") == {"id": rig.topology_id, "component": "count", "entries": [], "next": None}
+    assert read(key="nothing") == {
+        "id": rig.topology_id,
+        "component": "count",
+        "entries": [],
+        "next": None,
+    }
     with pytest.raises(InvalidRequest, match="has no keyed state"):
         read("words")
     with pytest.raises(KeyNotFound, match="it has count, words"):
         read("cuont")
-    for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "-1"}, {"after": "5"}, {"after": "x:1"}):
+    for wrong in (
+        {"limit": "0"},
+        {"limit": "1001"},
+        {"limit": "-1"},
+        {"after": "5"},
+        {"after": "x:1"},
+    ):
         with pytest.raises(InvalidRequest):
             read(**wrong)
     rig.processes[two].kill()
@@ -210,7 +236,9 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
         read()
 
 
-def test_state_follows_its_tasks_to_other_workers_and_more_tasks(make_rig: Callable[..., WorkerRig]) -> None:
+def test_state_follows_its_tasks_to_other_workers_and_more_tasks(
+    make_rig: Callable[..., WorkerRig],
+) -> None:
     rig = make_rig({"rig.pause": 0.0005})
     one, two = ("s1", free_port()), ("s2", free_port())
     rig.assign({one: "1,5-7", two: "2"})
@@ -237,26 +265,43 @@ def test_state_follows_its_tasks_to_other_workers_and_more_tasks(make_rig: Calla
 def on_two_hosts(rig: WorkerRig) -> tuple[tuple[str, int], tuple[str, int]]:
     """A slot on each of two hosts, whose workers have a HOME each."""
     for number in (1, 2):
-        rig.hosts[f"s{number}"], rig.homes[f"s{number}"] = f"127.0.0.{number}", rig.folder / f"home{number}"
+        rig.hosts[f"s{number}"], rig.homes[f"s{number}"] = (
+            f"127.0.0.{number}",
+            rig.folder / f"home{number}",
+        )
         rig.homes[f"s{number}"].mkdir()
     return ("s1", free_port()), ("s2", free_port())
 
 
 def errors(rig: WorkerRig) -> str:
     """Texts of all errors of the topology."""
-    return "\n".join(one.error for each in rig.cluster.errors_by_component(rig.topology_id).values() for one in each)
+    return "\n".join(
+        one.error
+        for each in rig.cluster.errors_by_component(rig.topology_id).values()
+        for one in each
+    )
 
 
 @pytest.mark.long
-def test_hosts_that_share_no_storage_are_seen_and_those_that_do_run(make_rig: Callable[..., WorkerRig]) -> None:
+def test_hosts_that_share_no_storage_are_seen_and_those_that_do_run(
+    make_rig: Callable[..., WorkerRig],
+) -> None:
     rig = make_rig({"rig.pause": 0.0005})
     one, two = on_two_hosts(rig)
     rig.assign({one: "1,5-7", two: "2"})
     rig.start(*one)
     rig.start(*two)
-    eventually(lambda: "is not the folder that they see" in errors(rig), timeout=60, what="the other host refuses")
+    eventually(
+        lambda: "is not the folder that they see" in errors(rig),
+        timeout=60,
+        what="the other host refuses",
+    )
     text = errors(rig)
-    assert "topology.state.local: true" in text and "(count)" in text and "127.0.0.1, 127.0.0.2" in text
+    assert (
+        "topology.state.local: true" in text
+        and "(count)" in text
+        and "127.0.0.1, 127.0.0.2" in text
+    )
     # The same storage on both: the marker of the first one is there.
     (marker,) = rig.folder.glob("home*/state/wc/.shared-*")
     other = rig.folder / ("home2" if "home1" in str(marker) else "home1") / "state"
@@ -272,7 +317,9 @@ def test_hosts_that_share_no_storage_are_seen_and_those_that_do_run(make_rig: Ca
 
 
 @pytest.mark.long
-def test_a_task_that_comes_to_a_host_without_its_state_does_not_start(make_rig: Callable[..., WorkerRig]) -> None:
+def test_a_task_that_comes_to_a_host_without_its_state_does_not_start(
+    make_rig: Callable[..., WorkerRig],
+) -> None:
     """Never on two hosts at once, so that no marker was needed; then local state is asked for."""
     rig = make_rig({"rig.pause": 0.0005})
     one, two = on_two_hosts(rig)
@@ -283,7 +330,11 @@ def test_a_task_that_comes_to_a_host_without_its_state_does_not_start(make_rig: 
     rig.processes[one].wait()
     rig.assign({two: "1-2,5-7"})
     rig.start(*two)
-    eventually(lambda: "older than the last that was acknowledged" in errors(rig), timeout=60, what="it is refused")
+    eventually(
+        lambda: "older than the last that was acknowledged" in errors(rig),
+        timeout=60,
+        what="it is refused",
+    )
     assert "opening" in errors(rig) or "division" in errors(rig)
     assert not rig.running()
     rig.processes[two].terminate()
@@ -294,5 +345,9 @@ def test_a_task_that_comes_to_a_host_without_its_state_does_not_start(make_rig: 
     rig.start(*two)
     rig.start(*one)
     eventually(rig.running, timeout=60, what="it starts with what is there")
-    eventually(lambda: "topology.state.local is set" in errors(rig), timeout=60, what="the warning is recorded")
+    eventually(
+        lambda: "topology.state.local is set" in errors(rig),
+        timeout=60,
+        what="the warning is recorded",
+    )
     assert set(rig.cluster.read_state_home(rig.topology_id).local) == {"127.0.0.1", "127.0.0.2"}

@@ -11,7 +11,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import BatchingBolt, Bolt, ShellBolt, Spout, StatefulBolt, TopologyBuilder, Tuple
+from storm_dagster.api import (
+    BatchingBolt,
+    Bolt,
+    ShellBolt,
+    Spout,
+    StatefulBolt,
+    TopologyBuilder,
+    Tuple,
+)
 from storm_dagster.core.acking import AckerResult, AckTracker
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -222,7 +230,9 @@ class SavesPoison(Saves):
         Poison.process(self, tup)  # type: ignore[arg-type]
 
 
-def verdicts_of(bolt: type[Bolt], tmp_path: Path, prepare: Callable[[TopologyHarness], None]) -> dict[int, list[str]]:
+def verdicts_of(
+    bolt: type[Bolt], tmp_path: Path, prepare: Callable[[TopologyHarness], None]
+) -> dict[int, list[str]]:
     Numbers.verdicts = {}
     builder = TopologyBuilder("stops")
     builder.set_spout("numbers", Numbers)

@@ -131,7 +131,9 @@ def texts_of(harness: TopologyHarness) -> list[str]:
 def test_a_component_runs_in_the_worker_after_its_import_line_is_changed(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = COMPONENTS[name].replace("def process", "async def process" if kind == "async" else "def process")
+    body = COMPONENTS[name].replace(
+        "def process", "async def process" if kind == "async" else "def process"
+    )
     extra = "    blocking = True\n" if kind == "blocking" else ""
     text = f"from collections import Counter\nfrom storm_dagster.api import Bolt\nclass {name}(Bolt):\n    outputs = ['text']\n{extra}{body}"
     code = getattr(load(tmp_path / "src", f"own_{name.lower()}_{kind}", text, monkeypatch), name)
@@ -147,7 +149,9 @@ def test_the_same_component_runs_as_a_program_of_streamparse(name: str, tmp_path
     (resources / "program.py").write_text(text + f"\n{name}().run()\n")
 
     def shell(pairs: Any) -> Any:
-        return ShellBolt.spec(command=sys.executable, script="program.py", inputs=[pairs], outputs=["text"])
+        return ShellBolt.spec(
+            command=sys.executable, script="program.py", inputs=[pairs], outputs=["text"]
+        )
 
     with TopologyHarness(topology_of(shell), GIVEN, archive=tmp_path) as harness:
         assert texts_of(harness) == TEXTS
@@ -168,15 +172,21 @@ class Batches({base}):
 
 @pytest.mark.parametrize("base", ["BatchingBolt", "TicklessBatchingBolt"])
 @pytest.mark.parametrize("package", ["streamparse", "storm_dagster.api"])
-def test_batches_run_both_ways(base: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_run_both_ways(
+    base: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = BATCHES.format(package=package, base=base)
     (tmp_path / "resources").mkdir()
     (tmp_path / "resources" / "program.py").write_text(text + "\nBatches().run()\n")
 
     def made(pairs: Any) -> Any:
         if package == "streamparse":
-            return ShellBolt.spec(command=sys.executable, script="program.py", inputs=[pairs], outputs=["text"])
-        return load(tmp_path / "src", f"own_{base.lower()}", text, monkeypatch).Batches.spec(inputs=[pairs])
+            return ShellBolt.spec(
+                command=sys.executable, script="program.py", inputs=[pairs], outputs=["text"]
+            )
+        return load(tmp_path / "src", f"own_{base.lower()}", text, monkeypatch).Batches.spec(
+            inputs=[pairs]
+        )
 
     with TopologyHarness(topology_of(made), GIVEN, archive=tmp_path) as harness:
         texts: list[str] = []
@@ -204,9 +214,18 @@ def test_named_values_are_a_list_and_behave_like_a_named_tuple() -> None:
     assert (values != ("a", 1, "u", None)) is False
     assert (values.word, values.count, getattr(values, "user-id")) == ("a", 1, "u")
     assert {values: 1}[("a", 1, "u", None)] == 1 and hash(values) == hash(("a", 1, "u", None))  # type: ignore[index]
-    assert values._fields == ("word", "count", "user-id", "_hidden") and values._asdict()["word"] == "a"
+    assert (
+        values._fields == ("word", "count", "user-id", "_hidden")
+        and values._asdict()["word"] == "a"
+    )
     more: Any = (2,)
-    assert values + more == values + list(more) == ["a", 1, "u", None, 2] and more + values == [2, "a", 1, "u", None]
+    assert values + more == values + list(more) == ["a", 1, "u", None, 2] and more + values == [
+        2,
+        "a",
+        1,
+        "u",
+        None,
+    ]
     assert json.loads(json.dumps(values)) == copy.copy(values) == list(values)
     assert type(copy.copy(values)) is list, "so that it is pickled by value"
     with pytest.raises(AttributeError, match="wrod"):
@@ -276,13 +295,27 @@ def test_code_that_takes_values_by_position_gets_plain_lists(function: Any) -> N
 
 @pytest.mark.parametrize(
     "function",
-    [named, handed_on, keyed, kept, captured, relayed_a_name, reassigned, relayed_elsewhere, two, print, lambda *a: a],
+    [
+        named,
+        handed_on,
+        keyed,
+        kept,
+        captured,
+        relayed_a_name,
+        reassigned,
+        relayed_elsewhere,
+        two,
+        print,
+        lambda *a: a,
+    ],
 )
 def test_all_other_code_gets_named_values(function: Any) -> None:
     assert not _by_position(function)
 
 
-def test_named_values_and_ids_travel_as_lists_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_values_and_ids_travel_as_lists_and_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = """
 from storm_dagster.api import Bolt
 class Whole(Bolt):
@@ -298,7 +331,9 @@ class Whole(Bolt):
             assert type(value["all"][0]) is list and type(value["id"]) is int
 
 
-def test_ids_are_numbers_and_a_tuple_is_acked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_numbers_and_a_tuple_is_acked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = """
 from storm_dagster.api import Bolt
 class Twice(Bolt):
@@ -328,7 +363,10 @@ def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
     from storm_dagster.api import Grouping, ShellSpout
 
     caplog.set_level("INFO", logger="storm_dagster.component")
-    found = {"words": PROJECT / "spouts" / "words.py", "wordcount": PROJECT / "bolts" / "wordcount.py"}
+    found = {
+        "words": PROJECT / "spouts" / "words.py",
+        "wordcount": PROJECT / "bolts" / "wordcount.py",
+    }
     (tmp_path / "resources").mkdir()
     for name, path in found.items():
         text = path.read_text()
@@ -337,14 +375,19 @@ def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
             (tmp_path / "resources" / f"own_{name}.py").write_text(text)
         else:
             load(
-                tmp_path / "src", f"own_{name}", text.replace("from streamparse", "from storm_dagster.api"), monkeypatch
+                tmp_path / "src",
+                f"own_{name}",
+                text.replace("from streamparse", "from storm_dagster.api"),
+                monkeypatch,
             )
 
     counting: type[Topology]
     if way == "program":
 
         class Programs(Topology):
-            words = ShellSpout.spec(command="streamparse_run", script="own_words.WordSpout", outputs=["word"])
+            words = ShellSpout.spec(
+                command="streamparse_run", script="own_words.WordSpout", outputs=["word"]
+            )
             count = ShellBolt.spec(
                 command="streamparse_run",
                 script="own_wordcount.WordCountBolt",
@@ -357,7 +400,9 @@ def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
 
         class Classes(Topology):
             words = sys.modules["own_words"].WordSpout.spec()
-            count = sys.modules["own_wordcount"].WordCountBolt.spec(inputs={words: Grouping.fields("word")})
+            count = sys.modules["own_wordcount"].WordCountBolt.spec(
+                inputs={words: Grouping.fields("word")}
+            )
 
         counting = Classes
     with TopologyHarness(counting, archive=tmp_path) as harness:
@@ -365,7 +410,9 @@ def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
         def counted() -> bool:
             harness.engine.run(time.monotonic())
             # It logs a total that is a multiple of 1,000.
-            return any(re.search(r"counted \[\d,000\] words", message) for message in caplog.messages)
+            return any(
+                re.search(r"counted \[\d,000\] words", message) for message in caplog.messages
+            )
 
         assert eventually(counted, 120, "thousands of words")
         assert harness.errors == []

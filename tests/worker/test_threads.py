@@ -55,7 +55,9 @@ def test_blocking_bolts_run_in_their_own_threads() -> None:
     assert sorted(n for n, _, _ in kept) == [n for n in range(20) if n != 3]
     threads = {thread for _, thread, _ in kept}
     assert len(threads) == 2
-    assert {here for _, _, here in kept} == {threading.get_ident()} and threading.get_ident() not in threads
+    assert {here for _, _, here in kept} == {
+        threading.get_ident()
+    } and threading.get_ident() not in threads
     assert sorted(result.acked["numbers"]) == [n for n in range(20) if n != 3]
     assert result.failed["numbers"] == [3]
 
@@ -102,7 +104,9 @@ def test_a_blocking_spout_that_opens_while_the_topology_is_inactive_is_told() ->
 
         def told(calls: list[str]) -> bool:
             harness.engine.run(time.monotonic())
-            (runner,) = [one for one in harness.engine.runners.values() if one.component == "numbers"]
+            (runner,) = [
+                one for one in harness.engine.runners.values() if one.component == "numbers"
+            ]
             return getattr(getattr(runner, "instance", None), "told", None) == calls
 
         eventually(lambda: told(["deactivate"]), timeout=20, what="the first call")
@@ -122,7 +126,9 @@ def test_a_blocking_spout_respects_max_pending_and_hears_its_acks() -> None:
         most = 0
         while time.monotonic() < deadline:
             harness.engine.run(time.monotonic())
-            (runner,) = [one for one in harness.engine.runners.values() if isinstance(one, SpoutBase)]
+            (runner,) = [
+                one for one in harness.engine.runners.values() if isinstance(one, SpoutBase)
+            ]
             most = max(most, len(runner.pending))
             spout: Any = runner.instance
             if spout is not None and len(spout.acked) == 50:
@@ -266,7 +272,11 @@ def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_
         assert before is not None
         components = {**before.components, 99: "waits"}
         everything = frozenset(components)
-        engine.place(Placement(1, dict.fromkeys(components, engine.slot), {}, components, everything, everything))
+        engine.place(
+            Placement(
+                1, dict.fromkeys(components, engine.slot), {}, components, everything, everything
+            )
+        )
         harness.run()
         assert WaitsForItsEnd.seen == list(range(50))[::-1]
 

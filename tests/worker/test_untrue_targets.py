@@ -30,7 +30,9 @@ def test_what_they_name_does_not_fill_the_memory() -> None:
     builder = TopologyBuilder("untrue")
     builder.set_spout("quiet", Quiet, outputs=["x"])
     builder.set_bolt("taking", Taking, inputs="quiet")
-    workers = Workers(builder, {"quiet": 0, "taking": 0, ACKER: 0}, {"topology.message.timeout.secs": 60})
+    workers = Workers(
+        builder, {"quiet": 0, "taking": 0, ACKER: 0}, {"topology.message.timeout.secs": 60}
+    )
     try:
         workers.turn()
         (engine,) = workers.engines
@@ -38,9 +40,15 @@ def test_what_they_name_does_not_fill_the_memory() -> None:
         assert set(tasks) == {"quiet", "taking", ACKER}
         for number in range(MANY):
             for runner in tasks.values():
-                engine.deliver(Frame("a peer", [(runner.task_id, 99, f"made up {number}", [(0, 0, [["value"]])])]))
+                engine.deliver(
+                    Frame(
+                        "a peer", [(runner.task_id, 99, f"made up {number}", [(0, 0, [["value"]])])]
+                    )
+                )
             workers.turn()
-        assert {name: len(runner.queue) for name, runner in tasks.items()} == dict.fromkeys(tasks, 0)
+        assert {name: len(runner.queue) for name, runner in tasks.items()} == dict.fromkeys(
+            tasks, 0
+        )
         stats = tasks["taking"].stats
         assert stats.executed == sum(stats.executed_by.values()) == MANY
         assert len(stats.executed_by) < MANY / 2
@@ -94,7 +102,9 @@ def test_workers_that_a_peer_makes_up_cost_nothing() -> None:
 def test_a_history_of_made_up_components_is_bounded() -> None:
     history = TopologyHistory()
     for number in range(300):
-        tasks = {str(at): TaskReport(component=f"{number}-{at}", status="running") for at in range(50)}
+        tasks = {
+            str(at): TaskReport(component=f"{number}-{at}", status="running") for at in range(50)
+        }
         for uptime in (100, 100 + 10 * number):
             report = WorkerReport(
                 node="s1", host="h", port=1, pid=7, count=1, uptime_secs=uptime, version=0, status="running",

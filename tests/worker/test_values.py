@@ -113,7 +113,9 @@ PLAIN = st.one_of(
 KEYS = st.recursive(
     PLAIN,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(tuple), st.frozensets(inner, max_size=3), st.builds(Point, inner, inner)
+        st.lists(inner, max_size=3).map(tuple),
+        st.frozensets(inner, max_size=3),
+        st.builds(Point, inner, inner),
     ),
     max_leaves=4,
 )
@@ -221,7 +223,10 @@ class TwoWorkers:
         for slot in (("a", 1), ("b", 1)):
             merged = {**default_conf(), **spec.conf, **conf}
             shared = Shared(
-                conf=merged, owns=lambda: True, wake=lambda: None, report=lambda *a: self.errors.append(a[2])
+                conf=merged,
+                owns=lambda: True,
+                wake=lambda: None,
+                report=lambda *a: self.errors.append(a[2]),
             )
             engine = NativeEngine(
                 topology_id="two-1-0",
@@ -235,7 +240,9 @@ class TwoWorkers:
             addresses = {("a", 1): "h:1", ("b", 1): "h:2"}
             ready = frozenset(addresses)
             tokens = {"a": ("a", 1), "b": ("b", 1)}
-            placement = Placement(0, slots, addresses, components, mine, mine, tokens=tokens, ready=ready)
+            placement = Placement(
+                0, slots, addresses, components, mine, mine, tokens=tokens, ready=ready
+            )
             engine.place(placement)
             engine.activate(True)
             self.engines[slot] = engine
@@ -297,7 +304,9 @@ def keeping() -> TopologyBuilder:
 
 
 def after_restart(folder: Path, key: Any, value: Any) -> dict[Any, Any]:
-    with TopologyHarness(keeping(), {"pairs": [[key, value]]}, conf=CONF, state_dir=folder) as harness:
+    with TopologyHarness(
+        keeping(), {"pairs": [[key, value]]}, conf=CONF, state_dir=folder
+    ) as harness:
         for _, error in harness.run().errors:
             raise error
     with TopologyHarness(keeping(), {"pairs": []}, conf=CONF, state_dir=folder) as harness:
@@ -305,8 +314,16 @@ def after_restart(folder: Path, key: Any, value: Any) -> dict[Any, Any]:
         return {key: value for task in harness.tasks("keep") for key, value in task.state.items()}
 
 
-FEW = settings(max_examples=20, deadline=None, suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)))
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)))
+FEW = settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
+)
+SLOW = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
+)
 
 
 @SLOW
@@ -328,7 +345,9 @@ def test_a_value_keeps_its_type_in_another_worker(two_workers: TwoWorkers, value
 @FEW
 @given(value=VALUES)
 @example(value=[date(2026, 1, 2), Decimal("9.90"), (1, 2), {1}, UUID(int=5)])
-def test_a_value_keeps_its_type_when_a_task_passes_it_on(two_workers: TwoWorkers, value: Any) -> None:
+def test_a_value_keeps_its_type_when_a_task_passes_it_on(
+    two_workers: TwoWorkers, value: Any
+) -> None:
     register_classes(REGISTERED)
     Given.values, Sink.received = [], []
     workers = two_workers
@@ -344,7 +363,9 @@ def test_a_value_and_its_key_keep_their_types_in_state(
     tmp_path_factory: pytest.TempPathFactory, key: Any, value: Any
 ) -> None:
     found = after_restart(tmp_path_factory.mktemp("state"), key, value)
-    assert [(shape(one), shape(other)) for one, other in found.items()] == [(shape(key), shape(value))]
+    assert [(shape(one), shape(other)) for one, other in found.items()] == [
+        (shape(key), shape(value))
+    ]
 
 
 @SLOW
@@ -364,12 +385,15 @@ def test_a_value_keeps_its_type_in_the_store_of_a_task(
     assert shape(found) == shape(value)
 
 
-def test_the_store_of_a_task_reads_what_an_older_release_saved_and_writes_json_as_that_one_does(tmp_path: Path) -> None:
+def test_the_store_of_a_task_reads_what_an_older_release_saved_and_writes_json_as_that_one_does(
+    tmp_path: Path,
+) -> None:
     path = TaskState.open(tmp_path, "wc", "count", 4).path
     values = {"map": {"a": [1, 2.5, None, True, "\u00e9"]}, "text": "x", "number": -3, "none": None}
     with sqlite3.connect(path) as database:
         database.executemany(
-            "INSERT INTO state VALUES (?, ?)", [(key, msgspec.json.encode(value)) for key, value in values.items()]
+            "INSERT INTO state VALUES (?, ?)",
+            [(key, msgspec.json.encode(value)) for key, value in values.items()],
         )
         before = database.execute("SELECT * FROM state ORDER BY key").fetchall()
     state = TaskState.open(tmp_path, "wc", "count", 4)
@@ -392,8 +416,12 @@ def test_the_store_of_a_task_refuses_any_other_value(tmp_path: Path, value: Any)
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
-def test_any_other_value_is_refused_where_it_is_emitted(two_workers: TwoWorkers, tmp_path: Path, value: Any) -> None:
-    expected = re.compile(r"component 'given', task \d: field 'value' of stream 'default' is .+: .+")
+def test_any_other_value_is_refused_where_it_is_emitted(
+    two_workers: TwoWorkers, tmp_path: Path, value: Any
+) -> None:
+    expected = re.compile(
+        r"component 'given', task \d: field 'value' of stream 'default' is .+: .+"
+    )
     for within in (value, [value], {"a": (value,)}, Point(value)):
         for checked in (False, True):
             with pytest.raises(InvalidRequest) as error:
@@ -431,7 +459,11 @@ def set_state(folder: Path, key: Any, value: Any) -> None:
 def test_a_zone_travels_as_its_offset() -> None:
     moment = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
     found = in_one_worker(moment, False)
-    assert found == moment and found.utcoffset() == timedelta(hours=2) and type(found.tzinfo) is timezone
+    assert (
+        found == moment
+        and found.utcoffset() == timedelta(hours=2)
+        and type(found.tzinfo) is timezone
+    )
 
 
 class Cleared(Bolt):
@@ -466,8 +498,14 @@ def test_receivers_get_what_was_emitted_and_share_nothing() -> None:
     assert result.values("cleared") == [[[1, {"deep": [1]}]]]
 
 
-@given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.none()), max_size=3), st.integers(1, 30), st.integers(1, 9))
-def test_a_divided_bundle_has_all_tuples_and_the_edge_of_the_whole(edges: list[Any], size: int, most: int) -> None:
+@given(
+    st.lists(st.one_of(st.integers(0, 2**64 - 1), st.none()), max_size=3),
+    st.integers(1, 30),
+    st.integers(1, 9),
+)
+def test_a_divided_bundle_has_all_tuples_and_the_edge_of_the_whole(
+    edges: list[Any], size: int, most: int
+) -> None:
     roots = [part for number, edge in enumerate(edges, 1) for part in (number, edge or 7)]
     bundles = [(0, 0, list(range(size))), (5, 9, list(range(size))), (roots, 0, list(range(size)))]
     for bundle in bundles[: 3 if roots else 2]:
@@ -498,7 +536,9 @@ def test_many_tuples_of_one_tree_never_make_a_frame_over_the_limit(tracked: bool
         send_remote(link, tree, [number, large if number != 4 else bytes(MAX_FRAME_BYTES)])
     broken: list[Any] = []
     received, edge = [], 0
-    for raw in peer.frames("token", 100, lambda link, bundle, error: broken.append((bundle, error))):
+    for raw in peer.frames(
+        "token", 100, lambda link, bundle, error: broken.append((bundle, error))
+    ):
         assert len(raw) <= MAX_FRAME_BYTES
         for _, _, _, bundles in decode_frame(raw).groups:
             for _, number, many in bundles:
@@ -506,7 +546,9 @@ def test_many_tuples_of_one_tree_never_make_a_frame_over_the_limit(tracked: bool
                 received += [values[0] for values in many]
     assert received == [0, 1, 2, 3, 5, 6, 7, 8]
     ((lost, error),) = broken
-    assert len(lost[2]) == 1 and "a tuple of 671089" in str(error) and "send a reference" in str(error)
+    assert (
+        len(lost[2]) == 1 and "a tuple of 671089" in str(error) and "send a reference" in str(error)
+    )
     assert tree is None or tree.val == edge ^ lost[1]
 
 
@@ -522,7 +564,9 @@ def test_a_tree_of_many_tuples_makes_bundles_of_a_thousand() -> None:
 
 
 @given(st.lists(st.sampled_from([1, 999, 1000, 1001, 2100]), min_size=1, max_size=4), st.booleans())
-def test_no_bundle_is_over_a_thousand_wherever_a_large_tree_is(sizes: list[int], again: bool) -> None:
+def test_no_bundle_is_over_a_thousand_wherever_a_large_tree_is(
+    sizes: list[int], again: bool
+) -> None:
     link = RemoteLink(1, 99, "default", Peer(("s2", 7001), "127.0.0.1:7001", None))  # type: ignore[arg-type]
     for _ in range(1 + again):
         sent = []
@@ -552,7 +596,10 @@ EQUAL = [
     [{(1, 2): b"a"}, {(1.0, 2): bytearray(b"a")}],
     [{1, "a"}, frozenset(["a", 1.0])],
     [(1, "red"), (1.0, Word.RED)],
-    [datetime(2026, 1, 1, 12, tzinfo=timezone.utc), datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))],
+    [
+        datetime(2026, 1, 1, 12, tzinfo=timezone.utc),
+        datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1))),
+    ],
     [time(12, tzinfo=timezone.utc), time(13, tzinfo=timezone(timedelta(hours=1)))],
     [timedelta(days=1), timedelta(hours=24)],
     [Point(1, "red"), Point(1.0, Word.RED)],
@@ -580,7 +627,10 @@ def test_a_log_of_an_older_release_is_read() -> None:
     encode = msgspec.msgpack.encode
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     old = Checkpoint(
-        values=[(("a", 1), msgspec.Raw(encode({"x": (1, 2)}))), (uuid4(), msgspec.Raw(encode(moment)))],
+        values=[
+            (("a", 1), msgspec.Raw(encode({"x": (1, 2)}))),
+            (uuid4(), msgspec.Raw(encode(moment))),
+        ],
         ids=[(7, ("words", "default", "w", 3))],
         full=True,
     )
@@ -628,7 +678,9 @@ def test_what_cannot_be_read_harms_one_tuple_only() -> None:
     register_classes([])
     ((_, _, _, ((_, _, many),)),) = decode_frame(raw).groups
     assert many[1] == [1]
-    with pytest.raises(InvalidRequest, match=r"Order cannot be read: name it in topology.serialization.register"):
+    with pytest.raises(
+        InvalidRequest, match=r"Order cannot be read: name it in topology.serialization.register"
+    ):
         _ = many[0][0].number
     assert "extension 99" in repr(many[2][0])
 
@@ -660,5 +712,9 @@ def test_a_shell_component_is_warned_once(caplog: pytest.LogCaptureFixture) -> N
         runner._send_tuple(tup)
     (record,) = caplog.records
     text = record.getMessage()
-    assert "component 'shell'" in text and "field 'a', 'b' of stream 'default' of 'given'" in text and "base64" in text
+    assert (
+        "component 'shell'" in text
+        and "field 'a', 'b' of stream 'default' of 'given'" in text
+        and "base64" in text
+    )
     assert len(sent) == 4

@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, Tuple, TupleWindow, Window, WindowedBolt
+from storm_dagster.api import (
+    Bolt,
+    Grouping,
+    Spout,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+    TupleWindow,
+    Window,
+    WindowedBolt,
+)
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -59,16 +69,24 @@ class Slowly(Topology):
 
 def unfinished(harness: TopologyHarness, component: str = "many") -> dict[int, Any]:
     """The results of the first task that are not complete."""
-    return next(one for one in harness.engine.runners.values() if one.component == component).state.log.contents.results  # type: ignore[union-attr]
+    return next(
+        one for one in harness.engine.runners.values() if one.component == component
+    ).state.log.contents.results  # type: ignore[union-attr]
 
 
-def test_a_result_that_takes_its_reader_longer_than_the_message_timeout_completes(tmp_path: Path) -> None:
-    with TopologyHarness(Slowly, {"numbers": [[1]]}, conf=PLAIN, state_dir=tmp_path, simulated=True) as harness:
+def test_a_result_that_takes_its_reader_longer_than_the_message_timeout_completes(
+    tmp_path: Path,
+) -> None:
+    with TopologyHarness(
+        Slowly, {"numbers": [[1]]}, conf=PLAIN, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(20)
         done = set(range(MANY)) - {tup.values[0] for tup in harness.tasks("slow")[0].waiting}
         assert 0 < len(unfinished(harness)) < MANY
     # What was not complete comes again, and only that.
-    with TopologyHarness(Slowly, {"numbers": []}, conf=PLAIN, state_dir=tmp_path, simulated=True) as harness:
+    with TopologyHarness(
+        Slowly, {"numbers": []}, conf=PLAIN, state_dir=tmp_path, simulated=True
+    ) as harness:
         harness.advance(5)
         result = harness.advance(145)
         slow = harness.tasks("slow")[0]
@@ -175,7 +193,9 @@ def test_a_source_that_is_held_or_paused_is_not_silent(stopped: str) -> None:
         ends = [end for end, _ in result.values("tens")]
         assert ends == ([50_000, 100_000] if stopped == "other" else [50_000, 60_000, 70_000])
         harness.advance(12)
-        assert len(harness.run().values("tens")) == (2 if stopped == "other" else 4), "silence counts again"
+        assert len(harness.run().values("tens")) == (2 if stopped == "other" else 4), (
+            "silence counts again"
+        )
 
 
 class Partitions(Spout):
@@ -201,7 +221,9 @@ def test_windows_wait_for_a_source_that_a_rebalance_adds() -> None:
         assert placement is not None
         tasks = {**placement.components, 99: "partitions"}
         everything = frozenset(tasks)
-        harness.engine.place(Placement(1, dict.fromkeys(tasks, ("harness", 0)), {}, tasks, everything, everything))
+        harness.engine.place(
+            Placement(1, dict.fromkeys(tasks, ("harness", 0)), {}, tasks, everything, everything)
+        )
         Partitions.ready[0] = [150_000]
         harness.advance(3)
         Partitions.ready[1] = [110_000, 120_000]
@@ -307,7 +329,9 @@ class Batched(Topology):
     batches = Batches.spec(inputs=[many])
 
 
-def test_a_reader_that_acks_in_batches_gets_larger_ones_also_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_acks_in_batches_gets_larger_ones_also_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with TopologyHarness(Batched, {"numbers": [[6 * MANY]]}, conf=PLAIN, simulated=True) as harness:
         harness.advance(62)
         batches = harness.tasks("batches")[0]

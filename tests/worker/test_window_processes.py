@@ -75,7 +75,10 @@ class Sink(Bolt):
 
 @pytest.fixture
 def rig(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[WorkerRig]:
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     builder = TopologyBuilder("wc")
@@ -102,8 +105,14 @@ def rig(
         }
     )
     # Few pending tuples: a window holds five times as many.
-    conf = {"rig.events": TOTAL, "topology.message.timeout.secs": 2, "topology.max.spout.pending": 20}
-    rig = WorkerRig(tmp_path, zk_cluster, zk_conf, builder.build(), table, conf=conf, code={"rig_code.py": CODE})
+    conf = {
+        "rig.events": TOTAL,
+        "topology.message.timeout.secs": 2,
+        "topology.max.spout.pending": 20,
+    }
+    rig = WorkerRig(
+        tmp_path, zk_cluster, zk_conf, builder.build(), table, conf=conf, code={"rig_code.py": CODE}
+    )
     yield rig
     rig.stop()
 
@@ -113,20 +122,34 @@ def lines(rig: WorkerRig, name: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_windowed_counts_are_exact_after_the_worker_of_the_windows_was_killed(rig: WorkerRig) -> None:
+def test_windowed_counts_are_exact_after_the_worker_of_the_windows_was_killed(
+    rig: WorkerRig,
+) -> None:
     one, two = ("s1", free_port()), ("s2", free_port())
     rig.assign({one: "2-5", two: "1"})
     rig.start(*one)
     rig.start(*two)
     for least in (500, 2000):
-        eventually(lambda least=least: len(lines(rig, "acked")) > least, timeout=60, what="events are acked")
+        eventually(
+            lambda least=least: len(lines(rig, "acked")) > least,
+            timeout=60,
+            what="events are acked",
+        )
         rig.processes[two].kill()
         rig.processes[two].wait()
         rig.start(*two)
-    eventually(lambda: len(set(lines(rig, "acked"))) == TOTAL + 1, timeout=120, what="all events are acked")
+    eventually(
+        lambda: len(set(lines(rig, "acked"))) == TOTAL + 1, timeout=120, what="all events are acked"
+    )
     expected = {f"default 0 {end} 100" for end in range(1000, 10 * TOTAL + 1, 1000)}
-    eventually(lambda: len(set(lines(rig, "windows"))) >= len(expected), timeout=60, what="all windows have come")
+    eventually(
+        lambda: len(set(lines(rig, "windows"))) >= len(expected),
+        timeout=60,
+        what="all windows have come",
+    )
     # A result may come twice, with the same contents: (task, end) names it.
     assert set(lines(rig, "windows")) == expected
-    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats", 20)["tasks"]["1"]["metrics"]
+    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats", 20)["tasks"]["1"][
+        "metrics"
+    ]
     assert reported["watermark_ms"] >= 10 * TOTAL and reported["state_bytes"] > 0

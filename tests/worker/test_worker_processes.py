@@ -68,21 +68,32 @@ def start_two(rig: WorkerRig, slots: Slots) -> None:
     eventually(rig.running, 90, "both workers run")
 
 
-def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
-    rig = make_rig({"rig.lines": 2000, "topology.max.spout.pending": 200, "storm.log.format": "json"})
+def test_counts_every_line_once_and_reports(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
+    rig = make_rig(
+        {"rig.lines": 2000, "topology.max.spout.pending": 200, "storm.log.format": "json"}
+    )
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) == 2000, what="all lines are acked")
     assert counted(rig) == expected(2000)
-    beats = eventually(lambda: len(rig.beats().workers) == 2 and rig.beats(), what="beats of both workers")
+    beats = eventually(
+        lambda: len(rig.beats().workers) == 2 and rig.beats(), what="beats of both workers"
+    )
     assert beats.dead == ""
     first = beats.workers
-    eventually(lambda: all(rig.beats().workers[key].count > first[key].count for key in first), what="counters rise")
+    eventually(
+        lambda: all(rig.beats().workers[key].count > first[key].count for key in first),
+        what="counters rise",
+    )
     node = rig.live()[slots[0]]
     eventually(
         lambda: (
             sum(
                 task["stats"]["executed"]
-                for task in ask_worker("127.0.0.1", slots[0][1], node.token, "stats", 20)["tasks"].values()
+                for task in ask_worker("127.0.0.1", slots[0][1], node.token, "stats", 20)[
+                    "tasks"
+                ].values()
                 if task["component"] == "count"
             )
             == 4 * 2000
@@ -92,8 +103,12 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     document = ask_worker("127.0.0.1", slots[0][1], node.token, "stats", 20)
     assert set(document["tasks"]) == {"1", "2", "3", "4", "5", "6", "7"}
     assert document["tasks"]["7"]["stats"]["acked"] == 2000
-    assert {task["metrics"]["newest"] for task in document["tasks"].values() if task["metrics"]} <= set(range(2000))
-    registered = eventually(lambda: metric_ids(rig).ids and metric_ids(rig), what="ids of the metrics")
+    assert {
+        task["metrics"]["newest"] for task in document["tasks"].values() if task["metrics"]
+    } <= set(range(2000))
+    registered = eventually(
+        lambda: metric_ids(rig).ids and metric_ids(rig), what="ids of the metrics"
+    )
     assert registered == MetricIds(sample_rate=0.05, ids={"count:newest": 1})
     spout = document["tasks"]["7"]["stats"]
     assert spout["complete_ms"] > 0, "latencies are sampled, counts are exact"
@@ -110,7 +125,9 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     assert (of_spout["task"], of_spout["component"], of_spout["level"]) == (7, "lines", "INFO")
 
 
-def test_a_worker_that_may_do_nothing_any_more_ends(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_a_worker_that_may_do_nothing_any_more_ends(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     """Its user in ZooKeeper went with the cluster's former secret: another worker gets the new one."""
     rig = make_rig({"rig.lines": 10})
     start_two(rig, slots)
@@ -137,18 +154,24 @@ def test_a_killed_worker_is_restarted_and_nothing_is_lost(
     assert counted(rig) == expected(3000)
 
 
-def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     rig = make_rig({"rig.lines": 500}, splitter="Poison")
     start_two(rig, slots)
     pids = {slot: node.pid for slot, node in rig.live().items()}
     eventually(lambda: len(acked(rig)) == 500, what="all lines are acked")
     assert counted(rig) == expected(500)
-    errors = eventually(lambda: as_storm(rig.cluster).errors(rig.topology_id), what="errors are recorded")
+    errors = eventually(
+        lambda: as_storm(rig.cluster).errors(rig.topology_id), what="errors are recorded"
+    )
     assert "poison" in errors[0].error and errors[0].task in (1, 2)
     assert {slot: node.pid for slot, node in rig.live().items()} == pids
 
 
-def test_a_frozen_worker_pauses_before_it_goes_on(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_a_frozen_worker_pauses_before_it_goes_on(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     rig = make_rig({"rig.lines": 10**9, "rig.pause": 0.001, "topology.message.timeout.secs": 2})
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) > 50, what="some lines are acked")
@@ -163,7 +186,9 @@ def test_a_frozen_worker_pauses_before_it_goes_on(make_rig: Callable[..., Worker
     assert "the lease ended" in rig.log(*slots[1])
 
 
-def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_a_frozen_worker_whose_tasks_moved_exits(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     rig = make_rig({"rig.lines": 3000, "rig.pause": 0.001, "topology.message.timeout.secs": 2})
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) > 50, what="some lines are acked")
@@ -171,7 +196,9 @@ def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerR
     os.kill(process.pid, signal.SIGSTOP)
     rig.assign({slots[0]: "1-7"})
     # While the frozen process's node stands, nobody else opens its tasks.
-    claims = eventually(lambda: rig.live()[slots[0]].version == 1 and rig.live(), what="the new version is applied")
+    claims = eventually(
+        lambda: rig.live()[slots[0]].version == 1 and rig.live(), what="the new version is applied"
+    )
     if slots[1] in claims:
         assert claims[slots[0]].tasks == "1,3,5-7"
     eventually(lambda: rig.live()[slots[0]].tasks == "1-7", what="the tasks have moved")
@@ -193,7 +220,9 @@ def test_tasks_move_in_place(make_rig: Callable[..., WorkerRig], slots: Slots) -
     assert counted(rig) == expected(4000)
 
 
-def test_an_inactive_topology_emits_nothing(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_an_inactive_topology_emits_nothing(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     rig = make_rig({"rig.lines": 10**9, "rig.pause": 0.001})
     one, two = slots
     rig.assign({one: "1,3,5-7", two: "2,4"}, status="INACTIVE")
@@ -217,14 +246,21 @@ def _unchanged(rig: WorkerRig) -> bool:
     return len(acked(rig)) == before
 
 
-def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_a_killed_topology_ends_its_workers(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     rig = make_rig()
     start_two(rig, slots)
     as_storm(rig.cluster).remove_storm(rig.topology_id)
-    assert [process.wait(60) for process in rig.processes.values()] == [EXIT_SUPERSEDED, EXIT_SUPERSEDED]
+    assert [process.wait(60) for process in rig.processes.values()] == [
+        EXIT_SUPERSEDED,
+        EXIT_SUPERSEDED,
+    ]
 
 
-def test_frames_and_requests_of_unknown_senders_are_dropped(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+def test_frames_and_requests_of_unknown_senders_are_dropped(
+    make_rig: Callable[..., WorkerRig], slots: Slots
+) -> None:
     import zmq
 
     from storm_dagster.model.wire import Frame, encode_frame
@@ -299,7 +335,10 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                 pids = {slot: node.pid for slot, node in rig.live().items()}
                 os.kill(server.pid, signal.SIGSTOP)
                 try:
-                    eventually(lambda: all("the lease ended" in rig.log(*slot) for slot in slots), what="both pause")
+                    eventually(
+                        lambda: all("the lease ended" in rig.log(*slot) for slot in slots),
+                        what="both pause",
+                    )
                     assert _unchanged(model)
                     assert all(process.poll() is None for process in rig.processes.values())
                     time.sleep(3)  # longer than tasks may be silent
@@ -316,7 +355,9 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                 eventually(go_on, timeout=60, what="they go on", ignore=(Unavailable,))
                 assert held_dead == {""}, "paused is not dead"
                 eventually(
-                    lambda: {slot: node.pid for slot, node in rig.live().items()} == pids, 60, "the same processes"
+                    lambda: {slot: node.pid for slot, node in rig.live().items()} == pids,
+                    60,
+                    "the same processes",
                 )
             finally:
                 rig.stop()

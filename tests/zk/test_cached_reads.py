@@ -22,7 +22,9 @@ TASKS, BASE, BEATS = "/tasks/wc-1-1", "/topology/wc-1-1", "/taskbeats/wc-1-1"
 
 
 @pytest.fixture
-def other(zk_state: ZooKeeperClusterState, zk_connect: Callable[..., ZkSession]) -> ZooKeeperClusterState:
+def other(
+    zk_state: ZooKeeperClusterState, zk_connect: Callable[..., ZkSession]
+) -> ZooKeeperClusterState:
     """The state as another process has it."""
     return ZooKeeperClusterState(zk_connect())
 
@@ -38,7 +40,9 @@ def answered(cache: CachedReads) -> tuple[int, int, int]:
     return cache.metrics.memory, cache.metrics.disk, cache.metrics.zookeeper
 
 
-def test_the_second_read_comes_from_memory(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_the_second_read_comes_from_memory(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     other.create_node(TASKS, b"one")
     assert reads.get_many([TASKS, "/tasks/none"]) == [other.get_data_with_version(TASKS), None]
     assert answered(reads) == (0, 0, 2)
@@ -46,7 +50,9 @@ def test_the_second_read_comes_from_memory(reads: CachedReads, other: ZooKeeperC
     assert answered(reads) == (2, 0, 2), "absence is known as well"
 
 
-def test_every_write_of_another_is_seen_after_its_watch(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_every_write_of_another_is_seen_after_its_watch(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     other.create_node(TASKS, b"0")
     for number in range(1, 200):
         other.set_data(TASKS, str(number).encode())
@@ -63,7 +69,9 @@ def test_every_write_of_another_is_seen_after_its_watch(reads: CachedReads, othe
     assert reads.metrics.memory == 199
 
 
-def test_what_is_read_here_is_as_new_as_what_was_read_before(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_what_is_read_here_is_as_new_as_what_was_read_before(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     """A reader that knows a new assignments version never gets the assignment from before it."""
     other.create_node(paths.ASSIGNMENTS, b"")
     other.create_node("/assignments/wc-1-1", b"0")
@@ -87,7 +95,9 @@ def test_what_is_read_here_is_as_new_as_what_was_read_before(reads: CachedReads,
         writer.join(10)
 
 
-def test_many_readers_and_writers_end_with_the_newest(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_many_readers_and_writers_end_with_the_newest(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     nodes = [f"/tasks/t{number}-1-1" for number in range(20)]
     for node in nodes:
         other.create_node(node, b"0")
@@ -111,7 +121,9 @@ def test_many_readers_and_writers_end_with_the_newest(reads: CachedReads, other:
     assert found == [b"29"] * 20
 
 
-def test_lists_of_workers_come_from_memory_until_they_change(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_lists_of_workers_come_from_memory_until_they_change(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     folder = "/workers/wc-1-1"
     assert reads.find_children_many([folder]) == [None]
     other.create_node(f"{folder}/s1-6900", b"a")
@@ -134,9 +146,16 @@ def test_no_watch_waits_for_what_does_not_come_back(
 
     def read(number: int) -> list[object]:
         topology_id = f"wc-{number}-1"
-        nodes = [f"{first}/{topology_id}" for first in (paths.TOPOLOGY, paths.TASKS, paths.ASSIGNMENTS)]
+        nodes = [
+            f"{first}/{topology_id}" for first in (paths.TOPOLOGY, paths.TASKS, paths.ASSIGNMENTS)
+        ]
         values = reads.get_many([*nodes, f"{paths.WORKERS}/{topology_id}/s1-6900"])
-        return [*values, *reads.find_children_many([paths.workers(topology_id), paths.gray_upgrade(topology_id)])]
+        return [
+            *values,
+            *reads.find_children_many(
+                [paths.workers(topology_id), paths.gray_upgrade(topology_id)]
+            ),
+        ]
 
     assert read(0) == [None] * 6
     before = server_metrics(zookeeper_server)["zk_watch_count"]
@@ -149,7 +168,9 @@ def test_no_watch_waits_for_what_does_not_come_back(
     other.create_node("/workers/wc-7-1/s1-6900", b"worker")
     other.create_node("/tasks/wc-7-1", b"tasks")
     reads.sync_path("/tasks")
-    assert [found and found[0] for found in reads.get_many(["/tasks/wc-7-1", "/workers/wc-7-1/s1-6900"])] == [
+    assert [
+        found and found[0] for found in reads.get_many(["/tasks/wc-7-1", "/workers/wc-7-1/s1-6900"])
+    ] == [
         b"tasks",
         b"worker",
     ]
@@ -185,15 +206,22 @@ def test_what_has_gone_leaves_neither_a_watch_nor_a_row(
     assert server_metrics(zookeeper_server)["zk_watch_count"] <= before - 39 + 1
 
 
-def test_what_changes_all_the_time_is_not_kept(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_what_changes_all_the_time_is_not_kept(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     other.create_node(BEATS, b"beat")
     other.create_node("/supervisors/s1", b"info")
     for _ in range(3):
-        assert [value and value[0] for value in reads.get_many([BEATS, "/supervisors/s1"])] == [b"beat", b"info"]
+        assert [value and value[0] for value in reads.get_many([BEATS, "/supervisors/s1"])] == [
+            b"beat",
+            b"info",
+        ]
     assert answered(reads) == (0, 0, 0)
 
 
-def test_an_interruption_empties_the_memory(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_an_interruption_empties_the_memory(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
     other.create_node(TASKS, b"before")
     assert reads.get_data(TASKS) == b"before"
     reads.session.drop_link()
@@ -289,7 +317,10 @@ class DictCache(dict[str, bytes]):
 
 
 def test_another_disk_cache_by_name(
-    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zk_state: ZooKeeperClusterState,
+    other: ZooKeeperClusterState,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import sys
 

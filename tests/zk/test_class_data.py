@@ -51,9 +51,13 @@ def test_the_first_server_makes_what_the_next_ones_map(cache: Path, tmp_path: Pa
 def test_other_jars_have_an_archive_of_their_own(cache: Path, tmp_path: Path) -> None:
     jar = tmp_path / "a.jar"
     jar.write_bytes(b"1")
-    (first,) = [option for option in class_data_options("x", java_command(), [jar]) if "Archive" in option]
+    (first,) = [
+        option for option in class_data_options("x", java_command(), [jar]) if "Archive" in option
+    ]
     jar.write_bytes(b"22")
-    (other,) = [option for option in class_data_options("x", java_command(), [jar]) if "Archive" in option]
+    (other,) = [
+        option for option in class_data_options("x", java_command(), [jar]) if "Archive" in option
+    ]
     assert first != other
 
 

@@ -60,7 +60,9 @@ def test_it_is_a_cluster_state(zk_state: ZooKeeperClusterState) -> None:
     assert isinstance(zk_state, ClusterState)
 
 
-def test_what_is_written_is_read_and_parents_and_children_follow(zk_state: ZooKeeperClusterState) -> None:
+def test_what_is_written_is_read_and_parents_and_children_follow(
+    zk_state: ZooKeeperClusterState,
+) -> None:
     zk_state.set_data("/root", b"\x01\x02\x03")
     assert zk_state.get_data("/root") == b"\x01\x02\x03"
     assert zk_state.get_data("/a") is None
@@ -119,7 +121,9 @@ def test_a_watch_is_one_shot(zk_state: ZooKeeperClusterState, other: ZooKeeperCl
     assert first.seen == []
 
 
-def test_a_watch_tells_of_deletion_and_creation(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_a_watch_tells_of_deletion_and_creation(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     events = Events(other)
     zk_state.set_data("/root", b"\x01")
     other.get_data("/root", watch=True)
@@ -188,7 +192,9 @@ def test_deletion_of_a_node_watched_twice_is_one_event(zk_state: ZooKeeperCluste
     assert events.take() == [("deleted", "/both")]
 
 
-def test_a_raising_callback_is_called_once_and_stops_no_other(zk_state: ZooKeeperClusterState) -> None:
+def test_a_raising_callback_is_called_once_and_stops_no_other(
+    zk_state: ZooKeeperClusterState,
+) -> None:
     calls: list[str] = []
 
     def raising(kind: str, path: str) -> None:
@@ -226,7 +232,9 @@ def test_ephemeral_of_a_former_session_is_replaced(
     assert other.get_data("/sup") == b"new"
 
 
-def test_ephemeral_replaces_a_persistent_node_and_refuses_one_with_children(zk_state: ZooKeeperClusterState) -> None:
+def test_ephemeral_replaces_a_persistent_node_and_refuses_one_with_children(
+    zk_state: ZooKeeperClusterState,
+) -> None:
     zk_state.set_data("/p", b"")
     zk_state.set_ephemeral_node("/p", b"mine")
     assert zk_state.owned("/p")
@@ -235,11 +243,15 @@ def test_ephemeral_replaces_a_persistent_node_and_refuses_one_with_children(zk_s
         zk_state.set_ephemeral_node("/q", b"mine")
 
 
-def test_many_race_for_one_ephemeral_node(zk_state: ZooKeeperClusterState, zk_connect: Connect) -> None:
+def test_many_race_for_one_ephemeral_node(
+    zk_state: ZooKeeperClusterState, zk_connect: Connect
+) -> None:
     rivals = [ZooKeeperClusterState(zk_connect()) for _ in range(4)]
     won: list[bool] = []
     threads = [
-        threading.Thread(target=lambda rival=rival: won.append(rival.claim_ephemeral_node("/healer", b"x")))
+        threading.Thread(
+            target=lambda rival=rival: won.append(rival.claim_ephemeral_node("/healer", b"x"))
+        )
         for rival in rivals
     ]
     for thread in threads:
@@ -253,7 +265,9 @@ def test_many_race_for_one_ephemeral_node(zk_state: ZooKeeperClusterState, zk_co
     assert owner.get_data("/healer") == b"x"
 
 
-def test_compare_and_set_holds_for_version_zero(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_compare_and_set_holds_for_version_zero(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     zk_state.create_node("/fresh", b"a")
     assert zk_state.get_version("/fresh") == 0
     assert other.set_data("/fresh", b"b", version=0) == 1
@@ -267,7 +281,9 @@ def test_compare_and_set_holds_for_version_zero(zk_state: ZooKeeperClusterState,
         zk_state.create_node("/fresh")
 
 
-def test_a_counter_under_contention_loses_no_increment(zk_state: ZooKeeperClusterState, zk_connect: Connect) -> None:
+def test_a_counter_under_contention_loses_no_increment(
+    zk_state: ZooKeeperClusterState, zk_connect: Connect
+) -> None:
     zk_state.create_node("/counter", b"0")
 
     def add(state: ZooKeeperClusterState) -> None:
@@ -276,12 +292,17 @@ def test_a_counter_under_contention_loses_no_increment(zk_state: ZooKeeperCluste
             found = state.get_data_with_version("/counter")
             assert found is not None
             try:
-                state.set_data("/counter", str(int(found[0]) + 1).encode(), version=found[1].version)
+                state.set_data(
+                    "/counter", str(int(found[0]) + 1).encode(), version=found[1].version
+                )
             except Conflict:
                 continue
             done += 1
 
-    threads = [threading.Thread(target=add, args=(ZooKeeperClusterState(zk_connect()),), daemon=True) for _ in range(3)]
+    threads = [
+        threading.Thread(target=add, args=(ZooKeeperClusterState(zk_connect()),), daemon=True)
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -308,7 +329,9 @@ def test_sequential_nodes_are_numbered_in_order(zk_state: ZooKeeperClusterState)
     assert [zk_state.get_data(path) for path in made] == [b"0", b"1", b"2"]
 
 
-def test_a_node_over_the_limit_is_refused_before_it_is_sent(zk_state: ZooKeeperClusterState) -> None:
+def test_a_node_over_the_limit_is_refused_before_it_is_sent(
+    zk_state: ZooKeeperClusterState,
+) -> None:
     zk_state.set_data("/big", b"x" * MAX_NODE_BYTES)
     for size in (MAX_NODE_BYTES + 1, 1024 * 1024 - 1, 1024 * 1024 + 1, 2 * 1024 * 1024):
         with pytest.raises(InvalidRequest):
@@ -328,7 +351,10 @@ def test_many_reads_at_once(zk_state: ZooKeeperClusterState) -> None:
         zk_state.set_data(f"/many/{number:03}", str(number).encode())
     wanted = [f"/many/{number:03}" for number in range(0, 600)]
     found = zk_state.get_many(wanted)
-    assert [None if node is None else int(node[0]) for node in found] == [*range(300), *[None] * 300]
+    assert [None if node is None else int(node[0]) for node in found] == [
+        *range(300),
+        *[None] * 300,
+    ]
     assert zk_state.find_children_many(["/many", "/none", "/many/001"]) == [
         [f"{number:03}" for number in range(300)],
         None,
@@ -354,7 +380,10 @@ def test_a_watched_read_of_what_went_meanwhile_leaves_no_watch(
         Events(zk_state),
         [paths.assignment("a-1-1"), paths.gray_upgrade("a-1-1"), f"{paths.workers('a-1-1')}/s1-1"],
     )
-    assert zk_state.get_many(gone, watch=True) == [None] * 3 and zk_state.find_children(gone[0], watch=True) is None
+    assert (
+        zk_state.get_many(gone, watch=True) == [None] * 3
+        and zk_state.find_children(gone[0], watch=True) is None
+    )
     for path in gone:
         other.set_data(path, b"")
     drain_events(zk_state)
@@ -369,7 +398,9 @@ def test_blobstore_holder_names_with_dashes(zk_state: ZooKeeperClusterState) -> 
     zk_state.delete_node_blobstore("/blobstore/absent", "nimbus-1:8000")
 
 
-def test_concurrent_deletion_and_creation_of_folders(zk_state: ZooKeeperClusterState, zk_connect: Connect) -> None:
+def test_concurrent_deletion_and_creation_of_folders(
+    zk_state: ZooKeeperClusterState, zk_connect: Connect
+) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -383,7 +414,9 @@ def test_concurrent_deletion_and_creation_of_folders(zk_state: ZooKeeperClusterS
                 failures.append(error)
                 return
 
-    thread = threading.Thread(target=delete, args=(ZooKeeperClusterState(zk_connect()),), daemon=True)
+    thread = threading.Thread(
+        target=delete, args=(ZooKeeperClusterState(zk_connect()),), daemon=True
+    )
     thread.start()
     for number in range(50):
         try:
@@ -446,7 +479,9 @@ def test_a_closed_state_delivers_nothing_and_refuses_use(zk_state: ZooKeeperClus
     zk_state.close()
 
 
-def test_after_a_sync_the_latest_write_is_read(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_after_a_sync_the_latest_write_is_read(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     zk_state.set_data("/s", b"1")
     other.sync_path("/s")
     assert other.get_data("/s") == b"1"

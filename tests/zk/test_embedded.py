@@ -150,5 +150,7 @@ def test_servers_of_background_tests_end_on_term() -> None:
     )
     folder = Path(__file__).parents[1] / "plugins"
     script = "trap '' INT; exec \"$@\""
-    done = subprocess.run(["sh", "-c", script, "-", sys.executable, "-c", code], cwd=folder, timeout=60, check=False)
+    done = subprocess.run(
+        ["sh", "-c", script, "-", sys.executable, "-c", code], cwd=folder, timeout=60, check=False
+    )
     assert done.returncode == 0

@@ -46,15 +46,21 @@ def test_a_server_without_the_password_does_not_join(ensemble: ZooKeeperEnsemble
     try:
         ensemble.launch(id)
         refusals = (b"SaslException", b"SASL", b"checksum")
-        eventually(lambda: any(word in ensemble.log(id).read_bytes() for word in refusals), 60, "a refusal")
+        eventually(
+            lambda: any(word in ensemble.log(id).read_bytes() for word in refusals), 60, "a refusal"
+        )
         others = [member.id for member in ensemble.members if member.id != id]
-        eventually(lambda: all(ensemble.mode(other) for other in others), 60, "service of the others")
+        eventually(
+            lambda: all(ensemble.mode(other) for other in others), 60, "service of the others"
+        )
         assert ensemble.mode(id) is None
     finally:
         ensemble.passwords.clear()
         ensemble.kill(id)
         ensemble.heal()
-    eventually(lambda: all(ensemble.mode(member.id) for member in ensemble.members), 60, "service of all")
+    eventually(
+        lambda: all(ensemble.mode(member.id) for member in ensemble.members), 60, "service of all"
+    )
 
 
 def test_a_session_outlives_the_server_that_leads(ensemble: ZooKeeperEnsemble) -> None:
@@ -66,14 +72,19 @@ def test_a_session_outlives_the_server_that_leads(ensemble: ZooKeeperEnsemble) -
         number, old = session.session_id, ensemble.leader()
         ensemble.kill(old)
         assert ensemble.leader() != old
-        assert eventually(lambda: state.get_data("/kept"), 60, "an answer", ignore=(Unavailable,)) == b"1"
+        assert (
+            eventually(lambda: state.get_data("/kept"), 60, "an answer", ignore=(Unavailable,))
+            == b"1"
+        )
         if not state.exists("/new"):
             state.create_node("/new", b"2")
         assert session.session_id == number
         ensemble.heal()
 
         def modes() -> list[str]:
-            return sorted(str(server_mode(member.host, member.client)) for member in ensemble.members)
+            return sorted(
+                str(server_mode(member.host, member.client)) for member in ensemble.members
+            )
 
         eventually(lambda: modes() == ["follower", "follower", "leader"], 60, "all servers")
     finally:
@@ -89,7 +100,12 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             state = ZooKeeperClusterState(session)
             number = session.session_id
             link.reset()
-            eventually(lambda: session.connected and state.exists("/"), 30, "a new connection", ignore=(Unavailable,))
+            eventually(
+                lambda: session.connected and state.exists("/"),
+                30,
+                "a new connection",
+                ignore=(Unavailable,),
+            )
             assert session.session_id == number, "a connection that ends is no lost session"
             link.cut()
             with pytest.raises(Unavailable):
@@ -98,14 +114,19 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             link.restore()
             eventually(lambda: session.connected, 30, "the connection again")
             # Whether it landed is known only to who looks.
-            if not eventually(lambda: (state.exists("/held"),), 30, "an answer", ignore=(Unavailable,))[0]:
+            if not eventually(
+                lambda: (state.exists("/held"),), 30, "an answer", ignore=(Unavailable,)
+            )[0]:
                 state.create_node("/held", b"x")
             assert state.get_data("/held") == b"x"
         finally:
             session.close()
 
 
-@pytest.mark.skipif(missing_requirement() is not None, reason=f"servers cannot be parted here: {missing_requirement()}")
+@pytest.mark.skipif(
+    missing_requirement() is not None,
+    reason=f"servers cannot be parted here: {missing_requirement()}",
+)
 @pytest.mark.parametrize("mode", [pytest.param("follower", marks=pytest.mark.chaos), "leader"])
 def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the_others(
     tmp_path: Path, mode: str
@@ -135,11 +156,17 @@ def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the
             assert seen.exists("/worker")
             connected = owner.lease().connected_boot
             eventually(
-                lambda: lease.lease_end() > connected + owner.lease().negotiated_ms / 1000, 60, "a proof by the leader"
+                lambda: lease.lease_end() > connected + owner.lease().negotiated_ms / 1000,
+                60,
+                "a proof by the leader",
             )
             network.part(parted - 1, *(member.id - 1 for member in others))
-            eventually(lambda: not seen.exists("/worker"), 60, "the session's end", ignore=(Unavailable,))
-            assert lease.lease_end() < boot_clock(), "nobody may run a task that another may open now"
+            eventually(
+                lambda: not seen.exists("/worker"), 60, "the session's end", ignore=(Unavailable,)
+            )
+            assert lease.lease_end() < boot_clock(), (
+                "nobody may run a task that another may open now"
+            )
         finally:
             owner.close(1.0)
             watcher.close()

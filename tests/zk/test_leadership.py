@@ -24,7 +24,9 @@ Nimbus = tuple[StormClusterState, LeadershipSession]
 
 
 @pytest.fixture
-def nimbus(zk_cluster: StormClusterState, zk_conf: dict[str, object]) -> Iterator[Callable[[], Nimbus]]:
+def nimbus(
+    zk_cluster: StormClusterState, zk_conf: dict[str, object]
+) -> Iterator[Callable[[], Nimbus]]:
     """Makes one nimbus's part after the other, each in a session of its own."""
     made: list[Nimbus] = []
 
@@ -46,7 +48,12 @@ def test_the_first_leads_and_the_second_does_not(nimbus: Callable[[], Nimbus]) -
     assert a.current() is None
     assert a.try_lead("n1:6627", "http://n1:7621") == 1
     assert b.try_lead("n2:6627", "http://n2:7621") is None
-    assert (a.is_leader(), a.is_leader(1), a.is_leader(0), b.is_leader()) == (True, True, False, False)
+    assert (a.is_leader(), a.is_leader(1), a.is_leader(0), b.is_leader()) == (
+        True,
+        True,
+        False,
+        False,
+    )
     assert (a.held_epoch, b.held_epoch) == (1, None)
     assert a.current() == b.current() == "n1:6627"
     found = cluster.epoch()
@@ -89,7 +96,9 @@ def test_resigning_never_takes_the_leadership_of_the_next_one(
         left -= 1
         if left == 0:
             zk_expire(cluster_a.session)
-            eventually(lambda: b.try_lead("n2:1", "http://n2") == 2, timeout=60, what="the next leader")
+            eventually(
+                lambda: b.try_lead("n2:1", "http://n2") == 2, timeout=60, what="the next leader"
+            )
             renewed = lambda: cluster_a.session.connected and cluster_a.session.session_id != former  # noqa: E731
             eventually(renewed, timeout=60, what="a new session of the former leader")
         return call(*given, **more)
@@ -136,7 +145,9 @@ def test_no_write_of_a_deposed_leader_lands_after_its_session_was_killed(
     assert b.is_leader(2)
 
 
-def test_a_suspended_leader_stops_at_once_and_finds_its_epoch_again(nimbus: Callable[[], Nimbus]) -> None:
+def test_a_suspended_leader_stops_at_once_and_finds_its_epoch_again(
+    nimbus: Callable[[], Nimbus],
+) -> None:
     cluster, leadership = nimbus()
     assert leadership.try_lead("n1:1", "http://n1") == 1
     seen: list[bool] = []
@@ -150,7 +161,9 @@ def test_a_suspended_leader_stops_at_once_and_finds_its_epoch_again(nimbus: Call
     assert leadership.is_leader(1)
 
 
-def test_an_expired_leader_leads_anew_only_in_a_new_epoch(nimbus: Callable[[], Nimbus], zk_expire: Expire) -> None:
+def test_an_expired_leader_leads_anew_only_in_a_new_epoch(
+    nimbus: Callable[[], Nimbus], zk_expire: Expire
+) -> None:
     cluster, leadership = nimbus()
     assert leadership.try_lead("n1:1", "http://n1") == 1
     held = cluster.session.session_id
@@ -186,7 +199,9 @@ def test_many_candidates_one_leader_in_each_round(nimbus: Callable[[], Nimbus]) 
         candidates[number][1].resign()
 
 
-def test_followers_are_listed_until_their_session_ends(nimbus: Callable[[], Nimbus], zk_expire: Expire) -> None:
+def test_followers_are_listed_until_their_session_ends(
+    nimbus: Callable[[], Nimbus], zk_expire: Expire
+) -> None:
     (cluster_a, a), (_, b) = nimbus(), nimbus()
     woken = threading.Event()
     assert b.followers(wake=woken.set) == {}
@@ -248,7 +263,9 @@ def test_random_interruptions_never_make_two_writers(
         for old in {each for each in epochs if each < epoch}:
             with pytest.raises(Fenced):
                 eventually(
-                    lambda old=old: witness.fenced(old).commit() is None, what="a refusal", ignore=(Unavailable,)
+                    lambda old=old: witness.fenced(old).commit() is None,
+                    what="a refusal",
+                    ignore=(Unavailable,),
                 )
         epochs.append(epoch)
         cluster, leadership = candidates[number]

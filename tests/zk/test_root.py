@@ -11,7 +11,12 @@ from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.root import check_cluster_id, create_cluster_root, create_root_node, find_cluster_id
+from storm_dagster.zk.root import (
+    check_cluster_id,
+    create_cluster_root,
+    create_root_node,
+    find_cluster_id,
+)
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState, zookeeper_hosts
 
@@ -20,7 +25,9 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 Connect = Callable[..., ZkSession]
 
 
-def test_opening_an_absent_root_creates_nothing(zk_conf: dict[str, object], zk_connect: Connect) -> None:
+def test_opening_an_absent_root_creates_nothing(
+    zk_conf: dict[str, object], zk_connect: Connect
+) -> None:
     with pytest.raises(Unavailable, match="no cluster"):
         StormClusterState.open(zk_conf)
     with pytest.raises(Unavailable):
@@ -36,7 +43,9 @@ def test_an_empty_root_is_refused_as_well(zk_state: ZooKeeperClusterState) -> No
 
 def test_create_root_makes_all_first_level_nodes(zk_conf: dict[str, object]) -> None:
     with StormClusterState.open(zk_conf, create_root=True) as cluster:
-        assert cluster.state.get_children("/") == sorted(path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID))
+        assert cluster.state.get_children("/") == sorted(
+            path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID)
+        )
         made = cluster.cluster_id()
     with StormClusterState.open(zk_conf, create_root=True) as again:
         assert again.cluster_id() == made
@@ -124,7 +133,9 @@ def test_a_view_of_a_root_that_vanished_or_changed_hands(zk_cluster: StormCluste
     assert zk_cluster.load_view().cluster_id == mine
 
 
-def test_disconnect_closes_only_what_open_made(zk_state: ZooKeeperClusterState, zk_conf: dict[str, object]) -> None:
+def test_disconnect_closes_only_what_open_made(
+    zk_state: ZooKeeperClusterState, zk_conf: dict[str, object]
+) -> None:
     cluster = StormClusterState.open(zk_state, create_root=True)
     cluster.disconnect()
     assert zk_state.get_children("/topology") == []
@@ -135,7 +146,10 @@ def test_disconnect_closes_only_what_open_made(zk_state: ZooKeeperClusterState, 
 
 
 def test_hosts_of_a_conf() -> None:
-    conf = {"storm.zookeeper.servers": ["a", "b:2182", "::1", "[::1]:2183"], "storm.zookeeper.port": 2181}
+    conf = {
+        "storm.zookeeper.servers": ["a", "b:2182", "::1", "[::1]:2183"],
+        "storm.zookeeper.port": 2181,
+    }
     assert zookeeper_hosts(conf) == "a:2181,b:2182,[::1]:2181,[::1]:2183"
     with pytest.raises(InvalidRequest):
         zookeeper_hosts({"storm.zookeeper.servers": [], "storm.zookeeper.port": 2181})

@@ -47,7 +47,9 @@ def test_an_address_on_which_nobody_listens_is_unavailable() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(Unavailable, match="does not answer"):
-        ZkSession(f"127.0.0.1:{port}", root="/x", session_timeout_ms=2000, connection_timeout_ms=300)
+        ZkSession(
+            f"127.0.0.1:{port}", root="/x", session_timeout_ms=2000, connection_timeout_ms=300
+        )
 
 
 def test_a_server_that_accepts_and_says_nothing() -> None:
@@ -56,7 +58,10 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
         silent.listen()
         with pytest.raises(Unavailable):
             ZkSession(
-                f"127.0.0.1:{silent.getsockname()[1]}", root="/x", session_timeout_ms=1000, connection_timeout_ms=300
+                f"127.0.0.1:{silent.getsockname()[1]}",
+                root="/x",
+                session_timeout_ms=1000,
+                connection_timeout_ms=300,
             )
 
 
@@ -126,7 +131,9 @@ def test_a_frozen_server_ends_the_lease_and_no_call_hangs(own_server: EmbeddedZo
     assert session.close()
 
 
-def test_calls_while_disconnected_are_refused_and_later_ones_work(own_server: EmbeddedZooKeeper) -> None:
+def test_calls_while_disconnected_are_refused_and_later_ones_work(
+    own_server: EmbeddedZooKeeper,
+) -> None:
     session = ZkSession(own_server.address, root="/", session_timeout_ms=60_000)
     state = ZooKeeperClusterState(session)
     state.set_data("/kept", b"1")
@@ -158,7 +165,9 @@ def test_a_session_goes_on_after_a_cut_link(zk_connect: Connect) -> None:
     ping(session)
 
 
-def test_expired_session_gets_another_id(zk_connect: Connect, zk_expire: Callable[[ZkSession], None]) -> None:
+def test_expired_session_gets_another_id(
+    zk_connect: Connect, zk_expire: Callable[[ZkSession], None]
+) -> None:
     session = zk_connect()
     states = listen(session)
     held = session.session_id
@@ -171,12 +180,17 @@ def test_expired_session_gets_another_id(zk_connect: Connect, zk_expire: Callabl
     assert boot_clock() < session.lease_end(session.session_id)
 
 
-def test_ephemerals_come_back_through_the_loop(zk_session: ZkSession, zk_expire: Callable[[ZkSession], None]) -> None:
+def test_ephemerals_come_back_through_the_loop(
+    zk_session: ZkSession, zk_expire: Callable[[ZkSession], None]
+) -> None:
     state = ZooKeeperClusterState(zk_session)
     state.set_ephemeral_node("/supervisor", b"1")
     held = zk_session.session_id
     zk_expire(zk_session)
-    eventually(lambda: zk_session.connected and zk_session.session_id not in (0, held), what="a new session")
+    eventually(
+        lambda: zk_session.connected and zk_session.session_id not in (0, held),
+        what="a new session",
+    )
     assert not state.exists("/supervisor")
     state.set_ephemeral_node("/supervisor", b"2")
     assert state.owned("/supervisor")
@@ -200,7 +214,9 @@ def test_close_during_a_dead_connection_has_a_deadline(own_server: EmbeddedZooKe
     session = ZkSession(own_server.address, root="/", session_timeout_ms=20_000)
     os.kill(own_server.pid, signal.SIGSTOP)
     closed: list[bool] = []
-    thread = threading.Thread(target=lambda: closed.append(session.close(deadline=0.5)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: closed.append(session.close(deadline=0.5)), daemon=True
+    )
     thread.start()
     thread.join(15)
     assert closed == [False]

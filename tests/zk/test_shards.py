@@ -26,7 +26,13 @@ def assignment(workers: int, mark: int = 0) -> Assignment:
         code_dir="t",
         node_host={"supervisor": "h"},
         workers=tuple(
-            WorkerSlot(node="supervisor" + "x" * 100, host="host", port=port, tasks=str(port + 1), memory_bytes=mark)
+            WorkerSlot(
+                node="supervisor" + "x" * 100,
+                host="host",
+                port=port,
+                tasks=str(port + 1),
+                memory_bytes=mark,
+            )
             for port in range(workers)
         ),
         task_start_secs={f"1-{workers}": 1},
@@ -45,7 +51,9 @@ def put_assignment(
     cluster: StormClusterState, transaction: Transaction, record: Assignment, at: Versioned | None
 ) -> None:
     """Append what writes the assignment over the version ``at``."""
-    put_ops(cluster.state, transaction, paths.assignment("t"), encode_record(record, limit=None), at)
+    put_ops(
+        cluster.state, transaction, paths.assignment("t"), encode_record(record, limit=None), at
+    )
 
 
 def parts(cluster: StormClusterState) -> list[str]:
@@ -64,7 +72,9 @@ def test_small_stays_inline_large_is_cut_and_back(zk_cluster: StormClusterState)
     assert zk_cluster.assignment_info("t") == large
     before = parts(zk_cluster)
     as_storm(zk_cluster).set_assignment("t", larger)
-    assert not set(before) & set(parts(zk_cluster)), "the former parts went with the same transaction"
+    assert not set(before) & set(parts(zk_cluster)), (
+        "the former parts went with the same transaction"
+    )
     found = zk_cluster.read_assignment("t")
     assert found is not None
     assert (found[0], found[1].version) == (larger, 2)
@@ -76,7 +86,9 @@ def test_small_stays_inline_large_is_cut_and_back(zk_cluster: StormClusterState)
     assert as_storm(zk_cluster).assignments() == []
 
 
-def test_a_first_large_assignment_is_nothing_until_it_is_committed(zk_cluster: StormClusterState) -> None:
+def test_a_first_large_assignment_is_nothing_until_it_is_committed(
+    zk_cluster: StormClusterState,
+) -> None:
     large = assignment(4000)
     transaction = zk_cluster.fenced(0).set(paths.ASSIGNMENTS, b"", 0)
     put_assignment(zk_cluster, transaction, large, None)
@@ -117,7 +129,9 @@ def test_one_of_two_writers_of_an_assignments_version_wins(
     assert zk_cluster.assignment_info("t") == assignment(4000, 11)
 
 
-def test_readers_see_the_old_or_the_new(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_readers_see_the_old_or_the_new(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     wanted = [assignment(1500 + 1500 * number, number) for number in range(3)]
     as_storm(zk_cluster).set_assignment("t", wanted[0])
     stop = threading.Event()

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotAlive, UnknownSubtree
+from storm_dagster.model.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidRequest,
+    NotAlive,
+    UnknownSubtree,
+)
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -47,7 +54,8 @@ def assignment(topology_id: str, *ports: int, tasks: str = "1-3") -> Assignment:
         code_dir=topology_id,
         node_host={"s1": "h1"},
         workers=tuple(
-            WorkerSlot(node="s1", host="h1", port=port, tasks=tasks if port == ports[0] else "") for port in ports
+            WorkerSlot(node="s1", host="h1", port=port, tasks=tasks if port == ports[0] else "")
+            for port in ports
         ),
         task_start_secs={tasks: 5},
         timestamp_ms=7,
@@ -74,8 +82,14 @@ def other(zk_cluster: StormOperations, zk_conf: dict[str, object]) -> Iterator[S
     cluster.disconnect()
 
 
-def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: StormOperations) -> None:
-    first, second, third = assignment("storm1", 1), assignment("storm1", 1, 2), assignment("storm3", 3)
+def test_assignments_are_kept_by_topology_and_raise_the_version(
+    zk_cluster: StormOperations,
+) -> None:
+    first, second, third = (
+        assignment("storm1", 1),
+        assignment("storm1", 1, 2),
+        assignment("storm3", 3),
+    )
     assert zk_cluster.assignments() == []
     assert zk_cluster.set_assignment("storm1", first) == 0
     assert zk_cluster.assignment_info("storm1") == first
@@ -85,7 +99,9 @@ def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: Stor
     assert zk_cluster.assignments() == ["storm1", "storm3"]
     assert zk_cluster.assignment_info("storm1") == second
     assert zk_cluster.assignment_info("storm3") == third
-    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the assignments version"
+    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, (
+        "every write raises the assignments version"
+    )
 
 
 def test_a_removed_topology_is_active_no_more(zk_cluster: StormOperations) -> None:
@@ -127,7 +143,9 @@ def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormOperation
     assert texts(2) == ["IllegalArgument"] * 5 + ["RuntimeException"] * 5
     assert zk_cluster.error_topologies() == ["a"]
     assert [error.task for error in zk_cluster.errors("a")] == [2] * 10 + [1] * 2
-    assert {component: len(errors) for component, errors in zk_cluster.errors_by_component("a").items()} == {
+    assert {
+        component: len(errors) for component, errors in zk_cluster.errors_by_component("a").items()
+    } == {
         "1": 2,
         "2": 10,
     }
@@ -136,7 +154,9 @@ def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormOperation
     assert zk_cluster.error_topologies() == []
 
 
-def test_supervisors_are_listed_until_their_session_ends(zk_cluster: StormOperations, other: StormOperations) -> None:
+def test_supervisors_are_listed_until_their_session_ends(
+    zk_cluster: StormOperations, other: StormOperations
+) -> None:
     assert zk_cluster.supervisors() == []
     other.supervisor_heartbeat("2", supervisor("two"))
     zk_cluster.supervisor_heartbeat("1", supervisor("one"))
@@ -199,7 +219,11 @@ def test_errors_of_a_group_are_one_record_with_a_count(zk_cluster: StormOperatio
     } == {1}
     # What occurred last stays, however long it has been known.
     report("new", "new", 22)
-    assert [one.error for one in zk_cluster.errors("t")] == ["new", "a2", *(f"other {n}" for n in range(8, 0, -1))]
+    assert [one.error for one in zk_cluster.errors("t")] == [
+        "new",
+        "a2",
+        *(f"other {n}" for n in range(8, 0, -1)),
+    ]
 
 
 def test_a_huge_error_is_shortened(zk_cluster: StormOperations) -> None:
@@ -215,10 +239,16 @@ def test_update_merges_and_refuses_what_is_unknown(zk_cluster: StormOperations) 
     zk_cluster.update_storm("s", {"status": "INACTIVE", "executors": {"b": 5, "c": 1}})
     found = zk_cluster.storm_base("s")
     assert found is not None
-    assert (found.status, found.executors, found.workers) == ("INACTIVE", {"a": 1, "b": 5, "c": 1}, 2)
+    assert (found.status, found.executors, found.workers) == (
+        "INACTIVE",
+        {"a": 1, "b": 5, "c": 1},
+        2,
+    )
     version = zk_cluster.state.get_version(paths.topology("s"))
     zk_cluster.update_storm("s", {"status": "INACTIVE"})
-    assert zk_cluster.state.get_version(paths.topology("s")) == version, "nothing changed, nothing written"
+    assert zk_cluster.state.get_version(paths.topology("s")) == version, (
+        "nothing changed, nothing written"
+    )
     for wrong in ({"colour": "red"}, {"status": "SLEEPING"}, {"workers": "2"}):
         with pytest.raises(InvalidRequest):
             zk_cluster.update_storm("s", wrong)
@@ -226,14 +256,18 @@ def test_update_merges_and_refuses_what_is_unknown(zk_cluster: StormOperations) 
         zk_cluster.update_storm("absent", {"workers": 1})
 
 
-def test_concurrent_updates_lose_nothing(zk_cluster: StormOperations, other: StormOperations) -> None:
+def test_concurrent_updates_lose_nothing(
+    zk_cluster: StormOperations, other: StormOperations
+) -> None:
     zk_cluster.activate_storm("s", base("n", executors={}))
 
     def update(cluster: StormOperations, prefix: str) -> None:
         for number in range(10):
             cluster.update_storm("s", {"executors": {f"{prefix}{number}": number}})
 
-    threads = [threading.Thread(target=update, args=pair) for pair in ((zk_cluster, "x"), (other, "y"))]
+    threads = [
+        threading.Thread(target=update, args=pair) for pair in ((zk_cluster, "x"), (other, "y"))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -327,9 +361,17 @@ def test_executor_beats_ignore_stale_workers_and_dead_tasks(zk_cluster: StormOpe
         ),
     )
     beat = WorkerBeat(count=4, silent_ms=5, uptime_secs=6)
-    record = TaskBeats(topology_id="t", topology_master=5, workers={"s1:1": beat, "s1:3": beat}, dead="3")
+    record = TaskBeats(
+        topology_id="t", topology_master=5, workers={"s1:1": beat, "s1:3": beat}, dead="3"
+    )
     zk_cluster.state.set_data(paths.taskbeats("t"), encode_record(record))
-    asked = {(1, 2): ("s1", 1), (3, 3): ("s1", 1), (4, 4): ("s1", 1), (5, 5): ("s1", 2), (6, 6): ("s1", 3)}
+    asked = {
+        (1, 2): ("s1", 1),
+        (3, 3): ("s1", 1),
+        (4, 4): ("s1", 1),
+        (5, 5): ("s1", 2),
+        (6, 6): ("s1", 3),
+    }
     assert zk_cluster.executor_beats("t", asked) == {(1, 2): beat}
 
 
@@ -353,7 +395,9 @@ def test_setup_heartbeats_names_the_topology_master(zk_cluster: StormOperations)
     assert zk_cluster.heartbeat_storms() == ["t"]
 
 
-def test_callbacks_are_one_shot_by_kind_and_path(zk_cluster: StormOperations, other: StormOperations) -> None:
+def test_callbacks_are_one_shot_by_kind_and_path(
+    zk_cluster: StormOperations, other: StormOperations
+) -> None:
     calls: list[object] = []
     zk_cluster.set_assignment("t", assignment("t", 1))
     zk_cluster.activate_storm("t", base("n"))

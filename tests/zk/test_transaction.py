@@ -7,7 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    InvalidTopology,
+    Unavailable,
+)
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -117,7 +123,9 @@ def test_versions_are_versions(zk_state: ZooKeeperClusterState, version: object)
         zk_state.transaction().check("/a", version)  # type: ignore[arg-type]
 
 
-def test_a_transaction_of_a_closed_session_is_unavailable(zk_connect: Callable[..., ZkSession]) -> None:
+def test_a_transaction_of_a_closed_session_is_unavailable(
+    zk_connect: Callable[..., ZkSession],
+) -> None:
     state = ZooKeeperClusterState(zk_connect())
     transaction = state.transaction().create("/x")
     state.close()

@@ -37,10 +37,12 @@ def other(zk_cluster: StormClusterState, zk_conf: dict[str, object]) -> Iterator
 def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> None:
     """Everything that a running topology of one worker has."""
     cluster.state.set_data(
-        paths.tasks(topology_id), encode_record(TaskTable(components={"a": ComponentTasks(type="bolt", tasks="1-3")}))
+        paths.tasks(topology_id),
+        encode_record(TaskTable(components={"a": ComponentTasks(type="bolt", tasks="1-3")})),
     )
     cluster.state.set_data(
-        paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=3))
+        paths.taskbeats(topology_id),
+        encode_record(TaskBeats(topology_id=topology_id, topology_master=3)),
     )
     version = as_storm(cluster).set_assignment(
         topology_id,
@@ -64,18 +66,27 @@ def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> N
             token="t",
         ),
     )
-    record = WorkerNode(pid=1, token="w", version=version, tasks="1-3", started_ms=1, status="running")
+    record = WorkerNode(
+        pid=1, token="w", version=version, tasks="1-3", started_ms=1, status="running"
+    )
     cluster.write_worker_node(topology_id, "sup-1", port, record, assignment_version=version)
 
 
 def supervisor(count: int = 0) -> SupervisorInfo:
-    return SupervisorInfo(host="h1", ports=(6900, 6901, 6902), started=1, count=count, version="0.1.0")
+    return SupervisorInfo(
+        host="h1", ports=(6900, 6901, 6902), started=1, count=count, version="0.1.0"
+    )
 
 
 def test_an_empty_cluster_has_an_empty_view(zk_cluster: StormClusterState) -> None:
     view = zk_cluster.load_view()
     assert (view.epoch, view.assignments_version) == (-1, 0)
-    assert (view.supervisors, view.topologies, view.corrupt, view.held_slots) == ({}, {}, {}, frozenset())
+    assert (view.supervisors, view.topologies, view.corrupt, view.held_slots) == (
+        {},
+        {},
+        {},
+        frozenset(),
+    )
 
 
 def test_everything_with_its_versions(zk_cluster: StormClusterState) -> None:
@@ -90,7 +101,11 @@ def test_everything_with_its_versions(zk_cluster: StormClusterState) -> None:
     assert topology.beats is not None
     assert topology.assignment_at is not None
     assert topology.beats_at is not None
-    assert (topology.base_at.version, topology.assignment_at.version, topology.beats_at.version) == (0, 0, 0)
+    assert (
+        topology.base_at.version,
+        topology.assignment_at.version,
+        topology.beats_at.version,
+    ) == (0, 0, 0)
     assert topology.live_workers[("sup-1", 6900)].token == "w"
     assert view.topology_named("wc") is topology
     assert view.used_ports() == {"sup-1": {6900}}
@@ -110,7 +125,9 @@ def test_a_topology_without_its_parts(zk_cluster: StormClusterState) -> None:
 
 
 @pytest.mark.parametrize("part", [paths.topology, paths.tasks, paths.assignment])
-def test_damage_of_one_topology_harms_no_other_and_frees_no_slot(zk_cluster: StormClusterState, part) -> None:  # type: ignore[no-untyped-def]
+def test_damage_of_one_topology_harms_no_other_and_frees_no_slot(
+    zk_cluster: StormClusterState, part
+) -> None:  # type: ignore[no-untyped-def]
     publish(zk_cluster, "bad-1-1", 6900)
     publish(zk_cluster, "good-2-1", 6901)
     zk_cluster.state.set_data(part("bad-1-1"), b"\x80\x04garbage")
@@ -128,7 +145,9 @@ def test_damaged_beats_harm_only_themselves(zk_cluster: StormClusterState) -> No
     assert list(view.corrupt) == [paths.taskbeats("wc-1-1")]
 
 
-def test_a_damaged_worker_record_is_not_taken_for_a_dead_worker(zk_cluster: StormClusterState) -> None:
+def test_a_damaged_worker_record_is_not_taken_for_a_dead_worker(
+    zk_cluster: StormClusterState,
+) -> None:
     publish(zk_cluster, "wc-1-1")
     zk_cluster.state.set_data(paths.worker("wc-1-1", "sup-1", 6900), b"{")
     view = zk_cluster.load_view()
@@ -152,7 +171,8 @@ def test_a_large_assignment_in_the_view(zk_cluster: StormClusterState) -> None:
         code_dir="wc-1-1",
         node_host={"sup-1": "h1"},
         workers=tuple(
-            WorkerSlot(node="sup-1" + "x" * 100, host="h1", port=port, tasks=str(port + 1)) for port in range(4000)
+            WorkerSlot(node="sup-1" + "x" * 100, host="h1", port=port, tasks=str(port + 1))
+            for port in range(4000)
         ),
         task_start_secs={"1-4000": 1},
         timestamp_ms=1,
@@ -161,7 +181,9 @@ def test_a_large_assignment_in_the_view(zk_cluster: StormClusterState) -> None:
     assert zk_cluster.load_view().topologies["wc-1-1"].assignment == large
 
 
-def test_views_while_topologies_come_and_go(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_views_while_topologies_come_and_go(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -201,7 +223,9 @@ def test_many_topologies_in_one_view(zk_cluster: StormClusterState) -> None:
     assert view.used_ports() == {"sup-1": set(range(120))}
 
 
-def test_what_wakes_the_reader_of_a_view(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_what_wakes_the_reader_of_a_view(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     publish(other, "wc-1-1")
     other.supervisor_heartbeat("sup-1", supervisor())
     beats = TaskBeats(topology_id="wc-1-1", topology_master=3, dead="1")
@@ -210,7 +234,9 @@ def test_what_wakes_the_reader_of_a_view(zk_cluster: StormClusterState, other: S
         "beats": lambda: other.write_beats("wc-1-1", beats, assignment_version=0),
         "base": lambda: as_storm(other).update_storm("wc-1-1", {"workers": 7}),
         "worker": lambda: other.remove_worker_node("wc-1-1", "sup-1", 6900),
-        "worker back": lambda: other.write_worker_node("wc-1-1", "sup-1", 6900, node, assignment_version=0),
+        "worker back": lambda: other.write_worker_node(
+            "wc-1-1", "sup-1", 6900, node, assignment_version=0
+        ),
         "assignment": lambda: publish(other, "wc-1-1"),
         "topology": lambda: publish(other, "more-2-1", 6901),
         "supervisor": lambda: other.state.delete_node(paths.supervisor("sup-1")),

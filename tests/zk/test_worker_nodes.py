@@ -23,7 +23,14 @@ SLOT = ("host-1-sup", 6900)
 
 
 def node(token: str = "w", **fields: object) -> WorkerNode:
-    values = {"pid": 1, "token": token, "version": 0, "tasks": "1-3", "started_ms": 1, "status": "running"}
+    values = {
+        "pid": 1,
+        "token": token,
+        "version": 0,
+        "tasks": "1-3",
+        "started_ms": 1,
+        "status": "running",
+    }
     return WorkerNode.model_validate({**values, **fields})
 
 
@@ -112,7 +119,9 @@ def test_an_expired_worker_is_absent_and_may_return(
     assert other.live_workers("t") == {SLOT: node()}
 
 
-def test_a_waiting_successor_is_woken(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_a_waiting_successor_is_woken(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     as_storm(zk_cluster).set_assignment("t", assignment(1))
 
     def changes(make: Callable[[], object], expected: dict[tuple[str, int], WorkerNode]) -> None:
@@ -133,7 +142,9 @@ def test_a_damaged_record_is_no_absent_worker(zk_cluster: StormClusterState) -> 
         zk_cluster.live_workers("t")
 
 
-def test_racing_processes_of_one_slot(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_racing_processes_of_one_slot(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     as_storm(zk_cluster).set_assignment("t", assignment(1))
     lost: list[Conflict] = []
 
@@ -144,7 +155,9 @@ def test_racing_processes_of_one_slot(zk_cluster: StormClusterState, other: Stor
             except Conflict as error:
                 lost.append(error)
 
-    threads = [threading.Thread(target=claim, args=pair) for pair in ((zk_cluster, "a"), (other, "b"))]
+    threads = [
+        threading.Thread(target=claim, args=pair) for pair in ((zk_cluster, "a"), (other, "b"))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

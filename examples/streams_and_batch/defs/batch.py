@@ -23,7 +23,9 @@ HOURS = dg.HourlyPartitionsDefinition(start_date="2025-01-01-00:00")
 EACH_HOUR = dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window())
 """Hours that the stream has completed: the newest one, or one that was reported late."""
 LATEST_SECS = 600
-DAILY = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26), warn_window=timedelta(hours=25))
+DAILY = dg.FreshnessPolicy.time_window(
+    fail_window=timedelta(hours=26), warn_window=timedelta(hours=25)
+)
 
 
 def lake() -> Path:
@@ -55,7 +57,9 @@ clicks = dg.AssetSpec(
     kinds={"pyspark"},
     description="The hour's page views; made when the hour is complete.",
 )
-def pages_by_hour(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
+def pages_by_hour(
+    context: dg.AssetExecutionContext, storm_spark: SparkResource
+) -> dg.MaterializeResult:
     """Count the hour's views, each once."""
     begin, end = (int(at.timestamp() * 1000) for at in context.partition_time_window)
     rows = (
@@ -79,9 +83,14 @@ def pages_by_hour(context: dg.AssetExecutionContext, storm_spark: SparkResource)
     freshness_policy=DAILY,
     description="The day's page views, each once.",
 )
-def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
+def clicks_day(
+    context: dg.AssetExecutionContext, storm_spark: SparkResource
+) -> dg.MaterializeResult:
     """Read what the stream wrote, drop duplicates, write it again: a second run gives the same."""
-    source, out = (lake() / "clicks" / f"day={context.partition_key}", lake() / "clicks_day" / context.partition_key)
+    source, out = (
+        lake() / "clicks" / f"day={context.partition_key}",
+        lake() / "clicks_day" / context.partition_key,
+    )
     if newest(source) is None:
         raise dg.Failure(f"the stream has written nothing for {context.partition_key} ({source})")
     session = storm_spark.pyspark().spark_session
@@ -89,7 +98,11 @@ def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) ->
     raw.dropDuplicates(["view"]).coalesce(1).write.mode("overwrite").parquet(str(out))
     views, rows = session.read.parquet(str(out)).count(), raw.count()
     return dg.MaterializeResult(
-        metadata={"views": views, "came_twice": rows - views, "folder": dg.MetadataValue.path(str(out))}
+        metadata={
+            "views": views,
+            "came_twice": rows - views,
+            "folder": dg.MetadataValue.path(str(out)),
+        }
     )
 
 
@@ -99,7 +112,9 @@ def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) ->
     blocking=True,
     description="The topology runs, and its newest file is younger than ten minutes, while the day is not over.",
 )
-def stream_delivers(context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource) -> dg.AssetCheckResult:
+def stream_delivers(
+    context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource
+) -> dg.AssetCheckResult:
     """Check that the stream has finished the day: a result without its newest views would be wrong."""
     try:
         statuses = {document["name"]: document["status"] for document in storm_nimbus.topologies()}
@@ -115,7 +130,9 @@ def stream_delivers(context: dg.AssetCheckExecutionContext, storm_nimbus: Nimbus
     metadata: dict[str, Any] = {"status": status, "day_is_over": day < today}
     if age is not None:
         metadata["newest_file_secs"] = round(age, 1)
-    return dg.AssetCheckResult(passed=day < today or delivers, severity=dg.AssetCheckSeverity.ERROR, metadata=metadata)
+    return dg.AssetCheckResult(
+        passed=day < today or delivers, severity=dg.AssetCheckSeverity.ERROR, metadata=metadata
+    )
 
 
 @dg.asset(
@@ -127,7 +144,9 @@ def stream_delivers(context: dg.AssetCheckExecutionContext, storm_nimbus: Nimbus
     freshness_policy=DAILY,
     description="The day's pages by views.",
 )
-def top_pages(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
+def top_pages(
+    context: dg.AssetExecutionContext, storm_spark: SparkResource
+) -> dg.MaterializeResult:
     """Count, and show the first ten."""
     folder = lake() / "clicks_day" / context.partition_key
     rows = (
@@ -141,10 +160,14 @@ def top_pages(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> 
     )
     records = [dg.TableRecord({"page": row["page"], "views": row["count"]}) for row in rows]
     schema = dg.TableSchema([dg.TableColumn("page", "string"), dg.TableColumn("views", "int")])
-    return dg.MaterializeResult(metadata={"top": dg.MetadataValue.table(records, schema), "pages": len(records)})
+    return dg.MaterializeResult(
+        metadata={"top": dg.MetadataValue.table(records, schema), "pages": len(records)}
+    )
 
 
-daily = dg.define_asset_job("daily_report", selection=[CLICKS_DAY, TOP_PAGES], executor_def=dg.in_process_executor)
+daily = dg.define_asset_job(
+    "daily_report", selection=[CLICKS_DAY, TOP_PAGES], executor_def=dg.in_process_executor
+)
 
 
 @dg.definitions

@@ -16,7 +16,14 @@ from typing import Any
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, family
-from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, code_socket, daemon_environment, prepare_dagster_home
+from storm_dagster.cli.dev.plan import (
+    HOST,
+    PLACED,
+    ClusterPlan,
+    code_socket,
+    daemon_environment,
+    prepare_dagster_home,
+)
 from storm_dagster.client.waiting import Progress
 from storm_dagster.model import endpoints
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
@@ -162,8 +169,14 @@ class DevCluster:
         specs = plan.zookeeper_daemons()
         servers = [self._launch(spec) for spec in specs]
         self._progress("supervisors", "STARTED")
-        supervisors = [self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)]
-        self._wait(lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs), "zookeeper", servers)
+        supervisors = [
+            self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
+        ]
+        self._wait(
+            lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs),
+            "zookeeper",
+            servers,
+        )
         remembered = self._home / "cluster_id"
         known = remembered.read_text(encoding="ascii").strip() if remembered.exists() else None
         values = {
@@ -176,16 +189,27 @@ class DevCluster:
         remembered.write_text(cluster_id + "\n", encoding="ascii")
         self._progress("zookeeper", "SUCCESS")
         self._progress("nimbus", "STARTED")
-        nimbuses = [self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)]
+        nimbuses = [
+            self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)
+        ]
         self._write_cluster_file()
         options = Security.of(plan.conf).client_options()
         urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
         leader = self._wait(lambda: readiness.leader_url(urls, options), "nimbus", nimbuses)
-        self._wait(lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls), "all nimbuses", nimbuses)
+        self._wait(
+            lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls),
+            "all nimbuses",
+            nimbuses,
+        )
         self._progress("nimbus", "SUCCESS")
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
-            lambda: wanted <= readiness.supervisor_ids(readiness.leader_url(urls, options) or str(leader), options),
+            lambda: (
+                wanted
+                <= readiness.supervisor_ids(
+                    readiness.leader_url(urls, options) or str(leader), options
+                )
+            ),
             "supervisors",
             supervisors,
         )
@@ -229,7 +253,11 @@ class DevCluster:
         child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)
         RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
         # Placements wait for the first job, too: beside it theirs would take longer, for both load the same.
-        self._wait(lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None, "spark", [spark])
+        self._wait(
+            lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None,
+            "spark",
+            [spark],
+        )
         self._spark_is_there()
         self._progress("spark", "SUCCESS")
         self._progress("spark warm-up", "STARTED")
@@ -246,7 +274,10 @@ class DevCluster:
         assert self._workspace is not None
         self._progress("dagster", "STARTED")
         self._create_storage()
-        code, web = self._launch(plan.code_daemon()), self._launch(plan.webserver_daemon(self._workspace))
+        code, web = (
+            self._launch(plan.code_daemon()),
+            self._launch(plan.webserver_daemon(self._workspace)),
+        )
         self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
         # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
@@ -265,7 +296,9 @@ class DevCluster:
                 warm = True
             failures += problem[0]
             if failures >= _MAX_DEATHS:
-                raise Unavailable(f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}")
+                raise Unavailable(
+                    f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}"
+                )
             return False
 
         self._wait(loaded, "dagster", [code, *others], lambda: seen)
@@ -286,7 +319,9 @@ class DevCluster:
         )
         if made.returncode:
             text = made.stderr.decode("utf-8", "replace").strip()[-1500:]
-            raise Unavailable(f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {text}")
+            raise Unavailable(
+                f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {text}"
+            )
         done.touch()
 
     # -- daemons ------------------------------------------------------------------------------------------
@@ -299,7 +334,11 @@ class DevCluster:
         return daemon
 
     def _wait(
-        self, condition: Callable[[], Any], what: str, needs: list[Daemon], detail: Callable[[], str] = lambda: ""
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        needs: list[Daemon],
+        detail: Callable[[], str] = lambda: "",
     ) -> Any:
         """The condition's value; :class:`Unavailable` when a needed one keeps dying."""
         while not self._stop.is_set():
@@ -339,14 +378,18 @@ class DevCluster:
         """``HOME/cluster.json`` as of now."""
         plan, ports = self._plan, self._plan.ports
         dagster = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
-        spark = endpoints.SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts)
+        spark = endpoints.SparkEndpoint(
+            remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts
+        )
         cluster = endpoints.ClusterFile(
             zookeeper=plan.zookeeper,
             zookeeper_root=plan.conf["storm.zookeeper.root"],
             zookeeper_pid=self._pid("zookeeper-0"),
             nimbuses=tuple(
                 endpoints.NimbusEndpoint(
-                    thrift=f"{HOST}:{port}", http=plan.nimbus_url(index), pid=self._pid(f"nimbus-n{index + 1}") or 0
+                    thrift=f"{HOST}:{port}",
+                    http=plan.nimbus_url(index),
+                    pid=self._pid(f"nimbus-n{index + 1}") or 0,
                 )
                 for index, port in enumerate(ports.thrift)
             ),
@@ -388,4 +431,7 @@ class DevCluster:
             socket.parent.rmdir()
         self._progress("ending", "SUCCESS")
         if left:
-            log.error("these processes could not be ended: %s", ", ".join(str(process.pid) for process in left))
+            log.error(
+                "these processes could not be ended: %s",
+                ", ".join(str(process.pid) for process in left),
+            )

@@ -81,7 +81,9 @@ class Daemon:
     @property
     def pid(self) -> int | None:
         """Its pid while it runs."""
-        return self._child.pid if self._child is not None and self._child.returncode is None else None
+        return (
+            self._child.pid if self._child is not None and self._child.returncode is None else None
+        )
 
     def start(self) -> None:
         """Start it now."""
@@ -94,7 +96,9 @@ class Daemon:
         self._started = time.monotonic()
         self._start_at = None
         try:
-            self._record = RunFile.write(self._home, self.spec.role, self.spec.id, self.spec.ports, pid=self._child.pid)
+            self._record = RunFile.write(
+                self._home, self.spec.role, self.spec.id, self.spec.ports, pid=self._child.pid
+            )
         except ProcessLookupError:
             # Already dead: the next poll restarts it.
             self._record = None
@@ -113,7 +117,9 @@ class Daemon:
             pause = _BACKOFF[min(self.deaths, len(_BACKOFF) - 1)]
             self.deaths += 1
             self._start_at = now + pause
-            log.warning("%s ended with code %s; it is started again in %g s", self.spec.name, code, pause)
+            log.warning(
+                "%s ended with code %s; it is started again in %g s", self.spec.name, code, pause
+            )
             if self._record is not None:
                 # What it left behind in its session holds the ports of the next one.
                 kill_family(self._home, [self._record])

@@ -93,10 +93,15 @@ def start_detached(home: Path) -> ClusterFile:
     # Started from within another cluster (its start job), this one must not pass for a part of that one.
     env = {name: value for name, value in os.environ.items() if name != CLUSTER_MARK}
     env |= {REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)}
-    child = spawn([sys.executable, "-m", "storm_dagster", *sys.argv[1:]], output, env, pass_fds=[writing])
+    child = spawn(
+        [sys.executable, "-m", "storm_dagster", *sys.argv[1:]], output, env, pass_fds=[writing]
+    )
     os.close(writing)
     try:
-        with os.fdopen(reading, encoding="utf-8") as pipe, Steps(f"starting a cluster in {home}") as steps:
+        with (
+            os.fdopen(reading, encoding="utf-8") as pipe,
+            Steps(f"starting a cluster in {home}") as steps,
+        ):
             for line in pipe:
                 document = json.loads(line)
                 if "step" in document:

@@ -30,7 +30,11 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
     """
     records = list(records)
     marks = {record.id for record in records if record.role == "dev" and record.id}
-    known = [record for record in records if record.boot_id in ("", boot_id()) and record.pid != os.getpid()]
+    known = [
+        record
+        for record in records
+        if record.boot_id in ("", boot_id()) and record.pid != os.getpid()
+    ]
     named = {(record.pid, record.start_ticks) for record in known}
     sessions = {record.pid: record.start_ticks for record in known}
     table = list(processes())
@@ -43,7 +47,10 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
             found.append(process)
             continue
         # A session outlives its leader, and its number is not given away while it does.
-        in_session = process.session in sessions and starts.get(process.session) in (None, sessions[process.session])
+        in_session = process.session in sessions and starts.get(process.session) in (
+            None,
+            sessions[process.session],
+        )
         if not in_session and not marks:
             continue
         try:
@@ -80,7 +87,9 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
     _wait_gone(records, 5.0, lambda: False)
 
 
-def kill_family(home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None) -> list[Process]:
+def kill_family(
+    home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None
+) -> list[Process]:
     """Kill the :func:`family`; returns what is left of it after three seconds."""
     left: list[Process] = []
     for _ in range(60):

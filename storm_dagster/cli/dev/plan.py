@@ -87,7 +87,11 @@ def prepare_dagster_home(home: Path) -> Path:
     instance = folder / "dagster.yaml"
     if not instance.exists():
         # Its own file from then on: a user may set another storage there.
-        text = resources.files("storm_dagster.defs").joinpath("dagster.yaml").read_text(encoding="utf-8")
+        text = (
+            resources.files("storm_dagster.defs")
+            .joinpath("dagster.yaml")
+            .read_text(encoding="utf-8")
+        )
         instance.write_text(text, encoding="utf-8")
     workspace = folder / "workspace.yaml"
     workspace.write_text(
@@ -175,9 +179,21 @@ class ClusterPlan:
 
     def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
         merged = {**self.overrides, **self._addresses(), **values}
-        pairs = [part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+        pairs = [
+            part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")
+        ]
         where = ["--conf-dir", str(self.conf_dir)] if self.conf_dir is not None else []
-        return (sys.executable, "-m", "storm_dagster", verb, "--home", str(self.home), *where, *rest, *pairs)
+        return (
+            sys.executable,
+            "-m",
+            "storm_dagster",
+            verb,
+            "--home",
+            str(self.home),
+            *where,
+            *rest,
+            *pairs,
+        )
 
     def _addresses(self) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -199,26 +215,38 @@ class ClusterPlan:
         from storm_dagster.zk.embedded import Member, ensemble_command, zookeeper_command
 
         if self.ports.ensemble:
-            members = [Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)]
+            members = [
+                Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)
+            ]
             tick_ms = self.conf["storm.zookeeper.tick.time"]
             known = zookeeper_payload(self.conf)
             password = hashlib.sha256(f"quorum {known}".encode()).hexdigest() if known else None
 
             def daemon(index: int, member: Member) -> DaemonSpec:
                 folder = self.home / "zookeeper" / str(member.id)
-                command = ensemble_command(members, member.id, folder, tick_ms=tick_ms, password=password)
+                command = ensemble_command(
+                    members, member.id, folder, tick_ms=tick_ms, password=password
+                )
                 ports = {"client": member.client, "peer": member.peer, "election": member.election}
                 return DaemonSpec("zookeeper", str(index), tuple(command), ports)
 
             return [daemon(index, member) for index, member in enumerate(members)]
         command = zookeeper_command(
-            self.home / "zookeeper", self.ports.zookeeper, host=HOST, tick_ms=self.conf["storm.zookeeper.tick.time"]
+            self.home / "zookeeper",
+            self.ports.zookeeper,
+            host=HOST,
+            tick_ms=self.conf["storm.zookeeper.tick.time"],
         )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
     def spark_daemon(self) -> DaemonSpec:
         """The embedded Spark Connect server."""
-        return DaemonSpec("spark", "0", self._python("spark", {"spark.remote": None}), {"connect": self.ports.spark})
+        return DaemonSpec(
+            "spark",
+            "0",
+            self._python("spark", {"spark.remote": None}),
+            {"connect": self.ports.spark},
+        )
 
     def spark_master_daemon(self) -> DaemonSpec:
         """Master of the Spark standalone cluster."""
@@ -237,38 +265,66 @@ class ClusterPlan:
 
     def nimbus_daemon(self, index: int) -> DaemonSpec:
         """One nimbus."""
-        name, ports = f"n{index + 1}", {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
+        name, ports = (
+            f"n{index + 1}",
+            {"thrift": self.ports.thrift[index], "http": self.ports.http[index]},
+        )
         values = {f"nimbus.{service}.port": port for service, port in ports.items()}
         return DaemonSpec("nimbus", name, self._python("nimbus", values, "--id", name), ports)
 
     def supervisor_daemon(self, index: int) -> DaemonSpec:
         """One supervisor."""
         name, http = self.supervisor_id(index), self.ports.supervisor_http[index]
-        values = {"supervisor.slots.ports": list(self.ports.slots[index]), "supervisor.http.port": http}
-        return DaemonSpec("supervisor", name, self._python("supervisor", values, "--id", name), {"http": http})
+        values = {
+            "supervisor.slots.ports": list(self.ports.slots[index]),
+            "supervisor.http.port": http,
+        }
+        return DaemonSpec(
+            "supervisor", name, self._python("supervisor", values, "--id", name), {"http": http}
+        )
 
     def code_daemon(self) -> DaemonSpec:
         """The code location, shared by webserver and daemon."""
         argv = (
-            sys.executable, "-m", "dagster", "api", "grpc",
-            "--socket", str(code_socket(self.home)),
-            "--module-name", "storm_dagster.defs", "--location-name", "storm",
-            "--use-python-environment-entry-point", "--lazy-load-user-code",
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "dagster",
+            "api",
+            "grpc",
+            "--socket",
+            str(code_socket(self.home)),
+            "--module-name",
+            "storm_dagster.defs",
+            "--location-name",
+            "storm",
+            "--use-python-environment-entry-point",
+            "--lazy-load-user-code",
+        )
         return DaemonSpec("dagster-code", "0", argv)
 
     def warm_runs_daemon(self) -> DaemonSpec:
         """Starts Dagster's runs; without it they start the stock way."""
         argv = (
-            sys.executable, "-m", "storm_dagster", "warm-runs",
-            "--home", str(self.home), "--module", "storm_dagster.defs",
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "storm_dagster",
+            "warm-runs",
+            "--home",
+            str(self.home),
+            "--module",
+            "storm_dagster.defs",
+        )
         return DaemonSpec("warm-runs", "0", argv)
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
         """Dagster's UI and GraphQL, guarded."""
         where = ("--host", HOST, "--port", str(self.ports.webserver), "--workspace", str(workspace))
-        return DaemonSpec("dagster-webserver", "0", self._python("web", {}, *where), {"http": self.ports.webserver})
+        return DaemonSpec(
+            "dagster-webserver",
+            "0",
+            self._python("web", {}, *where),
+            {"http": self.ports.webserver},
+        )
 
     def dagster_daemon(self, workspace: Path) -> DaemonSpec:
         """Sensors and schedules."""

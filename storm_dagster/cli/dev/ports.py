@@ -74,22 +74,34 @@ def _default(conf: ClusterConf, options: "DevOptions") -> DevPorts:
         webserver=_WEB_PORT,
         thrift=tuple(conf["nimbus.thrift.port"] + index for index in range(nimbuses)),
         http=tuple(conf["nimbus.http.port"] + 10 * index for index in range(nimbuses)),
-        supervisor_http=tuple(conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)),
-        slots=tuple(tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)),
+        supervisor_http=tuple(
+            conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)
+        ),
+        slots=tuple(
+            tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)
+        ),
         # ZooKeeper's own defaults for the other two.
-        ensemble=tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers)) if zookeepers > 1 else (),
+        ensemble=tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers))
+        if zookeepers > 1
+        else (),
         spark_master=7077 if options.spark_workers else 0,
     )
 
 
 def _auto(options: "DevOptions") -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
-    wanted = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers + bool(options.spark_workers)
+    wanted = (
+        3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers + bool(options.spark_workers)
+    )
     if wanted > len(_AUTO) // 2:
-        raise InvalidRequest(f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots")
+        raise InvalidRequest(
+            f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots"
+        )
     picked = list(islice(filter(is_free, random.sample(_AUTO, len(_AUTO))), wanted))
     if len(picked) < wanted:
-        raise Unavailable(f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them")
+        raise Unavailable(
+            f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them"
+        )
     take = iter(picked)
     servers = [(next(take), next(take), next(take)) for _ in range(zookeepers)]
     return DevPorts(
@@ -129,7 +141,9 @@ def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPor
                 "`storm-dagster dev --ports auto`"
             )
         if len(set(ports.all())) != len(ports.all()):
-            raise InvalidRequest("some default ports coincide: use --ports auto, or set them in HOME/storm.yaml")
+            raise InvalidRequest(
+                "some default ports coincide: use --ports auto, or set them in HOME/storm.yaml"
+            )
     else:
         ports = _auto(options)
         known = None

@@ -72,10 +72,14 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
     """
     asked = {"query": queries()["Readiness"][0]}
     try:
-        answer = httpx.post(f"{web_url}/graphql", json=asked, timeout=10.0, **_quick(web_url, options))
+        answer = httpx.post(
+            f"{web_url}/graphql", json=asked, timeout=10.0, **_quick(web_url, options)
+        )
         data = answer.json()["data"]
         workspace = data["workspaceOrError"]
-        daemons = {row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]}
+        daemons = {
+            row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]
+        }
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return False, f"{web_url} does not answer ({type(error).__name__})"
     for entry in workspace.get("locationEntries", []):
@@ -89,7 +93,9 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
         if loaded.get("__typename") == "PythonError":
             with suppress(httpx.HTTPError):
                 httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, **options)
-            return True, str(loaded.get("message", "the code location failed to load")).strip()[:1500]
+            return True, str(loaded.get("message", "the code location failed to load")).strip()[
+                :1500
+            ]
         return False, f"code location storm is {str(entry.get('loadStatus')).lower()}"
     return False, "the workspace names no code location storm"
 
@@ -100,7 +106,9 @@ def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
     A launch has to be answered within five seconds. Failures are left to the launch itself.
     """
     with suppress(httpx.HTTPError):
-        httpx.post(f"{web_url}/graphql", json={"query": queries()["WarmUp"][0]}, timeout=60.0, **options)
+        httpx.post(
+            f"{web_url}/graphql", json={"query": queries()["WarmUp"][0]}, timeout=60.0, **options
+        )
 
 
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
@@ -131,5 +139,7 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
             "HOME/zookeeper, or remove HOME to start afresh"
         ) from None
     if known is not None and found != known:
-        raise Conflict(f"this HOME remembers cluster {known}, ZooKeeper holds {found}: use another --home")
+        raise Conflict(
+            f"this HOME remembers cluster {known}, ZooKeeper holds {found}: use another --home"
+        )
     return found

@@ -3,7 +3,14 @@
 from collections import Counter
 from typing import Any
 
-from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, Rule, Violation, title, visible
+from storm_dagster.core.invariants.snapshot import (
+    ClusterSnapshot,
+    Found,
+    Rule,
+    Violation,
+    title,
+    visible,
+)
 from storm_dagster.model import paths
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import code_keys
@@ -23,9 +30,15 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
         if twice := {task for task, count in times.items() if count > 1}:
             yield title(topology), f"tasks {encode_ranges(twice)} stand in more than one slot"
         if unknown := times.keys() - known:
-            yield (title(topology), f"tasks {encode_ranges(unknown)} are assigned but belong to no component")
+            yield (
+                title(topology),
+                f"tasks {encode_ranges(unknown)} are assigned but belong to no component",
+            )
         if without := known - times.keys() - snapshot.unschedulable.get(topology.id, frozenset()):
-            yield title(topology), f"tasks {encode_ranges(without)} have no slot, and no reason says why"
+            yield (
+                title(topology),
+                f"tasks {encode_ranges(without)} have no slot, and no reason says why",
+            )
 
 
 def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
@@ -64,7 +77,10 @@ def one_live_owner(snapshot: ClusterSnapshot) -> Found:
             for task in decode_ranges(worker.tasks) if worker.status == "running" else ():
                 other = owner.setdefault((task, worker.version), slot)
                 if other != slot:
-                    yield title(topology), f"task {task} runs in {other[0]}:{other[1]} and in {slot[0]}:{slot[1]}"
+                    yield (
+                        title(topology),
+                        f"task {task} runs in {other[0]}:{other[1]} and in {slot[0]}:{slot[1]}",
+                    )
 
 
 def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
@@ -80,7 +96,9 @@ def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
         for (node, port), worker in sorted(topology.live_workers.items()):
             found = here.get((node, port), [])
             if found and all(part.pid != worker.pid for part in found):
-                reason = f"process {found[0].pid} runs in it, but process {worker.pid} holds its node"
+                reason = (
+                    f"process {found[0].pid} runs in it, but process {worker.pid} holds its node"
+                )
                 yield f"slot {node}:{port}", reason
 
 
@@ -94,7 +112,10 @@ def base_implies_published(snapshot: ClusterSnapshot) -> Found:
     for topology in visible(snapshot.view):
         parts = (("task table", topology.tasks), ("assignment", topology.assignment))
         if missing := [what for what, part in parts if part is None]:
-            yield title(topology), f"is {topology.base.status} but has no {' and no '.join(missing)}"
+            yield (
+                title(topology),
+                f"is {topology.base.status} but has no {' and no '.join(missing)}",
+            )
 
 
 def records_intact(snapshot: ClusterSnapshot) -> Found:
@@ -110,7 +131,10 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
         if any(f"/{process.topology_id}" in path for path in snapshot.view.corrupt):
             continue  # Nothing is decided about a damaged topology, whose workers go on.
         if topology is None or topology.assignment is None:
-            yield f"process {process.pid}", f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone"
+            yield (
+                f"process {process.pid}",
+                f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone",
+            )
         elif slot not in {worker.slot for worker in topology.assignment.workers}:
             reason = f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"
             yield f"process {process.pid}", reason
@@ -137,7 +161,10 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
         wanted = snapshot.wanted_copies.get(topology.id, 1)
         for key in code_keys(topology.code_dir):
             if snapshot.copies.get(key, 0) < wanted:
-                yield title(topology), f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}"
+                yield (
+                    title(topology),
+                    f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}",
+                )
 
 
 # -- I5: only the newest leader writes ----------------------------------------------------------------------
@@ -147,7 +174,10 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
     """Nothing was written in an epoch that was never led, and no state went back."""
     for token, record in sorted((snapshot.tokens or {}).items()):
         if record.epoch > snapshot.view.epoch:
-            yield f"token {token}", f"was claimed in epoch {record.epoch}, the newest is {snapshot.view.epoch}"
+            yield (
+                f"token {token}",
+                f"was claimed in epoch {record.epoch}, the newest is {snapshot.view.epoch}",
+            )
     if snapshot.former is None:
         return
     before, now = snapshot.former.view, snapshot.view
@@ -176,9 +206,15 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
             continue
         record = snapshot.tokens.get(base.token)
         if record is None:
-            yield title(topology), f"its token {base.token!r} does not exist: a repetition would publish it twice"
+            yield (
+                title(topology),
+                f"its token {base.token!r} does not exist: a repetition would publish it twice",
+            )
         elif record.topology_id != topology.id or not record.published:
-            yield title(topology), f"its token {base.token!r} says {record.topology_id}, published: {record.published}"
+            yield (
+                title(topology),
+                f"its token {base.token!r} says {record.topology_id}, published: {record.published}",
+            )
 
 
 # -- I7: each worker is on one version ----------------------------------------------------------------------
@@ -188,18 +224,31 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
     """Each worker runs one version: the new one when it is upgraded; an upgrade and its status go together."""
     for topology in visible(snapshot.view):
         gray = (snapshot.gray or {}).get(topology.id)
-        if snapshot.gray is not None and (gray is not None and gray.going_on) != (topology.base.status in _UPGRADING):
+        if snapshot.gray is not None and (gray is not None and gray.going_on) != (
+            topology.base.status in _UPGRADING
+        ):
             recorded = "" if gray and gray.going_on else "not "
-            yield title(topology), f"is {topology.base.status}, but a gray upgrade is {recorded}recorded"
+            yield (
+                title(topology),
+                f"is {topology.base.status}, but a gray upgrade is {recorded}recorded",
+            )
         if gray is not None and (both := gray.upgrading & gray.upgraded):
-            yield title(topology), f"workers {', '.join(sorted(both))} are upgrading and upgraded at once"
+            yield (
+                title(topology),
+                f"workers {', '.join(sorted(both))} are upgrading and upgraded at once",
+            )
         # A worker that was not picked may run any former version: it gets the newest at its next start.
-        for worker in topology.assignment.workers if topology.assignment and gray and gray.going_on else ():
+        for worker in (
+            topology.assignment.workers if topology.assignment and gray and gray.going_on else ()
+        ):
             live = topology.live_workers.get(worker.slot)
             if live is None or not live.code or gray is None or not gray.code:
                 continue
             if worker.address in gray.upgraded and live.code != gray.code:
-                yield title(topology), f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}"
+                yield (
+                    title(topology),
+                    f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}",
+                )
 
 
 # -- I8: nothing is written when nothing changed ------------------------------------------------------------
@@ -220,7 +269,8 @@ def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
             and old.assignment_at is not None
             and topology.assignment_at is not None
             and topology.assignment_at.version == old.assignment_at.version + 1
-            and topology.assignment.model_copy(update={"timestamp_ms": old.assignment.timestamp_ms}) == old.assignment
+            and topology.assignment.model_copy(update={"timestamp_ms": old.assignment.timestamp_ms})
+            == old.assignment
         ):
             yield paths.assignment(topology_id), "was written although nothing of it changed"
 
@@ -229,7 +279,10 @@ def rebalances_end(snapshot: ClusterSnapshot) -> Found:
     """No rebalance waits for ever."""
     for topology in visible(snapshot.view):
         if topology.id in snapshot.rebalance_requests and topology.base.status != "REBALANCING":
-            yield title(topology), f"is {topology.base.status}, but a rebalance stands below it for ever"
+            yield (
+                title(topology),
+                f"is {topology.base.status}, but a rebalance stands below it for ever",
+            )
 
 
 def _rule(name: str, row: dict[str, Any]) -> Rule:
@@ -237,7 +290,9 @@ def _rule(name: str, row: dict[str, Any]) -> Rule:
     return Rule(name=name, words=find.__doc__ or "", find=find, **row)
 
 
-RULES: tuple[Rule, ...] = tuple(_rule(name, row) for name, row in load_table(__name__, "rules").items())
+RULES: tuple[Rule, ...] = tuple(
+    _rule(name, row) for name, row in load_table(__name__, "rules").items()
+)
 """All rules, in the order of the invariants."""
 
 

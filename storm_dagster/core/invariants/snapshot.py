@@ -96,7 +96,10 @@ class Rule:
 
     def check(self, snapshot: "ClusterSnapshot") -> list[Violation]:
         """Violations of the rule."""
-        return [Violation(self.invariant, self.name, *found, self.remedy) for found in self.find(snapshot)]
+        return [
+            Violation(self.invariant, self.name, *found, self.remedy)
+            for found in self.find(snapshot)
+        ]
 
 
 def visible(view: ClusterView) -> Iterator[TopologyView]:

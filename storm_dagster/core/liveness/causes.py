@@ -13,7 +13,13 @@ from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
 CauseKind = Literal[
-    "dead_worker", "dead_task", "never_ran", "lost_host", "silent_master", "unassigned", "too_few_workers"
+    "dead_worker",
+    "dead_task",
+    "never_ran",
+    "lost_host",
+    "silent_master",
+    "unassigned",
+    "too_few_workers",
 ]
 
 _WORDS: Mapping[CauseKind, str] = {
@@ -59,7 +65,9 @@ class Cause:
 
     def words(self) -> str:
         """The cause in words."""
-        text = _WORDS[self.kind].format(slot=f"{self.host}:{self.port}", host=self.host, node=self.node)
+        text = _WORDS[self.kind].format(
+            slot=f"{self.host}:{self.port}", host=self.host, node=self.node
+        )
         return f"{text} ({len(self.tasks)} tasks)" if self.tasks else text
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +78,9 @@ class Cause:
     def from_json(document: Any) -> "Cause":
         """The cause of :meth:`to_json`; :class:`InvalidRequest` for anything else."""
         try:
-            return msgspec.convert({**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False)
+            return msgspec.convert(
+                {**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False
+            )
         except (KeyError, TypeError, msgspec.ValidationError, Corrupt) as error:
             raise InvalidRequest(
                 f"{document!r:.200} is not a cause of a reassignment ({error}): pass what the heartbeat sensor made"

@@ -92,24 +92,37 @@ def observe(
         supervisor_id: _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
         for supervisor_id, info in view.supervisors.items()
     }
-    silent = sorted(node for node, seen in supervisors.items() if boot_now - seen.since > limits.supervisor_secs)
+    silent = sorted(
+        node for node, seen in supervisors.items() if boot_now - seen.since > limits.supervisor_secs
+    )
     placed = {worker.node for _, assignment, _ in _healed(view) for worker in assignment.workers}
     signs = {node: seen.since for node, seen in memory.supervisors.items()}
     signs.update(memory.last_signs or {})
     # A counter that was left out of a stored memory (``since`` 0) tells nothing.
-    oldest = memory.since - (limits.window_secs if memory.cold else 0)  # After a restart, who is there has come back.
-    gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= oldest}
+    oldest = memory.since - (
+        limits.window_secs if memory.cold else 0
+    )  # After a restart, who is there has come back.
+    gone = {
+        node: at
+        for node, at in signs.items()
+        if node in placed and node not in supervisors and at >= oldest
+    }
     round_ = _Round(view, memory, limits, boot_now, frozenset(silent), gone)
     topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
     since = memory.frozen_since
     frozen = since is not None and boot_now - since <= limits.launch_secs
     # What was moved already counts as well: a fault comes in parts, and a pause lasts until its hosts are back.
-    live = {f"{node}:{port}" for topology, _, _ in _healed(view) for node, port in topology.live_workers}
+    live = {
+        f"{node}:{port}" for topology, _, _ in _healed(view) for node, port in topology.live_workers
+    }
     lost = {
         slot: at
         for slot, at in (memory.lost or {}).items()
         if slot not in live
-        and (boot_now - at <= limits.window_secs or (frozen and slot.rpartition(":")[0] not in view.supervisors))
+        and (
+            boot_now - at <= limits.window_secs
+            or (frozen and slot.rpartition(":")[0] not in view.supervisors)
+        )
     }
     judged = [cause for cause in round_.causes if cause.kind in ("lost_host", "dead_worker")]
     lost.update((f"{cause.node}:{cause.port}", boot_now) for cause in judged)
@@ -214,7 +227,11 @@ class _TopologyCheck:
     """The part of a round that one topology takes."""
 
     def __init__(
-        self, round_: _Round, topology: TopologyView, assignment: Assignment, assignment_at: Versioned
+        self,
+        round_: _Round,
+        topology: TopologyView,
+        assignment: Assignment,
+        assignment_at: Versioned,
     ) -> None:
         self._round = round_
         self._now = round_.now
@@ -228,7 +245,9 @@ class _TopologyCheck:
         known, generation = self._known, self._assignment_at.version
         placed = _first_seen(generation, known.assignment if known else None, self._now)
         beats_at = self._topology.beats_at
-        beats = _first_seen(beats_at.mzxid if beats_at else -1, known.beats if known else None, self._now)
+        beats = _first_seen(
+            beats_at.mzxid if beats_at else -1, known.beats if known else None, self._now
+        )
         missing = self._missing(same=known is not None and known.assignment.value == generation)
         memory = TopologyMemory(placed, beats, missing, self._never_ran())
         if not self._master_silent(memory):
@@ -249,14 +268,21 @@ class _TopologyCheck:
             started = max((starts.get(task, 0) for task in worker.ids), default=0)
             if before is None or before.started != started:
                 # A slot that was not missing at the last check of the same generation was alive then.
-                before = MissingSlot(since=self._now, gone=bool(same and before is None), started=started)
+                before = MissingSlot(
+                    since=self._now, gone=bool(same and before is None), started=started
+                )
             missing[name] = before
             kind, limit = self._round.limit(worker, before)
             if kind == "dead_worker" and self._round.is_restarting(worker):
                 self._round.restarting.append((self._topology.id, worker.node, worker.port))
             if self._over(before.since, limit, worker, "is missing"):
                 self._judged.add(worker.slot)
-                self._add(kind, worker, worker.ids, since=self._round.last_signs.get(worker.node, before.since))
+                self._add(
+                    kind,
+                    worker,
+                    worker.ids,
+                    since=self._round.last_signs.get(worker.node, before.since),
+                )
         return missing
 
     def _never_ran(self) -> dict[str, StartingWorker]:
@@ -271,14 +297,18 @@ class _TopologyCheck:
             if before is None or before.token != token:
                 before = StartingWorker(self._now, token)
             starting[name] = before
-            if self._over(before.since, self._round.limits.launch_secs, worker, "has not reported its tasks"):
+            if self._over(
+                before.since, self._round.limits.launch_secs, worker, "has not reported its tasks"
+            ):
                 self._judged.add(worker.slot)
                 self._add("never_ran", worker, worker.ids, token, before.since)
         return starting
 
     def _master_silent(self, memory: TopologyMemory) -> bool:
         """Whether the topology master's record does not change although its worker lives, which is then replaced."""
-        part = self._topology.tasks.components.get(TOPOLOGY_MASTER) if self._topology.tasks else None
+        part = (
+            self._topology.tasks.components.get(TOPOLOGY_MASTER) if self._topology.tasks else None
+        )
         master = part.ids[0] if part and part.ids else 0
         limits = self._round.limits
         for worker in self._assignment.workers:
@@ -320,8 +350,12 @@ class _TopologyCheck:
         Not soon after another placement, so that hosts that come and go do not move its tasks again and again.
         """
         base = self._topology.base
-        executors = sum(count for component, count in base.executors.items() if component != TOPOLOGY_MASTER)
-        workers = min(min(base.workers, executors) - len(self._assignment.workers), self._round.free_slots)
+        executors = sum(
+            count for component, count in base.executors.items() if component != TOPOLOGY_MASTER
+        )
+        workers = min(
+            min(base.workers, executors) - len(self._assignment.workers), self._round.free_slots
+        )
         if workers < 1 or base.status not in STEADY or memory.missing or memory.starting:
             return UNSET
         room = _first_seen(workers, self._known.room if self._known else None, self._now)
@@ -334,7 +368,9 @@ class _TopologyCheck:
             self._add("too_few_workers", None, ())
         return room
 
-    def _over(self, since: float, limit: float, worker: WorkerSlot, what: str | None = None) -> bool:
+    def _over(
+        self, since: float, limit: float, worker: WorkerSlot, what: str | None = None
+    ) -> bool:
         """Whether the limit has passed; else its deadline is noted, and with ``what`` a problem, too."""
         if limit == 0 or self._now - since > limit:
             return True

@@ -12,7 +12,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Attempt, AttemptMemory, Cause, LivenessMemory, due_attempts
+from storm_dagster.core.liveness.causes import (
+    Attempt,
+    AttemptMemory,
+    Cause,
+    LivenessMemory,
+    due_attempts,
+)
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
 from storm_dagster.model.view import ClusterView
 
@@ -69,18 +75,28 @@ def healing_step(
     """
     gap = 0.0 if memory.polled_at is UNSET else now - memory.polled_at
     grant = memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs
-    seen = observe(view, memory.liveness, settings.limits, boot_id=settings.boot_id, boot_now=now, grant=grant)
+    seen = observe(
+        view, memory.liveness, settings.limits, boot_id=settings.boot_id, boot_now=now, grant=grant
+    )
     made = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
         # What found no slot may find one now.
         made = {key: (1, now) if number else (0, until) for key, (number, until) in made.items()}
     waiting = busy(seen.causes) if seen.causes else ()
-    running = [f"{each.key}:{made.get(each.key, (0, now))[0]}" for each in seen.causes if each.topology_id in waiting]
-    due, attempts = due_attempts(seen.causes, made, boot_now=now, running=running, patience_secs=settings.patience_secs)
+    running = [
+        f"{each.key}:{made.get(each.key, (0, now))[0]}"
+        for each in seen.causes
+        if each.topology_id in waiting
+    ]
+    due, attempts = due_attempts(
+        seen.causes, made, boot_now=now, running=running, patience_secs=settings.patience_secs
+    )
     ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
     return HealingStepResult(
         attempts=due,
-        memory=replace(memory, liveness=seen.memory, attempts=attempts, polled_at=now, alarm=seen.frozen),
+        memory=replace(
+            memory, liveness=seen.memory, attempts=attempts, polled_at=now, alarm=seen.frozen
+        ),
         observation=seen,
         next_check=min((end for end in ends if end is not None), default=None),
     )

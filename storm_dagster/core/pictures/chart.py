@@ -26,10 +26,14 @@ class Line:
     points: Sequence[tuple[float, float | None]]
 
 
-def chart_picture(lines: Sequence[Line], title: str, *, since: float, until: float, interval: float) -> str:
+def chart_picture(
+    lines: Sequence[Line], title: str, *, since: float, until: float, interval: float
+) -> str:
     """SVG text from ``since`` to ``until`` (epoch seconds, shown in UTC); points further apart than two and a half
     ``interval`` are not joined, and the time between them is marked."""
-    top = nice_top(max((value for line in lines for _, value in line.points if value is not None), default=0.0))
+    top = nice_top(
+        max((value for line in lines for _, value in line.points if value is not None), default=0.0)
+    )
     span = max(1.0, until - since)
 
     def place(at: float, value: float) -> tuple[float, float]:
@@ -52,8 +56,14 @@ def chart_picture(lines: Sequence[Line], title: str, *, since: float, until: flo
         body.append(_label(_LEFT - 6, y + 4, compact(top * share), "end"))
     for number in range(4):
         at = since + span * number / 3
-        words = f"{datetime.fromtimestamp(at, timezone.utc):{'%H:%M' if span >= 600 else '%H:%M:%S'}}"
-        body.append(_label(place(at, 0)[0], _HEIGHT - 6, words, ("start", "middle", "middle", "end")[number]))
+        words = (
+            f"{datetime.fromtimestamp(at, timezone.utc):{'%H:%M' if span >= 600 else '%H:%M:%S'}}"
+        )
+        body.append(
+            _label(
+                place(at, 0)[0], _HEIGHT - 6, words, ("start", "middle", "middle", "end")[number]
+            )
+        )
     for number, line in enumerate(lines):
         body += [
             f'<path class="line{number % 4}" d="{_way([place(*one) for one in part])}" fill="none" '
@@ -68,7 +78,10 @@ def chart_picture(lines: Sequence[Line], title: str, *, since: float, until: flo
 
 def trend_picture(trend: str) -> str:
     """A line without axes, of the characters of ``TaskBeats.trend``; its colors come from the page. Empty without any."""
-    points = [(3.0 * at, 16.0 - int(one, 16) if one in _LEVELS else None) for at, one in enumerate(trend[:30])]
+    points = [
+        (3.0 * at, 16.0 - int(one, 16) if one in _LEVELS else None)
+        for at, one in enumerate(trend[:30])
+    ]
     parts = _joined(points, 3)
     if not parts:
         return ""
@@ -93,7 +106,9 @@ def nice_top(most: float) -> float:
     return next(step * power for step in (1, 2, 2.5, 5, 10, 20) if step * power >= most * 0.9999)
 
 
-def _joined(points: Iterable[tuple[float, float | None]], most: float) -> list[list[tuple[float, float]]]:
+def _joined(
+    points: Iterable[tuple[float, float | None]], most: float
+) -> list[list[tuple[float, float]]]:
     """The parts of a line between gaps."""
     parts: list[list[tuple[float, float]]] = []
     last: float | None = None
@@ -110,7 +125,11 @@ def _joined(points: Iterable[tuple[float, float | None]], most: float) -> list[l
 
 def _way(points: Sequence[tuple[float, float]], digits: int = 1) -> str:
     """The path through the points; one alone is a dot."""
-    return "M" + "L".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in points) + ("h0.1" if len(points) == 1 else "")
+    return (
+        "M"
+        + "L".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in points)
+        + ("h0.1" if len(points) == 1 else "")
+    )
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:

@@ -58,13 +58,23 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
         tops[side] = top + height + _MARGIN
     y = max(tops)
     if len(supervisors) > len(drawn):
-        body.append(label(_MARGIN, y + 8, f"and {len(supervisors) - len(drawn)} more supervisors", 12, "#6b7280"))
+        body.append(
+            label(
+                _MARGIN,
+                y + 8,
+                f"and {len(supervisors) - len(drawn)} more supervisors",
+                12,
+                "#6b7280",
+            )
+        )
         y += 24
     parts, y = legend({short(name): fill for name, fill in colors.items()}, y, _WIDTH, _MARGIN)
     return document(_WIDTH, y, title, [*body, *parts])
 
 
-def _slot(slot: DrawnSlot, x: float, y: float, width: float, colors: Mapping[str, str]) -> Iterable[str]:
+def _slot(
+    slot: DrawnSlot, x: float, y: float, width: float, colors: Mapping[str, str]
+) -> Iterable[str]:
     yield label(x, y + 17, str(slot.port), 12, "#374151")
     left, room = x + _LABEL - 30, width - _LABEL + 30
     if slot.topology is None:
@@ -72,7 +82,9 @@ def _slot(slot: DrawnSlot, x: float, y: float, width: float, colors: Mapping[str
         yield label(left + 8, y + 16, "free", 11, "#6b7280")
         return
     fill = colors[slot.topology]
-    counts = dict(sorted((slot.components or {}).items(), key=lambda item: (item[0].startswith("__"), item)))
+    counts = dict(
+        sorted((slot.components or {}).items(), key=lambda item: (item[0].startswith("__"), item))
+    )
     total = sum(counts.values())
     at = left
     for index, (component, count) in enumerate(counts.items()):

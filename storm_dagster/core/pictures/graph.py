@@ -55,7 +55,9 @@ class DrawnEdge:
     """The receiver is behind: dashed."""
 
 
-def graph_picture(components: Sequence[DrawnComponent], edges: Iterable[DrawnEdge], title: str) -> str:
+def graph_picture(
+    components: Sequence[DrawnComponent], edges: Iterable[DrawnEdge], title: str
+) -> str:
     """SVG text of the graph. Names are escaped, and cut where they do not fit; the whole name is the tooltip."""
     drawn = {(one.source, one.target): one for one in edges}
     found = lay_out([one.id for one in components], drawn, box=(WIDTH, HEIGHT), gap=_GAP)
@@ -97,7 +99,9 @@ def _path(points: Sequence[Point]) -> str:
     parts = [f"M{points[0][0]:.0f} {points[0][1]:.0f}"]
     for (x, y), (a, b) in pairwise(points):
         middle = (x + a) / 2
-        parts.append(f"C{middle:.0f} {y:.0f} {middle:.0f} {b:.0f} {a:.0f} {b:.0f}" if y != b else f"H{a:.0f}")
+        parts.append(
+            f"C{middle:.0f} {y:.0f} {middle:.0f} {b:.0f} {a:.0f} {b:.0f}" if y != b else f"H{a:.0f}"
+        )
     return "".join(parts)
 
 
@@ -119,7 +123,15 @@ def _box(one: DrawnComponent, place: Point) -> str:
         f'<rect class="box {one.state}" x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{fill}" '
         f'stroke="{line}" stroke-width="{weight}"/>',
         _text(x + 12, y + 21, short(one.id, 19), 14, "name", "#111827", ' font-weight="600"'),
-        _text(x + WIDTH - 12, y + 21, f"\u00d7{one.executors}", 12, "dim", "#4b5563", ' text-anchor="end"'),
+        _text(
+            x + WIDTH - 12,
+            y + 21,
+            f"\u00d7{one.executors}",
+            12,
+            "dim",
+            "#4b5563",
+            ' text-anchor="end"',
+        ),
     ]
     for row, words in enumerate(one.rows[:2]):
         parts.append(_text(x + 12, y + 39 + 16 * row, short(words, 29), 11.5, "dim", "#374151"))
@@ -129,15 +141,39 @@ def _box(one: DrawnComponent, place: Point) -> str:
             f'<rect class="bar" x="{x + 12:.0f}" y="{y + 66:.0f}" width="{room}" height="6" rx="3" fill="#d5dae1"/>',
             f'<rect class="part {one.state}" x="{x + 12:.0f}" y="{y + 66:.0f}" width="{room * min(1.0, one.share):.0f}" '
             f'height="6" rx="3" fill="{line}"/>',
-            _text(x + WIDTH - 12, y + 72, percent(min(1.0, one.share)), 11.5, "dim", "#374151", ' text-anchor="end"'),
+            _text(
+                x + WIDTH - 12,
+                y + 72,
+                percent(min(1.0, one.share)),
+                11.5,
+                "dim",
+                "#374151",
+                ' text-anchor="end"',
+            ),
         ]
     if one.errors:
-        parts.append(f'<circle class="mark" cx="{x + WIDTH - 4:.0f}" cy="{y + 2:.0f}" r="10" fill="#b3261e"/>')
-        parts.append(_text(x + WIDTH - 4, y + 6, compact(one.errors), 11, "count", "#ffffff", ' text-anchor="middle"'))
-    words = ", ".join([one.id, *one.rows, f"{one.errors} errors" if one.errors else ""]).rstrip(", ")
+        parts.append(
+            f'<circle class="mark" cx="{x + WIDTH - 4:.0f}" cy="{y + 2:.0f}" r="10" fill="#b3261e"/>'
+        )
+        parts.append(
+            _text(
+                x + WIDTH - 4,
+                y + 6,
+                compact(one.errors),
+                11,
+                "count",
+                "#ffffff",
+                ' text-anchor="middle"',
+            )
+        )
+    words = ", ".join([one.id, *one.rows, f"{one.errors} errors" if one.errors else ""]).rstrip(
+        ", "
+    )
     inner = f"<title>{escape(clean(words))}</title>{''.join(parts)}"
     return f"<a href={quoteattr(clean(one.link))}>{inner}</a>" if one.link else f"<g>{inner}</g>"
 
 
-def _text(x: float, y: float, text: str, size: float, name: str, color: str, extra: str = "") -> str:
+def _text(
+    x: float, y: float, text: str, size: float, name: str, color: str, extra: str = ""
+) -> str:
     return f'<text class="{name}" x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{color}"{extra}>{escape(clean(text))}</text>'

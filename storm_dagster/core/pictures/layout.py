@@ -36,12 +36,18 @@ def neighborhood(edges: Iterable[Edge], center: str, steps: int = 2) -> set[str]
 
 
 def lay_out(
-    nodes: Iterable[str], edges: Iterable[Edge], *, box: tuple[float, float], gap: tuple[float, float]
+    nodes: Iterable[str],
+    edges: Iterable[Edge],
+    *,
+    box: tuple[float, float],
+    gap: tuple[float, float],
 ) -> Layout:
     """Place boxes of one size with at least ``gap`` (across, down) between them. Edges of unknown nodes are left out."""
     names = list(dict.fromkeys(nodes))
     known = set(names)
-    wanted = list(dict.fromkeys(edge for edge in edges if known.issuperset(edge) and edge[0] != edge[1]))
+    wanted = list(
+        dict.fromkeys(edge for edge in edges if known.issuperset(edge) and edge[0] != edge[1])
+    )
     forward = _without_cycles(names, wanted)
     layer_of = _layers(names, forward)
     chains = {edge: _chain(edge, layer_of) for edge in forward}
@@ -68,7 +74,9 @@ def lay_out(
         points = [ends[0], *inner, ends[1]]
         lines[edge] = points[::-1] if back else points
     total = max((middles[one] + heights[one] / 2 for one in middles), default=0.0)
-    return Layout(max(0.0, len(rows) * (width + gap[0]) - gap[0]) if names else 0.0, total, places, lines)
+    return Layout(
+        max(0.0, len(rows) * (width + gap[0]) - gap[0]) if names else 0.0, total, places, lines
+    )
 
 
 def _without_cycles(names: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
@@ -118,13 +126,21 @@ def _chain(edge: Edge, layer_of: Mapping[str, int]) -> list[str]:
     return [source, *(f"{source}\0{target}\0{layer}" for layer in between), target]
 
 
-def _order(rows: list[list[str]], above: Mapping[str, list[str]], below: Mapping[str, list[str]]) -> None:
+def _order(
+    rows: list[list[str]], above: Mapping[str, list[str]], below: Mapping[str, list[str]]
+) -> None:
     """Sort each row by the mean place of its neighbors, forth and back: few lines cross then."""
     for sweep in range(_SWEEPS):
-        beside, indices = (above, range(1, len(rows))) if sweep % 2 == 0 else (below, range(len(rows) - 2, -1, -1))
+        beside, indices = (
+            (above, range(1, len(rows)))
+            if sweep % 2 == 0
+            else (below, range(len(rows) - 2, -1, -1))
+        )
         for index in indices:
             at = {one: place for row in rows for place, one in enumerate(row)}
-            mean = {one: fmean([at[other] for other in beside.get(one, [one])]) for one in rows[index]}
+            mean = {
+                one: fmean([at[other] for other in beside.get(one, [one])]) for one in rows[index]
+            }
             rows[index].sort(key=mean.__getitem__)
 
 
@@ -142,7 +158,9 @@ def _middles(
             wanted = {}
             for one in row:
                 beside = [*above.get(one, ()), *below.get(one, ())]
-                wanted[one] = sum(found[other] for other in beside) / len(beside) if beside else found[one]
+                wanted[one] = (
+                    sum(found[other] for other in beside) / len(beside) if beside else found[one]
+                )
             found.update(_apart(row, wanted, heights, gap))
     least = min((found[one] - heights[one] / 2 for one in found), default=0.0)
     return {one: middle - least for one, middle in found.items()}
@@ -159,14 +177,20 @@ def _apart(
             before, at, size = groups.pop()
             count, total = len(before) + len(members), size + gap + height
             # Where each would be in the middle of what it wants, as a group.
-            first = (len(before) * (at - size / 2) + len(members) * (middle - height / 2 - size - gap)) / count
+            first = (
+                len(before) * (at - size / 2) + len(members) * (middle - height / 2 - size - gap)
+            ) / count
             members, middle, height = [*before, *members], first + total / 2, total
         groups.append((members, middle, height))
-    stacks = (_stack(members, middle - height / 2, heights, gap) for members, middle, height in groups)
+    stacks = (
+        _stack(members, middle - height / 2, heights, gap) for members, middle, height in groups
+    )
     return {one: middle for stack in stacks for one, middle in stack}
 
 
-def _stack(row: Iterable[str], top: float, heights: Mapping[str, float], gap: float) -> Iterator[tuple[str, float]]:
+def _stack(
+    row: Iterable[str], top: float, heights: Mapping[str, float], gap: float
+) -> Iterator[tuple[str, float]]:
     """The middle of each, one below the other from ``top`` on."""
     for one in row:
         yield one, top + heights[one] / 2

@@ -47,7 +47,9 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
         for slot in slots:
             counts = Counter(components.get(task, "?") for task in slot.tasks)
             rows[slot.host, slot.node].append(DrawnSlot(slot.port, title, counts))
-        drawn_nodes = [DrawnSupervisor(node, host, row) for (host, node), row in sorted(rows.items())]
+        drawn_nodes = [
+            DrawnSupervisor(node, host, row) for (host, node), row in sorted(rows.items())
+        ]
         return cluster_picture(drawn_nodes, title)
     drawn = sorted(slots, key=lambda slot: (slot.host, slot.node, slot.port))
     hidden = len(drawn) - _MOST_SLOTS
@@ -64,7 +66,9 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
         heights = [rows * (_CELL + _GAP) + 2 * _SLOT_PADDING for rows in rows_of]
         frame = _HEADER + sum(heights) + _SLOT_PADDING
         body.append(box(_MARGIN, y, width - 2 * _MARGIN, frame, "#f5f6f8", "#c3c9d1"))
-        body.append(label(_MARGIN + 8, y + 17, f"{node} on {members[0].host}", 12, "#2b2f36", bold=True))
+        body.append(
+            label(_MARGIN + 8, y + 17, f"{node} on {members[0].host}", 12, "#2b2f36", bold=True)
+        )
         inner = y + _HEADER
         for slot, height in zip(members, heights, strict=True):
             body.extend(_slot(slot, inner, height, width, components, colors))
@@ -73,13 +77,20 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     if hidden > 0:
         body.append(label(_MARGIN, y + 12, f"and {hidden} more slots", 12, "#6b7280"))
         y += 24
-    parts, y = legend({f"{short(name)} ({counts[name]})": colors[name] for name in names}, y, width, _MARGIN)
+    parts, y = legend(
+        {f"{short(name)} ({counts[name]})": colors[name] for name in names}, y, width, _MARGIN
+    )
     body.extend(parts)
     return document(width, y, title, body)
 
 
 def _slot(
-    slot: SlotTasks, y: int, height: int, width: int, components: Mapping[int, str], colors: Mapping[str, str]
+    slot: SlotTasks,
+    y: int,
+    height: int,
+    width: int,
+    components: Mapping[int, str],
+    colors: Mapping[str, str],
 ) -> Iterable[str]:
     x = _MARGIN + _LABEL_WIDTH
     dash = ' stroke-dasharray="4 3"' if slot.kept else ""

@@ -54,7 +54,9 @@ def label(x: float, y: float, text: str, size: int, color: str, *, bold: bool = 
     return f'<text{name} x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(clean(text))}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, fill: str, line: str, extra: str = "") -> str:
+def box(
+    x: float, y: float, width: float, height: float, fill: str, line: str, extra: str = ""
+) -> str:
     """A rounded rectangle; ``extra`` are further attributes, such as a dash pattern."""
     name = "frame" if fill in ("#ffffff", "#f5f6f8") else "fill"
     return (
@@ -63,7 +65,9 @@ def box(x: float, y: float, width: float, height: float, fill: str, line: str, e
     )
 
 
-def bar(x: float, y: float, width: float, height: float, fill: str, words: str, opacity: float = 1.0) -> str:
+def bar(
+    x: float, y: float, width: float, height: float, fill: str, words: str, opacity: float = 1.0
+) -> str:
     """A part of a row, at least one pixel wide, with ``words`` as its tooltip."""
     return (
         f'<g><title>{escape(clean(words))}</title><rect x="{x:.1f}" y="{y}" width="{max(1.0, width):.1f}" '

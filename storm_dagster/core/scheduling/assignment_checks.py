@@ -22,7 +22,11 @@ def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
         return
     wanted, alone = event.strategy.workers(event.about)
     component, master = event.executors.component, event.about.master
-    workers = [[component[position] for position in worker.holds] for worker in event.history.old if worker.holds]
+    workers = [
+        [component[position] for position in worker.holds]
+        for worker in event.history.old
+        if worker.holds
+    ]
     if len(workers) > wanted:
         yield f"{topology.name} has {len(workers)} workers and wants {wanted}"
     if alone and len(workers) > 1 and any(master in held and len(held) > 1 for held in workers):
@@ -58,7 +62,9 @@ def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
                 yield f"{topology.name}: {count} executors of {name!r} are on {node}"
 
 
-def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]) -> Iterator[str]:
+def move_faults(
+    name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]
+) -> Iterator[str]:
     """A rebalance that moved more tasks than the change of worker sizes makes necessary.
 
     ``moves`` is the record of the rebalance: ``before`` (slot -> task ranges) and ``slack`` (tasks that may move

@@ -11,7 +11,11 @@ from storm_dagster.core.scheduling.history import LOST, Slot
 from storm_dagster.core.scheduling.requested_workers import Grants, RequestedSlot
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
-from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.slot_allocation import (
+    AllocatedSlot,
+    PlacementRefused,
+    SlotAllocation,
+)
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
@@ -53,13 +57,17 @@ class Balanced(Strategy):
             if slot is None:
                 unplaced.append(number)
                 continue
-            allocation.take(slot, Reason.SLOT_OLD if wanted.old else Reason.SLOT_USER, "requested", number)
+            allocation.take(
+                slot, Reason.SLOT_OLD if wanted.old else Reason.SLOT_USER, "requested", number
+            )
             _block(blocked, wanted, slot)
         own_master: Slot | None = None
         if about.keeps:
             kept = min(usable, count) - sum(slot.slot in held for slot in allocation.slots)
             if requested and len(requested) + kept > count:
-                raise PlacementRefused(too_many_requests_refusal(about.name, len(requested), kept, count))
+                raise PlacementRefused(
+                    too_many_requests_refusal(about.name, len(requested), kept, count)
+                )
             own_master = _reuse(allocation, count - len(requested) - int(alone), alone)
         used = [slot.node for slot in allocation.slots]
         if own_master is not None:
@@ -78,7 +86,9 @@ class Balanced(Strategy):
             if len(left) < need.units:
                 which = about.differ_names[about.differ.index(need.component)]
                 numbers = {"needed": need.units, "supervisors": len(left)}
-                raise PlacementRefused(refusal("differ node", about.name, component=which, **numbers))
+                raise PlacementRefused(
+                    refusal("differ node", about.name, component=which, **numbers)
+                )
 
     def fill(self, assignment: TaskAssignment) -> None:
         """Fill requested workers, keep what stays, then choose a worker for each executor by the selectors."""
@@ -90,7 +100,9 @@ class Balanced(Strategy):
         open_workers: list[FilledWorker] = []
         for slot, worker in zip(slots, workers, strict=True):
             if slot.role == "master":
-                alone = next(position for position in unassigned if component[position] == about.master)
+                alone = next(
+                    position for position in unassigned if component[position] == about.master
+                )
                 worker.put(alone, about.master, Reason.MASTER)
                 unassigned = [position for position in unassigned if position != alone]
                 continue
@@ -98,8 +110,14 @@ class Balanced(Strategy):
             if slot.role == "requested" and slot.ref is not None:
                 wanted = requested[slot.ref]
                 for position in wanted.holds:
-                    worker.put(position, component[position], Reason.OLD if wanted.slot.old else Reason.USER)
-        share, remainder = fair_share((len(worker.positions) for worker in open_workers), len(unassigned))
+                    worker.put(
+                        position,
+                        component[position],
+                        Reason.OLD if wanted.slot.old else Reason.USER,
+                    )
+        share, remainder = fair_share(
+            (len(worker.positions) for worker in open_workers), len(unassigned)
+        )
         apart = _apart(assignment, open_workers)
         stays = assignment.stays(unassigned, share, apart)
         for index, positions in stays.items():
@@ -148,12 +166,20 @@ def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
     request = allocation.request
     sizes = [wanted.size for wanted in request.requested] + [0] * places
     share, remainder = fair_share(sizes, request.unassigned - int(alone))
-    homes = (worker for worker in request.reusable if alone and worker.master and allocation.may_use(worker.slot))
+    homes = (
+        worker
+        for worker in request.reusable
+        if alone and worker.master and allocation.may_use(worker.slot)
+    )
     home, savings = next(homes, None), allocation.savings(share)
     free = {node: len(allocation.ports.free[node]) for node in allocation.nodes}
     # Components that must be apart decide more about supervisors than free ports do.
     by_ports = not request.needs
-    balanced = balanced_savings(savings, _by_free_ports(free), places + int(alone)) if by_ports else savings
+    balanced = (
+        balanced_savings(savings, _by_free_ports(free), places + int(alone))
+        if by_ports
+        else savings
+    )
     saved, plain, fuller = choose_reused(balanced, places, remainder)
     stays = False
     if home is not None:
@@ -166,7 +192,12 @@ def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
         if without + 1 > saved + stays:
             (plain, fuller), stays = others_kept, True
     for worker in sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot)):
-        allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
+        allocation.take(
+            worker.slot,
+            Reason.SLOT_REUSED,
+            "fuller" if worker in fuller else "reuse",
+            worker.worker,
+        )
     return home.slot if home is not None and stays else None
 
 
@@ -176,7 +207,11 @@ def _by_free_ports(free: Mapping[str, int]) -> list[tuple[int, str]]:
 
 
 def _spread(
-    allocation: SlotAllocation, count: int, used: Iterable[str], blocked: dict[int, set[str]], alone: bool
+    allocation: SlotAllocation,
+    count: int,
+    used: Iterable[str],
+    blocked: dict[int, set[str]],
+    alone: bool,
 ) -> None:
     """Allocate new slots one at a time, each on the supervisor with the most free ports.
 
@@ -194,7 +229,9 @@ def _spread(
             helpful = [
                 other
                 for other in allocation.nodes
-                if ports.free[other] and other not in chosen and not any(other in nodes for nodes in tight)
+                if ports.free[other]
+                and other not in chosen
+                and not any(other in nodes for nodes in tight)
             ]
             if helpful and node not in helpful:
                 node, why, against = min(helpful, key=ports.load), Reason.SLOT_DIFFER, ""
@@ -205,7 +242,9 @@ def _spread(
 def _choose_master(slots: list[AllocatedSlot]) -> None:
     """Give the master an empty slot on the supervisor that has most slots of the topology."""
     crowd = Counter(slot.node for slot in slots)
-    max((slot for slot in slots if slot.role == "empty"), key=lambda slot: crowd[slot.node]).role = "master"
+    max(
+        (slot for slot in slots if slot.role == "empty"), key=lambda slot: crowd[slot.node]
+    ).role = "master"
 
 
 def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[int, set[str]]:

@@ -44,9 +44,15 @@ def topology_to_place(
     are the groups of each component of ``tasks``. ``task.on.differ.node`` is read from each component's
     conf only. Raises :class:`InvalidRequest` for a malformed ``use.userdefine.assignment``.
     """
-    users = {component: part for component, _, part in spec.components() if not component.startswith("__")}
+    users = {
+        component: part
+        for component, _, part in spec.components()
+        if not component.startswith("__")
+    }
     single = [group[0] for groups in executors.values() for group in groups if len(group) == 1]
-    several = tuple(tuple(group) for groups in executors.values() for group in groups if len(group) > 1)
+    several = tuple(
+        tuple(group) for groups in executors.values() for group in groups if len(group) > 1
+    )
     return TopologyToPlace(
         name=name,
         topology_id=topology_id,
@@ -58,7 +64,9 @@ def topology_to_place(
         tasks=tasks.component_of(),
         executors=(*((task,) for task in single), *several) if several else (),
         inputs={
-            component: tuple(dict.fromkeys(given.component for given in part.inputs if given.component in users))
+            component: tuple(
+                dict.fromkeys(given.component for given in part.inputs if given.component in users)
+            )
             for component, part in users.items()
             if part.inputs
         },
@@ -67,7 +75,9 @@ def topology_to_place(
             for component, groups in executors.items()
             if groups and component not in (TOPOLOGY_MASTER, SYSTEM)
         },
-        differ_node=tuple(component for component, part in users.items() if part.conf.get("task.on.differ.node")),
+        differ_node=tuple(
+            component for component, part in users.items() if part.conf.get("task.on.differ.node")
+        ),
         single_master=conf.get("topology.master.single.worker"),
         user_workers=user_workers(conf.get("use.userdefine.assignment")),
         use_old=bool(conf.get("use.old.assignment")),

@@ -24,7 +24,10 @@ class Even(Strategy):
 
     def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
         """Conf keys that are ignored for a topology that runs already."""
-        ignored = [*_unsupported_requests(about), *(["use.old.assignment"] if about.use_old else [])]
+        ignored = [
+            *_unsupported_requests(about),
+            *(["use.old.assignment"] if about.use_old else []),
+        ]
         return [even_ignores(ignored)] if ignored else []
 
     def allocate(self, allocation: SlotAllocation) -> None:
@@ -58,7 +61,9 @@ class Even(Strategy):
         elif about.keeps:
             _keep_fullest(allocation, shares)
         # In turn from host to host, hosts with more free slots first, as in Storm.
-        for slot in _interleave(_slots_of_hosts(allocation))[: total - kept - len(allocation.slots)]:
+        for slot in _interleave(_slots_of_hosts(allocation))[
+            : total - kept - len(allocation.slots)
+        ]:
             allocation.take(slot, Reason.SLOT_INTERLEAVED)
 
     def fill(self, assignment: TaskAssignment) -> None:
@@ -69,7 +74,9 @@ class Even(Strategy):
         slots, freed = assignment.slots, assignment.freed
         waiting = assignment.history.needed
         if freed:
-            waiting = sorted([*waiting, *(p for number in freed for p in assignment.history.old[number].holds)])
+            waiting = sorted(
+                [*waiting, *(p for number in freed for p in assignment.history.old[number].holds)]
+            )
         shares = _shares(len(waiting), len(slots))
         stays = assignment.stays(waiting, shares[-1], {})
         here = {position for positions in stays.values() for position in positions}
@@ -121,17 +128,28 @@ def _keep_fitting(allocation: SlotAllocation, alive: list[ReusableSlot], shares:
 
 def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
     by_host = _slots_of_hosts(allocation)
-    turns = [((turn, -len(slots)), node) for slots in by_host for turn, (node, _) in enumerate(slots)]
+    turns = [
+        ((turn, -len(slots)), node) for slots in by_host for turn, (node, _) in enumerate(slots)
+    ]
     savings = balanced_savings(allocation.savings(shares[-1]), turns, len(shares))
-    _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))
+    _, plain, fuller = choose_reused(
+        savings, len(shares), sum(share > shares[-1] for share in shares)
+    )
     for worker in sorted([*plain, *fuller], key=lambda worker: worker.worker):
-        allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
+        allocation.take(
+            worker.slot,
+            Reason.SLOT_REUSED,
+            "fuller" if worker in fuller else "reuse",
+            worker.worker,
+        )
 
 
 def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:
     """Free slots of each host, in turn from supervisor to supervisor. Equal ones go by the lower supervisor id."""
     ports = allocation.ports
-    by_host = multimap((ports.host[node], [(node, port) for port in ports.free[node]]) for node in allocation.nodes)
+    by_host = multimap(
+        (ports.host[node], [(node, port) for port in ports.free[node]]) for node in allocation.nodes
+    )
     return [_interleave(groups) for groups in by_host.values()]
 
 

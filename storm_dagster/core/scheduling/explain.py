@@ -63,7 +63,11 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
         return None
     event = event_of(topology)
     about, component = event.about, event.executors.component
-    position_of = {member: position for position, group in enumerate(event.executors.tasks()) for member in group}
+    position_of = {
+        member: position
+        for position, group in enumerate(event.executors.tasks())
+        for member in group
+    }
     asked = position_of.get(task)
     if asked is None:
         return None
@@ -81,12 +85,20 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
         kind = component[position]
         return (kind not in apart, kind not in apart and kind in about.system, position)
 
-    share, remainder = fair_share((sum(why is not Reason.STAYS for why in w.reasons) for w in workers), unassigned)
-    remainder -= sum(Reason.STAYS in worker.reasons and len(worker.positions) > share for worker in workers)
+    share, remainder = fair_share(
+        (sum(why is not Reason.STAYS for why in w.reasons) for w in workers), unassigned
+    )
+    remainder -= sum(
+        Reason.STAYS in worker.reasons and len(worker.positions) > share for worker in workers
+    )
     selector = WorkerSelector(workers, share, remainder, about.related, about.system)
-    selector.place(sorted(position for position in chosen if rank(position) < rank(asked)), component, apart)
+    selector.place(
+        sorted(position for position in chosen if rank(position) < rank(asked)), component, apart
+    )
     kind = component[asked]
-    keys = sorted(selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind))
+    keys = sorted(
+        selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind)
+    )
     if not keys or keys[0][-1] != chosen.get(asked):
         return None
     best, *others = keys[: _MOST_ALTERNATIVES + 1]
@@ -94,7 +106,10 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
 
 
 def _start(
-    event: TopologyEvent, placement: TopologyPlacement, position_of: Mapping[int, int], by_chain: Collection[Reason]
+    event: TopologyEvent,
+    placement: TopologyPlacement,
+    position_of: Mapping[int, int],
+    by_chain: Collection[Reason],
 ) -> tuple[list[str], list[FilledWorker], int, dict[int, int]]:
     """Slots and workers as they were before the first choice, the number of executors that no requested worker
     holds, and the worker that was chosen for each."""
@@ -106,7 +121,10 @@ def _start(
     chosen: dict[int, int] = {}
     for slot in placement.worker_reasons:
         mine = sorted({position_of[task] for task in by_slot[slot].tasks})
-        why = {position: REASONS.get(placement.reasons[event.executors.unit[position]]) for position in mine}
+        why = {
+            position: REASONS.get(placement.reasons[event.executors.unit[position]])
+            for position in mine
+        }
         if any(reason in (Reason.KEPT, Reason.UNSTOPPED, Reason.MASTER) for reason in why.values()):
             continue
         worker = FilledWorker(by_slot[slot].node)
@@ -122,7 +140,9 @@ def _start(
 
 
 def _lost(slots: list[str], best: Key, key: Key) -> Alternative:
-    step = next(index for index, (mine, other) in enumerate(zip(best, key, strict=True)) if mine != other)
+    step = next(
+        index for index, (mine, other) in enumerate(zip(best, key, strict=True)) if mine != other
+    )
     step_name = _COMPARED[step] if step < len(best) - 1 else _COMPARED[-1]
     # The numbers of tasks that it trades with are negative in a key: more is better.
     return Alternative(slots[key[-1]], step_name, abs(key[step]), abs(best[step]))

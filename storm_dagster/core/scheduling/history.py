@@ -41,7 +41,10 @@ class OldWorker:
     def weights(self, positions: Iterable[int], executors: Executors) -> list[int]:
         """Number of tasks of each executor here: so many need not move when it stays."""
         groups = executors.groups
-        return [1 if groups is None else len(self.tasks.intersection(groups[position])) for position in positions]
+        return [
+            1 if groups is None else len(self.tasks.intersection(groups[position]))
+            for position in positions
+        ]
 
 
 @dataclass
@@ -103,7 +106,16 @@ def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> Event
     entries: list[Row] = []
     for row in rows:
         if row["kind"] == "old":
-            old.append(OldWorker(row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"])))
+            old.append(
+                OldWorker(
+                    row["node"],
+                    row["host"],
+                    row["port"],
+                    row["memory"],
+                    row["cpu"],
+                    set(row["tasks"]),
+                )
+            )
         elif row["kind"] == "user":
             entries.append(row)
         elif row["kind"] in marked:

@@ -26,7 +26,11 @@ class Local(Strategy):
         free = allocation.ports_of(nodes[0])
         if not free:
             raise allocation.short(1, with_remedy=False)
-        mine = (worker.slot for worker in allocation.request.reusable) if allocation.about.event == "rebalance" else ()
+        mine = (
+            (worker.slot for worker in allocation.request.reusable)
+            if allocation.about.event == "rebalance"
+            else ()
+        )
         slot = next((slot for slot in mine if allocation.may_use(slot)), (nodes[0], free[0]))
         allocation.take(slot, Reason.SLOT_LOCAL)
 

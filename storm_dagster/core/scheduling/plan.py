@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.slot_allocation import FreePorts
 from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
-from storm_dagster.core.scheduling.units import Codes, Row, executors_of, service_order, several_tasks, summary_of
+from storm_dagster.core.scheduling.units import (
+    Codes,
+    Row,
+    executors_of,
+    service_order,
+    several_tasks,
+    summary_of,
+)
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,
@@ -35,12 +42,20 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
     return PlacementResult(placements=placements, planner="python")
 
 
-def _free_ports(supervisors: Sequence[SupervisorSlots], topologies: Sequence[TopologyToPlace]) -> FreePorts:
-    holders = Counter(slot for topology in topologies for slot in {(old.node, old.port) for old in topology.old})
+def _free_ports(
+    supervisors: Sequence[SupervisorSlots], topologies: Sequence[TopologyToPlace]
+) -> FreePorts:
+    holders = Counter(
+        slot for topology in topologies for slot in {(old.node, old.port) for old in topology.old}
+    )
     ordered = sorted(supervisors, key=lambda supervisor: supervisor.id)
     return FreePorts(
         ((node.id, node.host, len(set(node.ports))) for node in ordered),
-        ((node.id, port, holders[node.id, port]) for node in ordered for port in sorted({*node.ports} - {*node.used})),
+        (
+            (node.id, port, holders[node.id, port])
+            for node in ordered
+            for port in sorted({*node.ports} - {*node.used})
+        ),
         {host for topology in topologies for host in topology.isolation},
     )
 
@@ -86,7 +101,10 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
     workers: list[PlacedWorker] = []
     reasons: dict[int, str] = {}
     for row in rows:
-        tasks = [(unit, _TEXTS[reason]) for unit, reason in zip(row["units"], row["reasons"], strict=True)]
+        tasks = [
+            (unit, _TEXTS[reason])
+            for unit, reason in zip(row["units"], row["reasons"], strict=True)
+        ]
         if several:
             tasks = [(task, text) for unit, text in tasks for task in several.get(unit, (unit,))]
         reasons.update(tasks)

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from storm_dagster.core.scheduling.history import KEPT, LOST, UNSTOPPED, EventHistory, OldWorker, Slot
+from storm_dagster.core.scheduling.history import (
+    KEPT,
+    LOST,
+    UNSTOPPED,
+    EventHistory,
+    OldWorker,
+    Slot,
+)
 from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary, worker_count
 from storm_dagster.model.placement_reasons import dropped_requests
 
@@ -86,7 +93,9 @@ def grant_requests(about: TopologySummary, executors: Executors, history: EventH
                 granted.append(wanted)
                 fresh |= wants
         everyone = grants.requested + granted
-        named = any(component[position] == master for wanted in everyone for position in wanted.holds)
+        named = any(
+            component[position] == master for wanted in everyone for position in wanted.holds
+        )
         left = room - int(bool(alone and masters and not named))
         if len(everyone) <= left:
             grants.requested = everyone
@@ -149,7 +158,11 @@ def _is_met(entry: Row, worker: OldWorker, executors: Executors) -> bool:
 def _hint(mine: list[int], entry: Row, history: EventHistory) -> Slot | None:
     """The topology's own slot on the requested host that holds most of these executors already."""
     wants = set(mine)
-    own = [worker for worker in history.old if worker.slot in history.own and worker.host == entry["host"]]
+    own = [
+        worker
+        for worker in history.old
+        if worker.slot in history.own and worker.host == entry["host"]
+    ]
     best = max(own, key=lambda worker: len(wants.intersection(worker.holds)), default=None)
     return best.slot if best is not None and not wants.isdisjoint(best.holds) else None
 
@@ -162,7 +175,9 @@ def _old_requests(executors: Executors, history: EventHistory) -> list[Requested
     for worker in history.old:
         if worker.state == LOST and worker.holds and worker.tasks <= known:
             kinds = sorted({executors.component[position] for position in worker.holds})
-            slot = RequestedSlot(worker.node, worker.port, worker.host, True, len(worker.holds), None, kinds)
+            slot = RequestedSlot(
+                worker.node, worker.port, worker.host, True, len(worker.holds), None, kinds
+            )
             requested.append(RequestedWorker(slot, worker.holds, worker.memory, worker.cpu))
     return requested
 
@@ -226,7 +241,12 @@ class SlotRequest(NamedTuple):
 
 
 def slot_request(
-    about: TopologySummary, executors: Executors, history: EventHistory, grants: Grants, *, respread: bool
+    about: TopologySummary,
+    executors: Executors,
+    history: EventHistory,
+    grants: Grants,
+    *,
+    respread: bool,
 ) -> SlotRequest:
     """The request of one event. With ``respread`` it may change live workers although none is lost."""
     unassigned = grants.unassigned(history.needed)
@@ -243,7 +263,9 @@ def slot_request(
             _reusable(
                 number,
                 worker,
-                worker.holds if monitor else [position for position in worker.holds if position in free],
+                worker.holds
+                if monitor
+                else [position for position in worker.holds if position in free],
                 executors,
                 about.master if grants.alone else -1,
             )
@@ -259,11 +281,18 @@ def slot_request(
     )
 
 
-def _reusable(number: int, worker: OldWorker, holds: list[int], executors: Executors, master: int) -> ReusableSlot:
+def _reusable(
+    number: int, worker: OldWorker, holds: list[int], executors: Executors, master: int
+) -> ReusableSlot:
     others = [position for position in holds if executors.component[position] != master]
     weights = dict(sorted(Counter(worker.weights(others, executors)).items(), reverse=True))
     return ReusableSlot(
-        number, *worker.slot, len(others), list(weights), list(weights.values()), len(others) < len(holds)
+        number,
+        *worker.slot,
+        len(others),
+        list(weights),
+        list(weights.values()),
+        len(others) < len(holds),
     )
 
 
@@ -276,7 +305,8 @@ def _needs(
         blocked = {
             worker.node
             for worker in history.old
-            if worker.state != LOST and any(executors.component[position] == component for position in worker.holds)
+            if worker.state != LOST
+            and any(executors.component[position] == component for position in worker.holds)
         }
         if count:
             needs.append(DifferNeed(component, count, sorted(blocked)))

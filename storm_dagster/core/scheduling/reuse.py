@@ -38,18 +38,26 @@ class Saving:
         return (-value, -self.worker.size, self.worker.node, self.worker.port)
 
 
-def balanced_savings(savings: Iterable[Saving], slots: Iterable[tuple[Any, str]], count: int) -> list[Saving]:
+def balanced_savings(
+    savings: Iterable[Saving], slots: Iterable[tuple[Any, str]], count: int
+) -> list[Saving]:
     """Old slots among the ``count`` that an allocation from nothing would take.
 
     ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it takes those with the
     lowest ranks. Of equal ones those come first where reusing saves most.
     """
-    best_last = sorted(savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True)
+    best_last = sorted(
+        savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True
+    )
     waiting = multimap((saving.worker.node, saving) for saving in best_last)
     line = sorted(slots)[:count]
     before = [node for rank, node in line if rank < line[-1][0]]
     kept = [waiting[node].pop() for node in before if waiting.get(node)]
-    last = [waiting[node][-1] for rank, node in slots if line and rank == line[-1][0] and waiting.get(node)]
+    last = [
+        waiting[node][-1]
+        for rank, node in slots
+        if line and rank == line[-1][0] and waiting.get(node)
+    ]
     last.sort(key=lambda saving: saving.order(saving.base + saving.more))
     return kept + last[: len(line) - len(before)]
 
@@ -80,8 +88,12 @@ def choose_reused(
             value = line[index].base + line[index].more
             heapq.heappush(best_before, value)
             head += value - (heapq.heappop(best_before) if len(best_before) > remainder else 0)
-    fuller = sorted(line[:border], key=lambda saving: saving.order(saving.base + saving.more))[:remainder]
-    plain = sorted(line[border:], key=lambda saving: saving.order(saving.base))[: places - remainder]
+    fuller = sorted(line[:border], key=lambda saving: saving.order(saving.base + saving.more))[
+        :remainder
+    ]
+    plain = sorted(line[border:], key=lambda saving: saving.order(saving.base))[
+        : places - remainder
+    ]
     return most, [saving.worker for saving in plain], [saving.worker for saving in fuller]
 
 
@@ -98,7 +110,10 @@ class Reused(NamedTuple):
 
 
 def keep_executors(
-    reused: Mapping[int, Reused], component: Sequence[int], apart: Mapping[int, set[str]], system: Collection[int]
+    reused: Mapping[int, Reused],
+    component: Sequence[int],
+    apart: Mapping[int, set[str]],
+    system: Collection[int],
 ) -> dict[int, list[int]]:
     """Slot number -> executors that stay in it.
 
@@ -122,7 +137,9 @@ def keep_executors(
     return stays
 
 
-def _kept(held: list[tuple[int, int]], limit: int, component: Sequence[int], system: Collection[int]) -> list[int]:
+def _kept(
+    held: list[tuple[int, int]], limit: int, component: Sequence[int], system: Collection[int]
+) -> list[int]:
     counts = Counter(component[position] for _, position in held)
     stacks: dict[int, dict[int, list[int]]] = {}
     for weight, position in held:

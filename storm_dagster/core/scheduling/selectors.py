@@ -85,7 +85,9 @@ class WorkerSelector:
             for component, count in worker.counts.items():
                 around[component] = around.get(component, 0) + count
 
-    def place(self, waiting: Iterable[int], component: Sequence[int], apart: Mapping[int, set[str]]) -> None:
+    def place(
+        self, waiting: Iterable[int], component: Sequence[int], apart: Mapping[int, set[str]]
+    ) -> None:
         """Select workers for executors that must be apart, then the user's, then the system's; each by task id."""
         users: list[int] = []
         systems: list[int] = []
@@ -102,7 +104,11 @@ class WorkerSelector:
 
     def open_keys(self, component: int) -> list[Key]:
         """Workers with room for an executor of the component; the least is chosen."""
-        return [self._key(number, component) for number in range(len(self.workers)) if self._open(number)]
+        return [
+            self._key(number, component)
+            for number in range(len(self.workers))
+            if self._open(number)
+        ]
 
     def apart_keys(self, component: int, blocked: Collection[str]) -> list[Key]:
         """Workers on supervisors that have none of the component; ``blocked`` are further ones that have.
@@ -123,11 +129,24 @@ class WorkerSelector:
 
     def _inner(self, number: int, component: int, related: Sequence[int]) -> _Inner:
         worker = self.workers[number]
-        return (worker.counts.get(component, 0), len(worker.positions), -_near(worker.counts, related), number)
+        return (
+            worker.counts.get(component, 0),
+            len(worker.positions),
+            -_near(worker.counts, related),
+            number,
+        )
 
     def _outer(self, node: str, inner: _Inner, component: int, near: int) -> Key:
         same, total, minus_near, number = inner
-        return (same, self._counts[node].get(component, 0), total, self._totals[node], minus_near, -near, number)
+        return (
+            same,
+            self._counts[node].get(component, 0),
+            total,
+            self._totals[node],
+            minus_near,
+            -near,
+            number,
+        )
 
     def _add(self, number: int, position: int, component: int, why: int) -> bool:
         """Add an executor; whether the last worker that may exceed the share has just done so."""
@@ -143,7 +162,12 @@ class WorkerSelector:
 
     def _key(self, number: int, component: int) -> Key:
         related, node = self._trades_with(component), self.workers[number].node
-        return self._outer(node, self._inner(number, component, related), component, _near(self._counts[node], related))
+        return self._outer(
+            node,
+            self._inner(number, component, related),
+            component,
+            _near(self._counts[node], related),
+        )
 
     def _trades_with(self, component: int) -> Sequence[int]:
         return () if component in self._system else self._related[component]
@@ -184,7 +208,9 @@ class WorkerSelector:
         outer: list[Key] = []
         near = {node: _near(around, related) for node, around in self._counts.items()}
         for node, numbers in self._groups.items():
-            keys = [self._inner(number, component, related) for number in numbers if self._open(number)]
+            keys = [
+                self._inner(number, component, related) for number in numbers if self._open(number)
+            ]
             if keys:
                 heapq.heapify(keys)
                 inner[node] = keys

@@ -9,7 +9,13 @@ from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import SlotRequest
 from storm_dagster.core.scheduling.reuse import Saving
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
-from storm_dagster.model.placement_reasons import Reason, Refusal, refusal, short_of_slots_refusal, slot_rival
+from storm_dagster.model.placement_reasons import (
+    Reason,
+    Refusal,
+    refusal,
+    short_of_slots_refusal,
+    slot_rival,
+)
 
 _Load = tuple[int, int, str]
 
@@ -60,7 +66,9 @@ class FreePorts:
 
     def nodes_of(self, hosts: Iterable[str | None]) -> list[str]:
         """Supervisors on these hosts, by ascending id."""
-        return sorted({node for host in hosts if host is not None for node in self._nodes_of.get(host, ())})
+        return sorted(
+            {node for host in hosts if host is not None for node in self._nodes_of.get(host, ())}
+        )
 
     def has(self, slot: Slot) -> bool:
         """Whether the slot is free."""
@@ -204,14 +212,20 @@ class SlotAllocation:
 
     def savings(self, share: int) -> list[Saving]:
         """Old slots that may be used again, with what that saves; ``share`` as in :class:`Saving`."""
-        usable = (worker for worker in self.request.reusable if worker.size and self.may_use(worker.slot))
+        usable = (
+            worker for worker in self.request.reusable if worker.size and self.may_use(worker.slot)
+        )
         return [Saving(worker, share) for worker in usable]
 
-    def take(self, slot: Slot, why: Reason, role: str = "empty", ref: int | None = None, text: str = "") -> None:
+    def take(
+        self, slot: Slot, why: Reason, role: str = "empty", ref: int | None = None, text: str = ""
+    ) -> None:
         """Take a free slot."""
         self.ports.take(slot)
         self._taken.append(slot)
-        self.slots.append(AllocatedSlot(slot[0], self.ports.host[slot[0]], slot[1], int(why), role, ref, text))
+        self.slots.append(
+            AllocatedSlot(slot[0], self.ports.host[slot[0]], slot[1], int(why), role, ref, text)
+        )
 
     def close(self, refused: bool) -> None:
         """Leave to the next topology what is free for all; release everything when it was refused."""
@@ -228,12 +242,17 @@ class SlotAllocation:
         about = self.about
         usable = self.free - self.reserve + self.request.staying
         tried = [workers for workers in (usable, usable - 1) if with_remedy and workers >= 1]
-        needed = {workers: worker_count(workers, about.executors, about.single_master)[0] for workers in tried}
+        needed = {
+            workers: worker_count(workers, about.executors, about.single_master)[0]
+            for workers in tried
+        }
         fits = next((workers for workers in tried if needed[workers] <= usable), None)
         free = [(node, len(self.ports.free[node])) for node in self.nodes]
         isolated = self.within is not None
         return PlacementRefused(
-            short_of_slots_refusal(about.name, count, free, reserve=self.reserve, workers=fits, isolated=isolated)
+            short_of_slots_refusal(
+                about.name, count, free, reserve=self.reserve, workers=fits, isolated=isolated
+            )
         )
 
     def require_supervisor(self) -> None:

@@ -11,8 +11,17 @@ from functools import cache
 from typing import Protocol
 
 from storm_dagster.core.scheduling.history import EventHistory, read_history
-from storm_dagster.core.scheduling.requested_workers import Grants, SlotRequest, grant_requests, slot_request
-from storm_dagster.core.scheduling.slot_allocation import FreePorts, PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.requested_workers import (
+    Grants,
+    SlotRequest,
+    grant_requests,
+    slot_request,
+)
+from storm_dagster.core.scheduling.slot_allocation import (
+    FreePorts,
+    PlacementRefused,
+    SlotAllocation,
+)
 from storm_dagster.core.scheduling.task_assignment import Allocated, TaskAssignment
 from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary
 from storm_dagster.model.placement_reasons import Reason
@@ -69,7 +78,9 @@ class TopologyEvent:
         if self._grants is None:
             self._grants = grant_requests(self.about, self.executors, self.history)
         respread = self.strategy.respreads and self.about.event == "monitor"
-        return slot_request(self.about, self.executors, self.history, self._grants, respread=respread)
+        return slot_request(
+            self.about, self.executors, self.history, self._grants, respread=respread
+        )
 
     def assign(self, allocated: Allocated) -> list[Row]:
         """Rows of all its workers, those that stay as they are included; see :class:`TaskAssignment`.
@@ -80,8 +91,12 @@ class TopologyEvent:
         if self._grants is None:
             # Without a history nothing is requested; all else that is granted the slots name.
             none = self.history.is_empty
-            self._grants = Grants() if none else grant_requests(self.about, self.executors, self.history)
-        assignment = TaskAssignment(self.about, self.executors, self.history, self._grants, allocated)
+            self._grants = (
+                Grants() if none else grant_requests(self.about, self.executors, self.history)
+            )
+        assignment = TaskAssignment(
+            self.about, self.executors, self.history, self._grants, allocated
+        )
         if allocated.refusal is not None:
             assignment.fail(allocated.refusal)
             return assignment.out

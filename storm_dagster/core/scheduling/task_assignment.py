@@ -30,7 +30,12 @@ class TaskAssignment:
     """
 
     def __init__(
-        self, about: TopologySummary, executors: Executors, history: EventHistory, grants: Grants, allocated: Allocated
+        self,
+        about: TopologySummary,
+        executors: Executors,
+        history: EventHistory,
+        grants: Grants,
+        allocated: Allocated,
     ) -> None:
         self.about = about
         self.executors = executors
@@ -60,7 +65,14 @@ class TaskAssignment:
             task_why = int(Reason.KEPT if kept else Reason.UNSTOPPED)
             self.add(slot, worker.holds, [task_why] * len(worker.holds), worker.memory, worker.cpu)
 
-    def add(self, slot: AllocatedSlot, positions: list[int], reasons: list[int], memory: int = 0, cpu: int = 0) -> None:
+    def add(
+        self,
+        slot: AllocatedSlot,
+        positions: list[int],
+        reasons: list[int],
+        memory: int = 0,
+        cpu: int = 0,
+    ) -> None:
         """List a worker; without resources of its own it has the topology's. One without executors is not listed."""
         if positions:
             self.out.append(
@@ -79,7 +91,9 @@ class TaskAssignment:
                 }
             )
 
-    def stays(self, unassigned: Iterable[int], share: int, apart: Mapping[int, set[str]]) -> dict[int, list[int]]:
+    def stays(
+        self, unassigned: Iterable[int], share: int, apart: Mapping[int, set[str]]
+    ) -> dict[int, list[int]]:
         """Index of a reused slot -> executors that stay there."""
         reused: dict[int, Reused] = {}
         waiting: set[int] | None = None
@@ -91,4 +105,8 @@ class TaskAssignment:
             holds = [position for position in worker.holds if position in waiting]
             limit = share + (slot.role == "fuller")
             reused[index] = Reused(slot.slot, holds, worker.weights(holds, self.executors), limit)
-        return keep_executors(reused, self.executors.component, apart, self.about.system) if reused else {}
+        return (
+            keep_executors(reused, self.executors.component, apart, self.about.system)
+            if reused
+            else {}
+        )

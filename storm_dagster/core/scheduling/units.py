@@ -63,7 +63,18 @@ class TopologySummary(NamedTuple):
         return self.event == "rebalance" and not self.reassign
 
 
-_SAME = {"name", "strategy", "event", "reassign", "use_old", "workers", "single_master", "isolation", "reserve", "cpu"}
+_SAME = {
+    "name",
+    "strategy",
+    "event",
+    "reassign",
+    "use_old",
+    "workers",
+    "single_master",
+    "isolation",
+    "reserve",
+    "cpu",
+}
 """Fields that a summary has from the topology as they are."""
 
 
@@ -72,7 +83,9 @@ class Executors:
 
     __slots__ = ("component", "groups", "unit")
 
-    def __init__(self, unit: list[int], component: list[int], groups: list[Sequence[int]] | None) -> None:
+    def __init__(
+        self, unit: list[int], component: list[int], groups: list[Sequence[int]] | None
+    ) -> None:
         self.unit = unit
         """First task ids, ascending."""
         self.component = component
@@ -95,9 +108,13 @@ def service_order(topologies: Sequence[TopologyToPlace]) -> list[TopologyToPlace
 def executors_of(topology: TopologyToPlace, codes: Codes) -> Executors:
     """The topology's executors; a task in no group is one of its own. Numbers new components in ``codes``."""
     several = several_tasks(topology)
-    unit = sorted(topology.tasks.keys() - {task for tasks in several.values() for task in tasks[1:]})
+    unit = sorted(
+        topology.tasks.keys() - {task for tasks in several.values() for task in tasks[1:]}
+    )
     component = [codes.setdefault(topology.tasks[task], len(codes)) for task in unit]
-    return Executors(unit, component, [several.get(task, (task,)) for task in unit] if several else None)
+    return Executors(
+        unit, component, [several.get(task, (task,)) for task in unit] if several else None
+    )
 
 
 def several_tasks(topology: TopologyToPlace) -> dict[int, tuple[int, ...]]:
@@ -108,9 +125,17 @@ def several_tasks(topology: TopologyToPlace) -> dict[int, tuple[int, ...]]:
 
 def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -> TopologySummary:
     """``codes`` are all components of the event, ``counts`` the number of executors of each."""
-    readers = multimap((source, reader) for reader, sources in topology.inputs.items() for source in sources)
+    readers = multimap(
+        (source, reader) for reader, sources in topology.inputs.items() for source in sources
+    )
     related = [
-        sorted({codes[other] for other in topology.inputs.get(name) or readers.get(name, ()) if other in codes})
+        sorted(
+            {
+                codes[other]
+                for other in topology.inputs.get(name) or readers.get(name, ())
+                if other in codes
+            }
+        )
         for name in codes
     ]
     differ = sorted(name for name in set(topology.differ_node) if name in codes)
@@ -129,7 +154,9 @@ def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -
     )
 
 
-def worker_count(workers: int | None, executors: int, single_master: bool | None) -> tuple[int, bool]:
+def worker_count(
+    workers: int | None, executors: int, single_master: bool | None
+) -> tuple[int, bool]:
     """Number of workers of a topology, and whether its topology master has one of them for itself.
 
     ``executors`` is the parallelism of all components but the topology master. As in JStorm,

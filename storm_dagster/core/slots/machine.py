@@ -37,7 +37,10 @@ def crash_delay(crashes: int, limits: SlotLimits) -> float:
 
 def is_restarting(slot: Slot) -> bool:
     """Whether a worker that ran here is being brought back in place (``SupervisorInfo.restarting``)."""
-    return _same_topology(slot.wanted, slot.ran) and slot.state not in ("running", "waiting-for-update")
+    return _same_topology(slot.wanted, slot.ran) and slot.state not in (
+        "running",
+        "waiting-for-update",
+    )
 
 
 def extend_deadline(slot: Slot, seconds: float) -> Slot:
@@ -82,7 +85,9 @@ def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits)
         return _fetch(_enter_killing(slot), now)
     if work == slot.worker.work:
         # Back to what runs before anything was done to it.
-        return _enter(slot, "running" if slot.running_since is not None else "waiting-for-start", now), ()
+        return _enter(
+            slot, "running" if slot.running_since is not None else "waiting-for-start", now
+        ), ()
     if _same_topology(work, slot.worker.work):
         return _other_code(slot, now)
     return _end_process(slot, now)
@@ -95,14 +100,20 @@ def _other_code(slot: Slot, now: float) -> _Result:
     """
     assert slot.wanted is not None and slot.worker is not None
     if slot.lazy and slot.wanted.restarts == slot.worker.work.restarts:
-        slot = _enter(slot, "running" if slot.running_since is not None else "waiting-for-start", now)
+        slot = _enter(
+            slot, "running" if slot.running_since is not None else "waiting-for-start", now
+        )
         return _fetch(slot, now)
     return _update_or_fetch(_enter(slot, "waiting-for-update", now), now)
 
 
 def _fetch(slot: Slot, now: float) -> _Result:
     """Ask for the wanted code when it is neither here nor on its way."""
-    if slot.wanted is None or slot.wanted.code_dir in (slot.ready, slot.fetching) or now < slot.not_before:
+    if (
+        slot.wanted is None
+        or slot.wanted.code_dir in (slot.ready, slot.fetching)
+        or now < slot.not_before
+    ):
         return slot, ()
     return replace(slot, fetching=slot.wanted.code_dir), (model.Fetch(slot.wanted.code_dir),)
 
@@ -110,7 +121,9 @@ def _fetch(slot: Slot, now: float) -> _Result:
 def _without_process(slot: Slot, now: float) -> _Result:
     """Next state of a slot that has no process and starts none."""
     if slot.wanted is None:
-        return replace(_enter(slot, "empty", now), running_since=None, fetching=None, ready=None), ()
+        return replace(
+            _enter(slot, "empty", now), running_since=None, fetching=None, ready=None
+        ), ()
     if slot.ready != slot.wanted.code_dir:
         return _fetch(_enter(slot, "waiting-for-code", now), now)
     work = slot.wanted
@@ -127,7 +140,10 @@ def _update_or_fetch(slot: Slot, now: float) -> _Result:
 
 def _enter_killing(slot: Slot) -> Slot:
     assert slot.worker is not None
-    return replace(slot, state="killing-to-relaunch" if _same_topology(slot.wanted, slot.worker.work) else "killing")
+    return replace(
+        slot,
+        state="killing-to-relaunch" if _same_topology(slot.wanted, slot.worker.work) else "killing",
+    )
 
 
 def _end_process(slot: Slot, now: float) -> _Result:
@@ -144,7 +160,9 @@ def _code_ready(slot: Slot, event: model.CodeReady, now: float, limits: SlotLimi
         slot = replace(slot, fetching=None)
     if slot.wanted is None or slot.wanted.code_dir != code_dir:
         return slot, ()
-    slot = replace(slot, ready=code_dir, reason="" if slot.state == "waiting-for-code" else slot.reason)
+    slot = replace(
+        slot, ready=code_dir, reason="" if slot.state == "waiting-for-code" else slot.reason
+    )
     if slot.state == "waiting-for-code":
         return _without_process(slot, now)
     if slot.state == "waiting-for-update":
@@ -170,7 +188,13 @@ def _launched(slot: Slot, event: model.Launched, now: float, limits: SlotLimits)
         # A process that the machine did not ask for must not stay: two in one slot are never allowed.
         return slot, (model.Kill(event.worker.id),)
     slot = replace(
-        slot, worker=event.worker, launching=False, beat_at=now, since=now, killed_at=None, running_since=None
+        slot,
+        worker=event.worker,
+        launching=False,
+        beat_at=now,
+        since=now,
+        killed_at=None,
+        running_since=None,
     )
     if event.beating:
         slot = replace(_enter(slot, "running", now), running_since=now, ran=event.worker.work)
@@ -181,7 +205,9 @@ def _launched(slot: Slot, event: model.Launched, now: float, limits: SlotLimits)
     return _end_process(slot, now)
 
 
-def _launch_failed(slot: Slot, event: model.LaunchFailed, now: float, limits: SlotLimits) -> _Result:
+def _launch_failed(
+    slot: Slot, event: model.LaunchFailed, now: float, limits: SlotLimits
+) -> _Result:
     if not slot.launching:
         return slot, ()
     work = slot.wanted
@@ -202,7 +228,9 @@ def _beat(slot: Slot, event: model.Beat, now: float, limits: SlotLimits) -> _Res
     work = slot.worker.work
     slot = replace(slot, beat_at=now)
     if slot.running_since is None:
-        slot = replace(slot, running_since=now, ran=work if _same_topology(slot.wanted, work) else None)
+        slot = replace(
+            slot, running_since=now, ran=work if _same_topology(slot.wanted, work) else None
+        )
     if slot.state != "waiting-for-start":
         return slot, ()
     return replace(_enter(slot, "running", now), reason=""), ()
@@ -223,7 +251,9 @@ def _exited(slot: Slot, event: model.Exited, now: float, limits: SlotLimits) -> 
     if not ordered and slot.wanted is not None:
         if event.status == EXIT_SUPERSEDED:
             # It read an assignment that does not name it: the next refresh decides.
-            slot = replace(slot, not_before=now + limits.stopped_delay, reason="its worker was superseded")
+            slot = replace(
+                slot, not_before=now + limits.stopped_delay, reason="its worker was superseded"
+            )
         else:
             # Status 0 is a TERM that did not come from here: `stop` ends workers before their supervisor.
             least = limits.stopped_delay if event.status == 0 else 0.0

@@ -9,7 +9,13 @@ from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import UpgradeState
 
 SlotState = Literal[
-    "empty", "waiting-for-code", "waiting-for-start", "running", "waiting-for-update", "killing", "killing-to-relaunch"
+    "empty",
+    "waiting-for-code",
+    "waiting-for-start",
+    "running",
+    "waiting-for-update",
+    "killing",
+    "killing-to-relaunch",
 ]
 
 
@@ -115,7 +121,9 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed | Beat | Exited | Tick"
+Event: TypeAlias = (
+    "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed | Beat | Exited | Tick"
+)
 
 # -- instructions -----------------------------------------------------------------------------------------
 
@@ -208,7 +216,9 @@ class DesiredSlots:
 
 
 def desired_slots(
-    assignments: Mapping[str, Assignment], supervisor_id: str, upgrades: Mapping[str, UpgradeState] | None = None
+    assignments: Mapping[str, Assignment],
+    supervisor_id: str,
+    upgrades: Mapping[str, UpgradeState] | None = None,
 ) -> DesiredSlots:
     """Desired slots of ``supervisor_id`` by ``assignments``; both maps are by topology id."""
     desired: dict[int, set[Work]] = {}
@@ -219,7 +229,9 @@ def desired_slots(
         for worker in assignment.workers:
             if worker.node == supervisor_id:
                 code_dir, hurry = code_for(worker, assignment, upgrade)
-                desired.setdefault(worker.port, set()).add(Work(topology_id, code_dir, assignment.restarts))
+                desired.setdefault(worker.port, set()).add(
+                    Work(topology_id, code_dir, assignment.restarts)
+                )
                 memory[topology_id, worker.port] = worker.memory_bytes
                 if not hurry:
                     lazy.add(worker.port)
@@ -229,7 +241,9 @@ def desired_slots(
         lazy=frozenset(lazy & work.keys()),
         memory=memory,
         contested={
-            port: tuple(sorted(work.topology_id for work in works)) for port, works in desired.items() if len(works) > 1
+            port: tuple(sorted(work.topology_id for work in works))
+            for port, works in desired.items()
+            if len(works) > 1
         },
     )
 

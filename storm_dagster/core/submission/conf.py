@@ -14,7 +14,12 @@ OWNER_KEY = "topology.submitter.user"
 _LISTS = ("topology.users", "topology.groups")
 _KEEP_CONF = "topology.update.keep.conf"
 UPGRADE_KEYS = frozenset(
-    {"topology.upgrade", "topology.upgrade.workers", "topology.upgrade.component", "topology.upgrade.worker.num"}
+    {
+        "topology.upgrade",
+        "topology.upgrade.workers",
+        "topology.upgrade.component",
+        "topology.upgrade.worker.num",
+    }
 )
 """Keys that ask for a gray upgrade and choose its first workers: no version of the topology stores them."""
 _ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"}
@@ -55,7 +60,10 @@ def limited_conf(user: str, given: Conf, former: Conf | None) -> dict[str, Any]:
     :class:`NotAuthorized` for an update with other lists.
     """
     if former is None:
-        return {OWNER_KEY: user, "topology.users": sorted({*(given.get("topology.users") or ()), user})}
+        return {
+            OWNER_KEY: user,
+            "topology.users": sorted({*(given.get("topology.users") or ()), user}),
+        }
     for key in _LISTS:
         if not set(given.get(key) or ()) <= set(former.get(key) or ()):
             raise NotAuthorized(
@@ -67,7 +75,11 @@ def limited_conf(user: str, given: Conf, former: Conf | None) -> dict[str, Any]:
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:
     """Key -> (old, new) of two total confs; keys that the system sets are left out."""
     quiet = {*_SYSTEM_KEYS, *_ONE_TIME_KEYS}
-    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new} - quiet) if old.get(key) != new.get(key)}
+    return {
+        key: (old.get(key), new.get(key))
+        for key in sorted({*old, *new} - quiet)
+        if old.get(key) != new.get(key)
+    }
 
 
 def message_timeout_secs(conf: Conf) -> int:
@@ -76,7 +88,9 @@ def message_timeout_secs(conf: Conf) -> int:
     return int(timeout) if timeout else 30
 
 
-def normalize_conf(cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str = "") -> dict[str, Any]:
+def normalize_conf(
+    cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str = ""
+) -> dict[str, Any]:
     """The conf that is stored with the topology, of validated ones.
 
     The author's conf, then the submission's, then what the system decides: name and id (left out while the topology
@@ -86,7 +100,11 @@ def normalize_conf(cluster: Conf, submitted: Conf, topology: TopologySpec, topol
     """
     own = {**topology.conf, **submitted}
     given = submitted.get(SUBMITTED_KEYS)
-    given = sorted(set(submitted) - _ONE_TIME_KEYS - set(_SYSTEM_KEYS)) if given is None else list(given)
+    given = (
+        sorted(set(submitted) - _ONE_TIME_KEYS - set(_SYSTEM_KEYS))
+        if given is None
+        else list(given)
+    )
     local_dir = own.get("storm.local.dir")
     if local_dir is not None and local_dir != cluster.get("storm.local.dir"):
         raise InvalidTopology(
@@ -96,7 +114,11 @@ def normalize_conf(cluster: Conf, submitted: Conf, topology: TopologySpec, topol
     total = total_conf(cluster, own)
     ackers = total.get("topology.acker.executors")
     return {
-        **{key: value for key, value in own.items() if key not in (*_SYSTEM_KEYS, SUBMITTED_KEYS, _KEEP_CONF)},
+        **{
+            key: value
+            for key, value in own.items()
+            if key not in (*_SYSTEM_KEYS, SUBMITTED_KEYS, _KEEP_CONF)
+        },
         **({SUBMITTED_KEYS: given} if given else {}),
         "topology.name": topology.name,
         **({"topology.id": topology_id} if topology_id else {}),

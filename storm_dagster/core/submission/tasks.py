@@ -25,7 +25,10 @@ class _Additions(BaseModel):
     outputs: dict[str, StreamSpec]
 
     def to(self, part: ComponentSpec) -> ComponentSpec:
-        changed = {"outputs": {**part.outputs, **self.outputs}, "inputs": (*part.inputs, *self.inputs)}
+        changed = {
+            "outputs": {**part.outputs, **self.outputs},
+            "inputs": (*part.inputs, *self.inputs),
+        }
         return part.model_copy(update=changed)
 
 
@@ -83,11 +86,15 @@ def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
     changed: dict[str, dict[str, ComponentSpec]] = {}
     for kind, parts in (("bolt", spec.bolts), ("spout", spec.spouts)):
         given = conf.get(f"topology.{kind}.parallelism") or {}
-        changed[f"{kind}s"] = {name: _normalized(name, part, conf, given) for name, part in parts.items()}
+        changed[f"{kind}s"] = {
+            name: _normalized(name, part, conf, given) for name, part in parts.items()
+        }
     return spec.model_copy(update=changed)
 
 
-def _normalized(component_id: str, part: ComponentSpec, conf: Conf, overrides: dict[str, Any]) -> ComponentSpec:
+def _normalized(
+    component_id: str, part: ComponentSpec, conf: Conf, overrides: dict[str, Any]
+) -> ComponentSpec:
     parallelism = overrides.get(component_id, part.parallelism)
     if not isinstance(parallelism, int) or isinstance(parallelism, bool):
         raise InvalidTopology(
@@ -117,7 +124,9 @@ def _task_count(part: ComponentSpec, conf: Conf) -> int:
     if part.parallelism < 1 or part.conf.get("topology.tasks") == 0:
         return 0
     count = max(part.parallelism, part.conf.get("topology.tasks") or 0)
-    most = part.conf.get("topology.max.task.parallelism") or conf.get("topology.max.task.parallelism")
+    most = part.conf.get("topology.max.task.parallelism") or conf.get(
+        "topology.max.task.parallelism"
+    )
     return min(count, most) if most else count
 
 
@@ -133,7 +142,9 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     first = 1
     for component_id, kind, part in spec_with_system.components():
         if count := _task_count(part, conf):
-            components[component_id] = ComponentTasks(type=kind, tasks=encode_ranges(range(first, first + count)))
+            components[component_id] = ComponentTasks(
+                type=kind, tasks=encode_ranges(range(first, first + count))
+            )
             first += count
     if all(component_id.startswith("__") for component_id in components):
         raise InvalidTopology(
@@ -146,7 +157,9 @@ def topology_master_task(table: TaskTable) -> int:
     """Task id of the topology master."""
     master = table.components.get(TOPOLOGY_MASTER)
     if master is None or len(master.ids) != 1:
-        raise InvalidTopology(f"the task table has no single {TOPOLOGY_MASTER} task: it was not made by this system")
+        raise InvalidTopology(
+            f"the task table has no single {TOPOLOGY_MASTER} task: it was not made by this system"
+        )
     return master.ids[0]
 
 
@@ -163,7 +176,9 @@ def partition(ids: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False))
 
 
-def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
+def executors_of(
+    table: TaskTable, executors: Mapping[str, int]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Component -> its executors, each a run of its task ids.
 
     ``executors`` (component -> number, as in StormBase) may leave a component out: then each of its tasks
@@ -177,10 +192,14 @@ def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tu
 
 def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
     """Components of a normalized topology whose number of tasks is fixed by ``topology.tasks``."""
-    return frozenset(name for name, _, part in spec.components() if part.conf.get("topology.tasks") is not None)
+    return frozenset(
+        name for name, _, part in spec.components() if part.conf.get("topology.tasks") is not None
+    )
 
 
-def rescale(table: TaskTable, executors: Mapping[str, int], fixed: Collection[str] = ()) -> TaskTable:
+def rescale(
+    table: TaskTable, executors: Mapping[str, int], fixed: Collection[str] = ()
+) -> TaskTable:
     """The task table for new numbers of executors.
 
     A component in ``fixed`` keeps its ids, and more executors than tasks are refused; of any other the

@@ -10,14 +10,29 @@ from typing import Any
 
 from storm_dagster.core.scheduling.build import user_workers
 from storm_dagster.core.submission.conf import normalize_conf, total_conf
-from storm_dagster.core.submission.tasks import normalize_topology, number_tasks, with_system_components
+from storm_dagster.core.submission.tasks import (
+    normalize_topology,
+    number_tasks,
+    with_system_components,
+)
 from storm_dagster.core.window_state import window_shape
 from storm_dagster.model.conf import Conf, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS
-from storm_dagster.model.names import check_component_id, check_importable, check_stream_id, check_topology_name
+from storm_dagster.model.names import (
+    check_component_id,
+    check_importable,
+    check_stream_id,
+    check_topology_name,
+)
 from storm_dagster.model.records import encode_record
-from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec, check_inputs
+from storm_dagster.model.topology import (
+    ComponentSpec,
+    InputSpec,
+    StreamSpec,
+    TopologySpec,
+    check_inputs,
+)
 
 _IDENTIFIER = r"[^\W\d]\w*"
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
@@ -45,7 +60,9 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
     check_topology_name(spec.name)
     if conf.get("topology.workers") is None:
         raise InvalidTopology("topology.workers is not set: give a whole number of at least 1")
-    _check_values(conf, ("topology.workers", "topology.acker.executors", "topology.max.task.parallelism"))
+    _check_values(
+        conf, ("topology.workers", "topology.acker.executors", "topology.max.task.parallelism")
+    )
     try:
         user_workers(conf.get("use.userdefine.assignment"))
     except InvalidRequest as error:
@@ -55,11 +72,16 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
             f"component id {both[0]!r} names a spout and a bolt: component ids are unique, rename one"
         )
     if not spec.spouts:
-        raise InvalidTopology(f"topology {spec.name!r} has no spout, so that no tuple ever enters it: add one")
+        raise InvalidTopology(
+            f"topology {spec.name!r} has no spout, so that no tuple ever enters it: add one"
+        )
     for component_id, kind, part in spec.components():
         check_component_id(component_id)
         _check_component(component_id, kind, part)
-        if any(key.startswith("topology.bolts.") and value is not None for key, value in part.conf.items()):
+        if any(
+            key.startswith("topology.bolts.") and value is not None
+            for key, value in part.conf.items()
+        ):
             window_shape({**conf, **part.conf}, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
         streams = check_inputs(spec, component_id)
@@ -99,7 +121,9 @@ def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
     if part.object.python is not None:
         check_code_name(part.object.python, f"{kind} {component_id!r}")
     elif any("\x00" in word for word in part.object.shell or ()):
-        raise InvalidTopology(f"{kind} {component_id!r} has a NUL character in its shell command: remove it")
+        raise InvalidTopology(
+            f"{kind} {component_id!r} has a NUL character in its shell command: remove it"
+        )
     for stream_id, stream in part.outputs.items():
         check_stream_id(stream_id)
         if repeated := sorted({name for name in stream.fields if stream.fields.count(name) > 1}):
@@ -119,9 +143,13 @@ def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> 
     where = f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
     needs = GROUPINGS[grouping.type].needs
     if needs == "fields" and not grouping.fields:
-        raise InvalidTopology(f"{where} names no field: name at least one, or use the global grouping")
+        raise InvalidTopology(
+            f"{where} names no field: name at least one, or use the global grouping"
+        )
     if needs == "direct" and not stream.direct:
-        raise InvalidTopology(f"{where}, which is not a direct stream: declare it direct, or group otherwise")
+        raise InvalidTopology(
+            f"{where}, which is not a direct stream: declare it direct, or group otherwise"
+        )
     if needs == "object":
         if not grouping.object:
             raise InvalidTopology(f"{where} names no function: give 'module:function'")

@@ -44,15 +44,24 @@ def pick(snapshot: UpgradeSnapshot) -> Pick | None:
     record = snapshot.state.record
     if record is None or snapshot.phase != "requested":
         return None
-    left = [each.address for each in selected(record, snapshot) if snapshot.workers[each.address] == "former"]
+    left = [
+        each.address
+        for each in selected(record, snapshot)
+        if snapshot.workers[each.address] == "former"
+    ]
     whole = bool(record.workers) or (record.component is not None and not record.number)
     chosen = left if whole else left[: record.number]
     used_up = not record.workers and len(chosen) == len(left)
     component = None if used_up else record.component
-    return Pick(tuple(chosen), record.model_copy(update={"continue_": False, "workers": (), "component": component}))
+    return Pick(
+        tuple(chosen),
+        record.model_copy(update={"continue_": False, "workers": (), "component": component}),
+    )
 
 
-def code_for(worker: WorkerSlot, assignment: Assignment, state: UpgradeState | None) -> tuple[str, bool]:
+def code_for(
+    worker: WorkerSlot, assignment: Assignment, state: UpgradeState | None
+) -> tuple[str, bool]:
     """The code that the worker's next process runs, and whether a process that runs other code must go for it.
 
     A worker that an upgrade did not take keeps its process: when the upgrade ends, its next start brings the
@@ -105,14 +114,22 @@ def next_move(
     """
     phase, record = worker_phase(address, state), state.record
     if phase == "rolling back":
-        return Move(address, "back") if run is not None and run.code_dir == former and run.running else None
+        return (
+            Move(address, "back")
+            if run is not None and run.code_dir == former and run.running
+            else None
+        )
     if phase != "upgrading" or record is None or run is None or run.code_dir != record.code_dir:
         return None
     mark = state.upgrading[address]
     if mark.failed is not None:
         return None
     if run.running:
-        return Move(address, "upgraded", mark.model_copy(update={"boot_id": boot_id, "started": run.started}))
+        return Move(
+            address,
+            "upgraded",
+            mark.model_copy(update={"boot_id": boot_id, "started": run.started}),
+        )
     if boot_now - run.started <= launch_secs:
         return None
     reason = f"the tasks of {address} did not run within {launch_secs:g} s of its start with the new code"
@@ -144,7 +161,9 @@ def early_failure(
 class UpgradeEvent:
     """Something that changes an upgrade: a request, or what is due."""
 
-    action: Literal["begin", "continue", "complete", "expire", "roll_back", "finish_rollback", "abandon"]
+    action: Literal[
+        "begin", "continue", "complete", "expire", "roll_back", "finish_rollback", "abandon"
+    ]
     reason: str | None = None
     selection: Selection = field(default_factory=Selection)
     """With ``begin`` and ``continue``: the next batch."""
@@ -198,7 +217,9 @@ class UpgradeTransition:
     """The new code, when it becomes the topology's."""
 
 
-def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -> UpgradeTransition:
+def transition(
+    base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent
+) -> UpgradeTransition:
     """The transition of an upgrade under ``event``; :class:`Conflict` and :class:`InvalidRequest` as of the checks."""
     record, reason = snapshot.state.record, event.reason or ""
     if event.action == "begin":
@@ -209,8 +230,12 @@ def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) 
         base, after = apply_event(base, "upgrade"), _request(event.record, event.selection)
         return UpgradeTransition("begun", base, after, step="gray_upgrade", action="grayUpgrade")
     if event.action == "continue":
-        after = _request(check_continue(base, snapshot, event.selection), event.selection, event.token)
-        return UpgradeTransition("continued", base, after, step="continue_upgrade", action="grayUpgrade")
+        after = _request(
+            check_continue(base, snapshot, event.selection), event.selection, event.token
+        )
+        return UpgradeTransition(
+            "continued", base, after, step="continue_upgrade", action="grayUpgrade"
+        )
     if event.action in ("finish_rollback", "abandon"):
         found = due(snapshot)
         if found is None or found.action not in ("finish_rollback", "abandon"):
@@ -222,11 +247,17 @@ def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) 
         check_ending(base, back=True)
         if record is None:
             return _close(base, "abandoned", "its upgrade record is gone")
-        after = record.model_copy(update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason})
+        after = record.model_copy(
+            update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason}
+        )
         base = apply_event(base, "rollback")
-        return UpgradeTransition("rolling back", base, after, reason, "roll_back", "rollbackTopology")
+        return UpgradeTransition(
+            "rolling back", base, after, reason, "roll_back", "rollbackTopology"
+        )
     if record is not None and record.rollback:
-        raise Conflict(f"the upgrade of {base.name!r} is being rolled back: wait until that has ended")
+        raise Conflict(
+            f"the upgrade of {base.name!r} is being rolled back: wait until that has ended"
+        )
     check_ending(base, back=False)
     if record is None:
         return _close(base, "abandoned", reason or _REQUESTED)
@@ -248,7 +279,9 @@ def _request(record: GrayUpgrade | None, selection: Selection, token: str = "") 
 
 def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
     """The record goes, the status is ACTIVE again, the code stays what it was."""
-    return UpgradeTransition(outcome, apply_event(base, "end_upgrade"), reason=reason, step="finish_rollback")
+    return UpgradeTransition(
+        outcome, apply_event(base, "end_upgrade"), reason=reason, step="finish_rollback"
+    )
 
 
 def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
@@ -256,11 +289,17 @@ def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) 
     record = snapshot.state.record
     if sent.step == "gray_upgrade":
         # The supervisor may have picked its batch since; no other upgrade has its code.
-        return record is not None and sent.record is not None and record.code_dir == sent.record.code_dir
+        return (
+            record is not None
+            and sent.record is not None
+            and record.code_dir == sent.record.code_dir
+        )
     if sent.step == "continue_upgrade":
         # The supervisor may have picked it since, as above.
         mine = "" if sent.record is None else sent.record.batch_token
-        return record == sent.record or (record is not None and bool(mine) and record.batch_token == mine)
+        return record == sent.record or (
+            record is not None and bool(mine) and record.batch_token == mine
+        )
     completed = base.status == "ACTIVE" and snapshot.assignment.code_dir == sent.code_dir
     return sent.step == "complete_upgrade" and completed
 
@@ -280,9 +319,13 @@ def check_continue(base: StormBase, snapshot: UpgradeSnapshot, selection: Select
     """The record of the upgrade that may go on with that selection; the error that says why not."""
     record, phase = snapshot.state.record, snapshot.phase
     if base.status == "ACTIVE":
-        raise InvalidRequest(f"topology {base.name!r} is not being upgraded: give the new code (TARGET) to begin")
+        raise InvalidRequest(
+            f"topology {base.name!r} is not being upgraded: give the new code (TARGET) to begin"
+        )
     if phase == "rolling back":
-        raise Conflict(f"the upgrade of {base.name!r} is being rolled back: wait until that has ended")
+        raise Conflict(
+            f"the upgrade of {base.name!r} is being rolled back: wait until that has ended"
+        )
     if record is None or base.status != "UPGRADING":
         # In the words of the table of statuses.
         apply_event(base, "upgrade")
@@ -300,4 +343,6 @@ def check_ending(base: StormBase, *, back: bool) -> None:
     """:class:`Conflict` unless an upgrade is under way that can be completed, or rolled ``back`` (again)."""
     if base.status != "UPGRADING" and not (back and base.status == "ROLLBACK"):
         what = "roll back" if back else "complete"
-        raise Conflict(f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}")
+        raise Conflict(
+            f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}"
+        )

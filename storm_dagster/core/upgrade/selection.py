@@ -67,7 +67,9 @@ class UpgradeSnapshot:
     @cached_property
     def workers(self) -> dict[str, WorkerPhase]:
         """``host:port`` -> state of each candidate. What was taken from a lost host is elsewhere and does not count."""
-        return {worker.address: worker_phase(worker.address, self.state) for worker in self.candidates}
+        return {
+            worker.address: worker_phase(worker.address, self.state) for worker in self.candidates
+        }
 
     @property
     def complete(self) -> bool:
@@ -145,14 +147,22 @@ def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
     masters = {worker.address for worker in snapshot.assignment.workers} - snapshot.workers.keys()
     for worker in selection.workers:
         if worker in masters:
-            raise InvalidRequest(f"{of}: {worker} runs the topology master, which is not upgraded: choose others")
+            raise InvalidRequest(
+                f"{of}: {worker} runs the topology master, which is not upgraded: choose others"
+            )
         if worker not in snapshot.workers:
             known = ", ".join(sorted(snapshot.workers))
             raise InvalidRequest(f"{of}: it has no worker {worker}: its workers are {known}")
     components = snapshot.table.components.keys() - {TOPOLOGY_MASTER}
-    if not selection.workers and selection.component is not None and selection.component not in components:
+    if (
+        not selection.workers
+        and selection.component is not None
+        and selection.component not in components
+    ):
         known = ", ".join(sorted(components))
-        raise InvalidRequest(f"{of}: it has no component {selection.component!r}: its components are {known}")
+        raise InvalidRequest(
+            f"{of}: it has no component {selection.component!r}: its components are {known}"
+        )
     chosen = selected(selection, snapshot)
     if all(snapshot.workers[worker.address] == "upgraded" for worker in chosen):
         raise InvalidRequest(
@@ -168,7 +178,9 @@ def check_master_alone(snapshot: UpgradeSnapshot) -> None:
     """
     home = snapshot.master
     if home is None:
-        raise Conflict(f"the topology master of {snapshot.name!r} has no worker now: try again when it runs")
+        raise Conflict(
+            f"the topology master of {snapshot.name!r} has no worker now: try again when it runs"
+        )
     if len(home.ids) > 1:
         raise InvalidRequest(
             f"topology {snapshot.name!r} cannot be upgraded worker by worker: its topology master shares {home.address} "
@@ -192,7 +204,10 @@ def check_compatible(name: str, old: TopologySpec, new: TopologySpec) -> None:
             )
         for component, part in before.items():
             other = after[component]
-            for what, same in (("streams", part.outputs == other.outputs), ("inputs", part.inputs == other.inputs)):
+            for what, same in (
+                ("streams", part.outputs == other.outputs),
+                ("inputs", part.inputs == other.inputs),
+            ):
                 if not same:
                     raise InvalidTopology(
                         f"the {what} of {kind} {component!r} differ in the new code of {name!r}, so that it cannot run "

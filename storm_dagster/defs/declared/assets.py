@@ -70,8 +70,13 @@ def topology_assets(
     for component, kind, part in described.spec.components():
         inputs = reads[component]
         own = dg.AssetKey([*prefix, name, component])
-        outside = [dg.AssetKey(each.split("/")) for each in part.conf.get("topology.component.assets") or ()]
-        upstream = [dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)] or [key]
+        outside = [
+            dg.AssetKey(each.split("/"))
+            for each in part.conf.get("topology.component.assets") or ()
+        ]
+        upstream = [
+            dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)
+        ] or [key]
         spec = dg.AssetSpec(
             key=own,
             deps=[*upstream, *outside] if kind == "spout" else upstream,
@@ -80,7 +85,9 @@ def topology_assets(
             metadata={
                 "executors": declaration.parallelism.get(component, part.parallelism),
                 "inputs": table("from stream grouping", inputs),
-                "outputs": table("stream fields", [(s, ", ".join(out.fields)) for s, out in part.outputs.items()]),
+                "outputs": table(
+                    "stream fields", [(s, ", ".join(out.fields)) for s, out in part.outputs.items()]
+                ),
                 "dagster/column_schema": _columns(part),
                 **_code_reference(described, part.object.python),
             },

@@ -61,7 +61,11 @@ _LIMITS = {
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
     """Check name -> its rule; of the limits only those that are set."""
     words = catalog()["declared_checks"].items()
-    return {name: text for name, text in words if name not in _LIMITS or getattr(alerts, _LIMITS[name]) is not None}
+    return {
+        name: text
+        for name, text in words
+        if name not in _LIMITS or getattr(alerts, _LIMITS[name]) is not None
+    }
 
 
 def check_results(
@@ -88,7 +92,11 @@ def check_results(
     if document is not None and not measured:
         return found
     latency, ratio = spout_metrics(document)
-    values = {"complete_ms": latency, "failed_ratio": ratio, "errors": float(len((document or {}).get("errors", ())))}
+    values = {
+        "complete_ms": latency,
+        "failed_ratio": ratio,
+        "errors": float(len((document or {}).get("errors", ()))),
+    }
     for name, limit_name in _LIMITS.items():
         value, limit = values[limit_name], getattr(alerts, limit_name)
         if limit is not None:
@@ -128,7 +136,11 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetChe
     return dg.AssetCheckResult(
         passed=bool(tasks) and not waiting,
         description=words,
-        metadata={"topology_id": str(document["id"]), "not_running": len(waiting), "tasks": len(tasks)},
+        metadata={
+            "topology_id": str(document["id"]),
+            "not_running": len(waiting),
+            "tasks": len(tasks),
+        },
     )
 
 
@@ -140,7 +152,9 @@ def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> dg.Ass
         description=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         if seen is not None
         else "all tasks were never seen running",
-        severity=dg.AssetCheckSeverity.ERROR if age > limits.fail_minutes else dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR
+        if age > limits.fail_minutes
+        else dg.AssetCheckSeverity.WARN,
         metadata={} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)},
     )
 
@@ -152,10 +166,13 @@ def _as_declared(
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"
     # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no fault.
-    heavy = [part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")]
+    heavy = [
+        part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")
+    ]
     return dg.AssetCheckResult(
         passed=not differ,
-        description="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
+        description="; ".join(f"{part}: {text}" for part, text in differ.items())
+        or "everything is as declared",
         severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
         metadata={"drift": table("what how", list(differ.items())), "differences": len(differ)},
     )

@@ -24,7 +24,12 @@ from dagster.components.component_scaffolding import scaffold_component
 from pydantic import ConfigDict, Field
 
 from storm_dagster.defs.declared.assets import topology_assets
-from storm_dagster.defs.declared.checks import FreshnessAttributes, GrayAttributes, ScheduleAttributes, TopologyAlerts
+from storm_dagster.defs.declared.checks import (
+    FreshnessAttributes,
+    GrayAttributes,
+    ScheduleAttributes,
+    TopologyAlerts,
+)
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
@@ -73,9 +78,13 @@ class StormTopologyScaffolder(Scaffolder):
         path = request.target_path / f"{module}.py"
         if not path.exists():
             request.target_path.mkdir(parents=True, exist_ok=True)
-            path.write_text(_SCAFFOLDED.read_text(encoding="utf-8").replace("@CLASS@", class_name), encoding="utf-8")
+            path.write_text(
+                _SCAFFOLDED.read_text(encoding="utf-8").replace("@CLASS@", class_name),
+                encoding="utf-8",
+            )
         scaffold_component(
-            request, {"name": name, "target": f"{module}.py:{class_name}", "workers": 2, "deploy": "manual"}
+            request,
+            {"name": name, "target": f"{module}.py:{class_name}", "workers": 2, "deploy": "manual"},
         )
 
 
@@ -116,9 +125,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     tags: dict[str, str] = described("topology.tags", default={})
     kinds: list[str] = described("topology.kinds", default=["storm", "python"])
     deps: list[str] = described("topology.deps", default=[])
-    automation_condition: Annotated[dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)] = (
-        described("topology.automation_condition", default=None)
-    )
+    automation_condition: Annotated[
+        dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
+    ] = described("topology.automation_condition", default=None)
     own_jobs: bool | None = Field(
         default=None,
         description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. Empty: where the project "
@@ -158,8 +167,14 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
                 f"topology {self.name!r} is declared twice: in {other} and in {place}: rename one of them, or remove it"
             )
         if self.workers is not None and "topology.workers" in self.conf:
-            raise InvalidRequest(f"{place} names topology.workers in conf and workers: leave one of them out")
-        chosen = {key: value for key, value in conf.items() if key in self.conf and key != "topology.workers"}
+            raise InvalidRequest(
+                f"{place} names topology.workers in conf and workers: leave one of them out"
+            )
+        chosen = {
+            key: value
+            for key, value in conf.items()
+            if key in self.conf and key != "topology.workers"
+        }
         if self.deploy == "gray":
             # Workers are upgraded one by one under a topology master that shares a worker with nobody.
             chosen.setdefault("topology.master.single.worker", True)
@@ -201,7 +216,11 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             files=LoadedFiles(declaration, described),
             identifier=_identifier(self.name),
             specs=[specs[0].merge_attributes(tags=DECLARED_TAG), *specs[1:]],
-            components={asset.component: translation.key(asset.spec.key) for asset in assets if asset.component},
+            components={
+                asset.component: translation.key(asset.spec.key)
+                for asset in assets
+                if asset.component
+            },
             policy=self.deploy,
             batch=self.gray.model_dump(exclude_none=True),
             alerts=self.alerts,
@@ -213,7 +232,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         few = len(context.component_tree.get_all_components(StormTopologyComponent)) <= _FEW
         # The jobs of a topology named `declared` would have the names of the shared ones.
-        own_jobs = (few if self.own_jobs is None else self.own_jobs) and topology.identifier != "declared"
+        own_jobs = (
+            few if self.own_jobs is None else self.own_jobs
+        ) and topology.identifier != "declared"
         own = topology_definitions(topology, own_jobs=own_jobs)
         first = next(iter(topologies)) == self.name
         made = dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
@@ -230,6 +251,9 @@ def _absolute_target(target: str, folder: Path) -> str:
     """A file beside the ``defs.yaml`` by its absolute path; anything else as it is."""
     for separator in ("::", ":"):
         file, found, rest = target.partition(separator)
-        if file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz")) and not Path(file).is_absolute():
+        if (
+            file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz"))
+            and not Path(file).is_absolute()
+        ):
             return f"{(folder / file).absolute()}{found}{rest}"
     return target

@@ -93,7 +93,10 @@ class Actual:
     @property
     def version_tags(self) -> dict[str, str]:
         """Dagster's tags of a materialization: of which code and data it is."""
-        return {"dagster/code_version": self.code_version or "unknown", DATA_VERSION_TAG: self.data_version}
+        return {
+            "dagster/code_version": self.code_version or "unknown",
+            DATA_VERSION_TAG: self.data_version,
+        }
 
 
 class LoadedFiles:
@@ -204,7 +207,9 @@ def describe_declared(declaration: Declaration) -> Described:
     found = _describe(declaration.target, tuple(declaration.args), files.code_version)
     version = _version(files.code_version, declaration.conf)
     problem = found.problem or _wrong_names(declaration, found.spec)
-    return replace(files, spec=None if found.problem else found.spec, code_version=version, problem=problem)
+    return replace(
+        files, spec=None if found.problem else found.spec, code_version=version, problem=problem
+    )
 
 
 def describe_files(declaration: Declaration) -> Described:
@@ -235,7 +240,9 @@ def _wrong_names(declaration: Declaration, spec: TopologySpec | None) -> str | N
     )
 
 
-def differences(declaration: Declaration, described: Described, actual: Actual | None) -> dict[str, str]:
+def differences(
+    declaration: Declaration, described: Described, actual: Actual | None
+) -> dict[str, str]:
     """Differences from the declaration: part -> text; empty when there are none.
 
     Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
@@ -252,13 +259,17 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
         found["code"] = f"declared {described.code_version}, running {runs}"
         for key, value in sorted(declaration.conf.items()) if actual.conf else ():
             if actual.conf.get(key) != value:
-                found[f"conf.{key}"] = f"declared {mask(value, key)}, running {mask(actual.conf.get(key), key)}"
+                found[f"conf.{key}"] = (
+                    f"declared {mask(value, key)}, running {mask(actual.conf.get(key), key)}"
+                )
     if declaration.workers is not None and actual.workers != declaration.workers:
         found["workers"] = f"declared {declaration.workers}, running {actual.workers}"
     for component, count in sorted(declaration.parallelism.items()):
         now = actual.executors.get(component)
         if now != count:
-            found[f"parallelism.{component}"] = f"declared {count}, running {now if now is not None else 'none'}"
+            found[f"parallelism.{component}"] = (
+                f"declared {count}, running {now if now is not None else 'none'}"
+            )
     status = "INACTIVE" if declaration.inactive else "ACTIVE"
     if actual.status in ("ACTIVE", "INACTIVE") and actual.status != status:
         found["status"] = f"declared {status}, it is {actual.status}"
@@ -270,7 +281,9 @@ def with_parallelism(spec: TopologySpec, parallelism: Mapping[str, int]) -> Topo
 
     def changed(parts: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: part.model_copy(update={"parallelism": parallelism[name]}) if name in parallelism else part
+            name: part.model_copy(update={"parallelism": parallelism[name]})
+            if name in parallelism
+            else part
             for name, part in parts.items()
         }
 

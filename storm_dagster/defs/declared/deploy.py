@@ -16,11 +16,23 @@ from typing import Any, Literal
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import NimbusClient, submit_uploaded, upload, wait_for_run, wait_for_tasks
 from storm_dagster.client.waiting import wait_for_status
-from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences, with_parallelism
+from storm_dagster.defs.declared.declaration import (
+    Actual,
+    Declaration,
+    Described,
+    differences,
+    with_parallelism,
+)
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
 from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive, StormDagsterError
+from storm_dagster.model.errors import (
+    Conflict,
+    InvalidTopology,
+    KeyNotFound,
+    NotAlive,
+    StormDagsterError,
+)
 from storm_dagster.model.names import conf_key
 from storm_dagster.model.view import ClusterView, UpgradeState
 from storm_dagster.packaging.archive import bundle_target
@@ -69,7 +81,9 @@ def read_actual(
 
 
 @contextmanager
-def alone(cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify) -> Iterator[bool]:
+def alone(
+    cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify
+) -> Iterator[bool]:
     """One deploy of a declared topology at a time, whatever started it and wherever it runs.
 
     Waits while a run deploys another version; ``False`` at once while one deploys this very version: there is
@@ -80,7 +94,9 @@ def alone(cluster: StormClusterState, name: str, version: str | None, run_id: st
     while not cluster.state.claim_ephemeral_node(path, mine):
         other = json.loads(cluster.state.get_data(path) or b"{}")
         if version is not None and other.get("version") == version:
-            notify(f"run {other['run']} deploys version {version} of {name} now: it is left to that run")
+            notify(
+                f"run {other['run']} deploys version {version} of {name} now: it is left to that run"
+            )
             yield False
             return
         if time.monotonic() >= deadline:
@@ -157,20 +173,31 @@ class Reconciler:
         self.notify(f"{verb}: run {run_id or 'none, the leader did it itself'}")
         if run_id:
             deadline = time.monotonic() + _WAIT_SECS
-            wait_for_run(self.nimbus, run_id, deadline=deadline, on_document=_patience(self.shares_queue))
+            wait_for_run(
+                self.nimbus, run_id, deadline=deadline, on_document=_patience(self.shares_queue)
+            )
 
-    def run(self, actual: Actual | None, *, only_submit: bool = False, may_submit: bool = True) -> list[str]:
+    def run(
+        self, actual: Actual | None, *, only_submit: bool = False, may_submit: bool = True
+    ) -> list[str]:
         """Change what differs from the declaration; what was done, in words.
 
         With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that does not run. With
         policy ``manual`` its code is. Raises the typed error of whatever refuses, and :class:`LeftToQueue` where
         ``shares_queue`` says of a run of nimbus that it waits in the caller's queue.
         """
-        declaration, described, name, done = self.declaration, self.described, self.declaration.name, list[str]()
+        declaration, described, name, done = (
+            self.declaration,
+            self.described,
+            self.declaration.name,
+            list[str](),
+        )
         differ = differences(declaration, described, actual)
         if "running" in differ:
             if not may_submit:
-                self.notify(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
+                self.notify(
+                    f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand"
+                )
                 return []
             submission = submit_uploaded(
                 self.nimbus,
@@ -184,7 +211,10 @@ class Reconciler:
             return [f"submitted as {submission.id} (run {submission.run_id})"]
         if only_submit or actual is None:
             return []
-        going_on = actual.status == "UPGRADING" and actual.upgrading_to == described.code_version is not None
+        going_on = (
+            actual.status == "UPGRADING"
+            and actual.upgrading_to == described.code_version is not None
+        )
         if actual.status not in ("ACTIVE", "INACTIVE") and not going_on:
             self.notify(f"{name} is {actual.status}: it is left alone until that is over")
             return []
@@ -204,7 +234,10 @@ class Reconciler:
         if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
             executors = {"executors": spread} if spread else {}
             self.change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
-            done.append("rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items()))
+            done.append(
+                "rebalanced: "
+                + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items())
+            )
         if "status" in differ:
             self.change("deactivate" if declaration.inactive else "activate", {})
             done.append("deactivated" if declaration.inactive else "activated")
@@ -235,7 +268,9 @@ class Reconciler:
         if handle is not None:
             self.change("gray-upgrade", {"handle": handle, "token": self.token, **self.batch})
         while True:
-            document = wait_for_status(self.nimbus, name, _batch_over, deadline=deadline, what="the end of a batch")
+            document = wait_for_status(
+                self.nimbus, name, _batch_over, deadline=deadline, what="the end of a batch"
+            )
             if document is None:
                 raise NotAlive(f"topology {name!r} was killed while it was upgraded")
             if document["status"] == "ACTIVE":
@@ -248,23 +283,35 @@ class Reconciler:
 
     def _upload(self) -> Any:
         declaration, described = self.declaration, self.described
-        if described.spec is None or described.problem is not None or described.code_version is None:
+        if (
+            described.spec is None
+            or described.problem is not None
+            or described.code_version is None
+        ):
             raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
         # A declaration is the whole conf: a key that is gone from it is gone from the topology.
         whole = {"topology.update.keep.conf": False}
         conf = {**declaration.submitted_conf, **whole, DECLARED_VERSION_KEY: described.code_version}
         home = home_dir(declaration.home)
         with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
-            bundle = bundle_target(declaration.target, declaration.args, folder=Path(folder), home=home)
+            bundle = bundle_target(
+                declaration.target, declaration.args, folder=Path(folder), home=home
+            )
             spec = with_parallelism(bundle.topology, declaration.parallelism)
-            return upload(self.nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name)
+            return upload(
+                self.nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name
+            )
 
 
 def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the next call, by `show` of the topology: the component's workers, and then the others."""
     left = {worker for worker, state in document["upgrade"]["workers"].items() if state == "former"}
     component = batch.get("component")
-    of_component = {f"{task['host']}:{task['port']}" for task in document["tasks"] if task["component"] == component}
+    of_component = {
+        f"{task['host']}:{task['port']}"
+        for task in document["tasks"]
+        if task["component"] == component
+    }
     wanted = dict(batch) if left & of_component else {"number": batch.get("number", 1)}
     # Nothing of a former batch's token: with it the call would only be told that the upgrade began.
     return {key: value for key, value in wanted.items() if value is not None}

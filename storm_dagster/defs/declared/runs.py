@@ -10,7 +10,13 @@ import dagster as dg
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
-from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, describe_declared, differences
+from storm_dagster.defs.declared.declaration import (
+    Actual,
+    Declaration,
+    Described,
+    describe_declared,
+    differences,
+)
 from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import described, run_under_way, topology_tags
@@ -141,7 +147,9 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     name, key = topology.name, topology.key
 
     @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
-    def deploy(context: dg.AssetExecutionContext, config: DeployConfig) -> Iterable[dg.MaterializeResult]:
+    def deploy(
+        context: dg.AssetExecutionContext, config: DeployConfig
+    ) -> Iterable[dg.MaterializeResult]:
         # Not as this process loaded it: the version must be that of the files that travel.
         described = describe_declared(topology.declaration)
         run, hand = context.run, not _AUTOMATIC_TAGS & context.run.tags.keys()
@@ -195,14 +203,23 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
 
 def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
     words = wanted_checks(topology.alerts)
-    specs = [dg.AssetCheckSpec(name, asset=topology.key, description=text) for name, text in words.items()]
+    specs = [
+        dg.AssetCheckSpec(name, asset=topology.key, description=text)
+        for name, text in words.items()
+    ]
 
     @dg.multi_asset_check(name=f"check_{topology.identifier}_op", specs=specs, can_subset=True)
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
         with step_errors(), topology.connect() as (cluster, blobs):
-            snapshot = topology.snapshot(cluster, blobs, cluster.load_view(), topology.nimbus.topology)
+            snapshot = topology.snapshot(
+                cluster, blobs, cluster.load_view(), topology.nimbus.topology
+            )
         now = time.time()
-        seen = now if snapshot.runs else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
+        seen = (
+            now
+            if snapshot.runs
+            else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
+        )
         found = {**snapshot.check_results, "fresh": fresh(seen, now, topology.freshness)}
         for key in sorted(context.selected_asset_check_keys, key=lambda item: item.name):
             yield outcome_of(found[key.name], topology.key, key.name, dg.AssetCheckResult)
@@ -211,7 +228,11 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
 
 
 def ask_job(
-    verb: str, job: str, description: str, topologies: Mapping[str, DeclaredTopology], tags: Mapping[str, str]
+    verb: str,
+    job: str,
+    description: str,
+    topologies: Mapping[str, DeclaredTopology],
+    tags: Mapping[str, str],
 ) -> dg.JobDefinition:
     """A job that asks nimbus to kill or rebalance one of ``topologies``."""
 
@@ -224,10 +245,17 @@ def ask_job(
                     f"name is {name!r}, declared are {', '.join(sorted(topologies))}: name one of them"
                 )
             with topologies[name].nimbus.client() as nimbus:
-                asked = change_topology(nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs)
+                asked = change_topology(
+                    nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs
+                )
         context.add_output_metadata({"topology": name, "run_id": str(asked.run_id or "none")})
 
-    @dg.job(name=job, executor_def=dg.in_process_executor, description=description, tags={**tags, **PRIORITY_TAGS})
+    @dg.job(
+        name=job,
+        executor_def=dg.in_process_executor,
+        description=description,
+        tags={**tags, **PRIORITY_TAGS},
+    )
     def asking() -> None:
         ask()
 
@@ -240,8 +268,16 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
     ended = f"Ends {name}: silence, a wait, and the end. It stays ended until somebody deploys it by hand."
     found: list[Any] = [ask_job("kill", f"kill_{identifier}", ended, {name: topology}, tags)]
     for verb, config, what in (
-        ("submit", DeployConfig(only_submit=True), "Submits {} as declared; leaves it alone when it runs."),
-        ("deploy", DeployConfig(deploy_code=True), "Brings {} to what is declared: submits, deploys, heals."),
+        (
+            "submit",
+            DeployConfig(only_submit=True),
+            "Submits {} as declared; leaves it alone when it runs.",
+        ),
+        (
+            "deploy",
+            DeployConfig(deploy_code=True),
+            "Brings {} to what is declared: submits, deploys, heals.",
+        ),
     ):
         job = dg.define_asset_job(
             f"{verb}_{identifier}",
@@ -258,7 +294,9 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
 def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     name, wanted, tags = topology.name, topology.schedule, topology_tags(topology.name)
 
-    def schedule(verb: str, cron: str, what: str, decide: Callable[..., dg.RunRequest | str]) -> dg.ScheduleDefinition:
+    def schedule(
+        verb: str, cron: str, what: str, decide: Callable[..., dg.RunRequest | str]
+    ) -> dg.ScheduleDefinition:
         @dg.schedule(
             name=f"{verb}_{topology.identifier}_schedule",
             job_name=f"{verb}_declared",
@@ -271,7 +309,9 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
             try:
                 with topology.connect(context.instance) as (cluster, blobs):
                     conf = topology.zookeeper.conf()
-                    ops = OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement)
+                    ops = OperationsContext(
+                        cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement
+                    )
                     answer = decide(context.instance, ops, read_actual(cluster, blobs, name))
             except StormDagsterError as error:
                 answer = error.message
@@ -281,7 +321,9 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
 
         return tick
 
-    def deploy(instance: dg.DagsterInstance, _: OperationsContext, actual: Actual | None) -> dg.RunRequest | str:
+    def deploy(
+        instance: dg.DagsterInstance, _: OperationsContext, actual: Actual | None
+    ) -> dg.RunRequest | str:
         differ = differences(topology.declaration, topology.described, actual)
         if "target" in differ:
             return f"{name} cannot be deployed: {differ['target']}"
@@ -291,18 +333,38 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         newer = topology.files.changed()
         left_alone = ("code", "conf") if topology.policy == "manual" or newer else ()
         if all(part.partition(".")[0] in left_alone for part in differ):
-            return f"{name} has newer code on disk: reload definitions" if newer else f"{name} is as declared"
+            return (
+                f"{name} has newer code on disk: reload definitions"
+                if newer
+                else f"{name} is as declared"
+            )
         return dg.RunRequest(asset_selection=[topology.key], tags=tags)
 
-    def rebalance(_: dg.DagsterInstance, ops: OperationsContext, actual: Actual | None) -> dg.RunRequest | str:
+    def rebalance(
+        _: dg.DagsterInstance, ops: OperationsContext, actual: Actual | None
+    ) -> dg.RunRequest | str:
         if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
             return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
         if not plan_rebalance(ops, actual.topology_id, dry_run=True).moved:
             return f"{name} is balanced, no plan would change it"
-        return dg.RunRequest(run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags)
+        return dg.RunRequest(
+            run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags
+        )
 
     found = (
-        ("deploy", wanted.deploy, f"Brings {name} to what is declared, unless it was ended.", deploy),
-        ("rebalance", wanted.rebalance, f"Moves the fewest tasks of {name} that restore balance.", rebalance),
+        (
+            "deploy",
+            wanted.deploy,
+            f"Brings {name} to what is declared, unless it was ended.",
+            deploy,
+        ),
+        (
+            "rebalance",
+            wanted.rebalance,
+            f"Moves the fewest tasks of {name} that restore balance.",
+            rebalance,
+        ),
     )
-    return [schedule(verb, cron, what, decide) for verb, cron, what, decide in found if cron is not None]
+    return [
+        schedule(verb, cron, what, decide) for verb, cron, what, decide in found if cron is not None
+    ]

@@ -13,7 +13,13 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
-from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request
+from storm_dagster.defs.declared.runs import (
+    DEPLOY_JOB,
+    DEPLOY_TAG,
+    REBALANCE_JOB,
+    ask_job,
+    deploy_request,
+)
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
 from storm_dagster.defs.keys import run_under_way, topology_tags
 from storm_dagster.defs.observe.checks import outcome_of
@@ -63,7 +69,10 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now, cursor, instance = time.time(), read_cursor(context.cursor), context.instance
         events, requests, summary = list[Any](), list[dg.RunRequest](), list[str]()
-        places = ((digest([one.zookeeper.home, one.zookeeper.conf_dir])[:8], one) for one in topologies.values())
+        places = (
+            (digest([one.zookeeper.home, one.zookeeper.conf_dir])[:8], one)
+            for one in topologies.values()
+        )
         clusters = multimap(places)
         ticked = {where: cursor.get(where) for where in clusters}
         for where, declared in clusters.items():
@@ -76,24 +85,32 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                 if snapshot is None:
                     continue
                 summary += [
-                    str(verdict.description) for verdict in snapshot.check_results.values() if not verdict.passed
+                    str(verdict.description)
+                    for verdict in snapshot.check_results.values()
+                    if not verdict.passed
                 ]
                 events += _new_version(instance, topology, snapshot)
                 declaration, described = topology.declaration, topology.described
                 if topology.policy == "manual" or topology.files.changed():
                     continue  # A run would load the newer files, and leave the same difference from those of here.
-                if request := deploy_request(instance, topology.key, declaration, described, snapshot.actual, now):
+                if request := deploy_request(
+                    instance, topology.key, declaration, described, snapshot.actual, now
+                ):
                     requests.append(request)
             summary += [trouble] if trouble else []
             ticked[where] = ticked[where] if trouble else now
         text = "; ".join(summary[:20]) or f"all tasks of {len(topologies)} declared topologies run"
         skipped = None if requests else dg.SkipReason(text)
-        return dg.SensorResult(requests, asset_events=events, skip_reason=skipped, cursor=json.dumps(ticked))
+        return dg.SensorResult(
+            requests, asset_events=events, skip_reason=skipped, cursor=json.dumps(ticked)
+        )
 
     return watch
 
 
-def _look(declared: list[DeclaredTopology], instance: dg.DagsterInstance) -> tuple[dict[str, DeclaredSnapshot], str]:
+def _look(
+    declared: list[DeclaredTopology], instance: dg.DagsterInstance
+) -> tuple[dict[str, DeclaredSnapshot], str]:
     """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
     found: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
@@ -136,7 +153,9 @@ def state_events(
     if snapshot is None:
         if freshness.passed or seen is None:
             return []
-        snapshot = DeclaredSnapshot({}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble})
+        snapshot = DeclaredSnapshot(
+            {}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble}
+        )
     found = {**snapshot.check_results, "fresh": freshness}
     outcomes = {name: [one.passed, one.passed or str(one.severity)] for name, one in found.items()}
     rows, parts = str(snapshot.details.get("workers_and_logs")), digest(snapshot.components)
@@ -144,17 +163,29 @@ def state_events(
     changed = state != former
     if changed and former and 0 <= now - before["at"] < _CHANGED_EVERY_SECS:
         return []
-    if not changed and not (seen == now and now - before.get(LAST_UPDATED, 0.0) >= _SEEN_EVERY_SECS):
+    if not changed and not (
+        seen == now and now - before.get(LAST_UPDATED, 0.0) >= _SEEN_EVERY_SECS
+    ):
         return []
-    metadata = {**snapshot.metadata, **(snapshot.details if changed else {}), "state": state, "runs": seen == now}
+    metadata = {
+        **snapshot.metadata,
+        **(snapshot.details if changed else {}),
+        "state": state,
+        "runs": seen == now,
+    }
     metadata |= {} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)}
     words = found.get("all_tasks_run", freshness).description
     events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]
     if changed and parts != former.rpartition(".")[2]:
         shown = [name for name in snapshot.components if name in topology.components]
-        events += [dg.AssetObservation(topology.components[n], metadata=snapshot.components[n]) for n in shown]
+        events += [
+            dg.AssetObservation(topology.components[n], metadata=snapshot.components[n])
+            for n in shown
+        ]
     if changed:
-        events += [outcome_of(one, key, name, dg.AssetCheckEvaluation) for name, one in found.items()]
+        events += [
+            outcome_of(one, key, name, dg.AssetCheckEvaluation) for name, one in found.items()
+        ]
     return events
 
 

@@ -9,8 +9,19 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts, check_results
-from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
+from storm_dagster.defs.declared.checks import (
+    FreshnessAttributes,
+    ScheduleAttributes,
+    TopologyAlerts,
+    check_results,
+)
+from storm_dagster.defs.declared.declaration import (
+    DATA_VERSION_TAG,
+    Actual,
+    Declaration,
+    Described,
+    LoadedFiles,
+)
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.metadata import MOST_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
@@ -44,7 +55,11 @@ class DeclaredSnapshot:
     def problems(self) -> list[str]:
         """Problems, as text without numbers that change all the time."""
         shown = ("all_tasks_run", "as_declared")
-        return [str(self.check_results[name].description) for name in shown if name in self.check_results]
+        return [
+            str(self.check_results[name].description)
+            for name in shown
+            if name in self.check_results
+        ]
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,9 @@ class DeclaredTopology:
         return self.declaration.name
 
     @contextmanager
-    def connect(self, ticks_in: dg.DagsterInstance | None = None) -> Iterator[tuple[StormClusterState, BlobStore]]:
+    def connect(
+        self, ticks_in: dg.DagsterInstance | None = None
+    ) -> Iterator[tuple[StormClusterState, BlobStore]]:
         """One session, of a tick in that instance; :class:`Unavailable` when the cluster is out of reach."""
         with self.zookeeper.cluster(ticks_in) as cluster, self.blobstore.blobs(cluster) as blobs:
             yield cluster, blobs
@@ -113,11 +130,17 @@ class DeclaredTopology:
         if actual is None or document is None:
             return DeclaredSnapshot(found, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
-        led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
+        led, services = (
+            cluster.epoch(),
+            {node: info.http for node, info in view.supervisors.items()},
+        )
         details: dict[str, Any] = {**statistics_links(led[1].http if led else "", self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)
         parts: Mapping[str, Any] = document.get("components") or {}
-        components = {name: {"tasks": len(p["tasks"]), "executors": p["executors"]} for name, p in parts.items()}
+        components = {
+            name: {"tasks": len(p["tasks"]), "executors": p["executors"]}
+            for name, p in parts.items()
+        }
         return DeclaredSnapshot(found, actual, metadata, details, components)
 
 
@@ -131,7 +154,13 @@ def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None
 def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
     """The topology in a few numbers, none of which changes while nothing happens."""
     if document is None:
-        return {"topology_id": "none", "status": "NOT RUNNING", "workers": 0, "tasks": 0, "running": 0}
+        return {
+            "topology_id": "none",
+            "status": "NOT RUNNING",
+            "workers": 0,
+            "tasks": 0,
+            "running": 0,
+        }
     return {
         "topology_id": str(document["id"]),
         "status": str(document["status"]),
@@ -141,11 +170,15 @@ def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def workers_markdown(document: Mapping[str, Any], services: Mapping[str, str | None]) -> dg.MarkdownMetadataValue:
+def workers_markdown(
+    document: Mapping[str, Any], services: Mapping[str, str | None]
+) -> dg.MarkdownMetadataValue:
     """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP service."""
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
     for worker in document["workers"][:MOST_LOGS]:
-        linked = log_link(document["id"], worker["host"], worker["port"], services.get(worker["node"]))
+        linked = log_link(
+            document["id"], worker["host"], worker["port"], services.get(worker["node"])
+        )
         tasks, code = encode_ranges(worker["tasks"]), str(worker["version"] or "")[:16]
         rows.append(f"| {linked} | {worker['pid'] or 'none'} | {tasks} | {code} |")
     if len(document["workers"]) > MOST_LOGS:

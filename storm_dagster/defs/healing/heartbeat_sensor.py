@@ -38,7 +38,13 @@ from storm_dagster.defs.healing.memory import (
     spare_runs,
 )
 from storm_dagster.defs.instance_settings import tick_limit
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, SUPERVISORS, UNFINISHED_STATUSES, WAITING_STATUSES, WORKERS
+from storm_dagster.defs.keys import (
+    ACTIVE_TOPOLOGY,
+    SUPERVISORS,
+    UNFINISHED_STATUSES,
+    WAITING_STATUSES,
+    WORKERS,
+)
 from storm_dagster.defs.metadata import table
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
@@ -142,7 +148,9 @@ def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
     """A watch of that cluster; its session and what it has read are kept for the next tick, ``/healer`` is not.
 
     :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist."""
-    key = json.dumps({name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str)
+    key = json.dumps(
+        {name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str
+    )
     watch = _KEPT.pop(key, None) or _Watch(StormClusterState.open(conf))
     try:
         yield watch
@@ -158,10 +166,13 @@ def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
         _KEPT.popitem(last=False)[1].cluster.disconnect()
 
 
-def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> tuple[set[str], str | None]:
+def unfinished_topologies(
+    instance: dg.DagsterInstance, names: DagsterNames
+) -> tuple[set[str], str | None]:
     """Ids of the topologies that a reassignment is working on now, and the run that does not start, if any."""
     records = instance.get_run_records(
-        filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES), limit=100
+        filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES),
+        limit=100,
     )
     found: set[str] = set()
     stuck: str | None = None
@@ -174,7 +185,9 @@ def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> 
         if age > _LONGEST_QUEUE_SECS and record.dagster_run.status in WAITING_STATUSES:
             stuck = record.dagster_run.run_id
         ops: Any = record.dagster_run.run_config.get("ops") or {}
-        for document in ((ops.get(names.name(REASSIGN_OP)) or {}).get("config") or {}).get("causes") or ():
+        for document in ((ops.get(names.name(REASSIGN_OP)) or {}).get("config") or {}).get(
+            "causes"
+        ) or ():
             try:
                 found.add(Cause.from_json(document).topology_id)
             except InvalidRequest:
@@ -193,7 +206,8 @@ def restart_observations(found: Iterable[Restart], key: dg.AssetKey) -> list[dg.
             metadata={
                 "restarts": len(members),
                 "workers": table(
-                    "host port:int supervisor pid:int", [(r.host, r.port, r.node, r.pid) for r in members]
+                    "host port:int supervisor pid:int",
+                    [(r.host, r.port, r.node, r.pid) for r in members],
                 ),
                 "topology_id": members[0].topology_id,
             },
@@ -215,7 +229,9 @@ def recovery_observations(
         }
         words = f"all workers of {recovery.name} run again after {recovery.seconds:.2f} s"
         observations += [
-            dg.AssetObservation(asset_key=topology, partition=recovery.name, description=words, metadata=metadata),
+            dg.AssetObservation(
+                asset_key=topology, partition=recovery.name, description=words, metadata=metadata
+            ),
             dg.AssetObservation(asset_key=workers, description=words, metadata=metadata),
         ]
     return observations
@@ -224,7 +240,9 @@ def recovery_observations(
 def alarm_observation(alarm: str | None, key: dg.AssetKey) -> dg.AssetObservation:
     """Observation of the supervisors: healing pauses, or goes on again."""
     words = f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on"
-    return dg.AssetObservation(asset_key=key, description=words, metadata={"alarm": alarm or "none"})
+    return dg.AssetObservation(
+        asset_key=key, description=words, metadata={"alarm": alarm or "none"}
+    )
 
 
 def seen_text(view: ClusterView, seen: LivenessResult) -> str:
@@ -262,7 +280,11 @@ class _Tick:
     """One evaluation of the sensor."""
 
     def __init__(
-        self, sensor: str, context: dg.SensorEvaluationContext, limits: LivenessLimits, names: DagsterNames
+        self,
+        sensor: str,
+        context: dg.SensorEvaluationContext,
+        limits: LivenessLimits,
+        names: DagsterNames,
     ) -> None:
         self.context = context
         self.settings = HealingSettings(limits, boot_id(), longest_gap_secs=_BLIND_SECS)
@@ -296,7 +318,11 @@ class _Tick:
             watch.publish_alarm(result.memory.alarm)
             left = deadline - time.monotonic()
             # An alarm, and its end, are shown at once.
-            if result.requests or left <= 0 or (result.memory.alarm is None) != (self.alarm is None):
+            if (
+                result.requests
+                or left <= 0
+                or (result.memory.alarm is None) != (self.alarm is None)
+            ):
                 return result.requests
             watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
 
@@ -337,7 +363,12 @@ class _Tick:
             restarted=restarted,
             recovered=recovered,
             memory=replace(
-                step.memory, used=used, workers=workers, recovering=recovering, asked=asked, observed=observed
+                step.memory,
+                used=used,
+                workers=workers,
+                recovering=recovering,
+                asked=asked,
+                observed=observed,
             ),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
             next_check=max(now + _COALESCE_SECS, next_check),
@@ -364,7 +395,9 @@ def build_heartbeat_sensor(
     ``storm_blobstore`` and ``storm_spark``: :func:`build_storm_resources` makes them."""
     names = names or DagsterNames()
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
-        raise InvalidRequest(f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60")
+        raise InvalidRequest(
+            f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60"
+        )
 
     def heartbeat_sensor(
         context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource

@@ -57,7 +57,8 @@ class HealingMemory(HealingState, frozen=True):
         Counters that were seen to move are left out. Who reads the record sees them for the first time, and grants
         them one full timeout."""
         topologies = {
-            topology_id: replace(part, beats=_UNSEEN) for topology_id, part in self.liveness.topologies.items()
+            topology_id: replace(part, beats=_UNSEEN)
+            for topology_id, part in self.liveness.topologies.items()
         }
         # While something waits for a slot, arrivals must be noticed.
         supervisors = dict.fromkeys(self.liveness.supervisors if self.attempts else (), _UNSEEN)
@@ -94,7 +95,9 @@ class HealingCursor:
 
     def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
         """Write the record where it changed."""
-        self._record = store_memory(cluster, self._sensor, memory.to_record(), self._record, epoch=epoch)
+        self._record = store_memory(
+            cluster, self._sensor, memory.to_record(), self._record, epoch=epoch
+        )
 
     def after(self, memory: HealingMemory) -> str:
         """The cursor that leads to ``memory``."""
@@ -136,7 +139,16 @@ def restarts(
                 continue
             slots[name] = token
             if live is not None and before is not None and before != token:
-                found.append(Restart(topology.base.name, topology_id, worker.node, worker.host, worker.port, live.pid))
+                found.append(
+                    Restart(
+                        topology.base.name,
+                        topology_id,
+                        worker.node,
+                        worker.host,
+                        worker.port,
+                        live.pid,
+                    )
+                )
         if slots:
             tokens[topology_id] = slots
     return found, tokens
@@ -170,11 +182,19 @@ def recoveries(
             continue
         version = topology.assignment_at.version
         before = memory.get(topology.id)
-        running = {slot for slot, worker in topology.live_workers.items() if worker.status == "running"}
-        if topology.assignment is not None and all(worker.slot in running for worker in topology.workers):
+        running = {
+            slot for slot, worker in topology.live_workers.items() if worker.status == "running"
+        }
+        if topology.assignment is not None and all(
+            worker.slot in running for worker in topology.workers
+        ):
             known[topology.id] = (version, None)
             if before is not None and before[1] is not None and boot_now >= before[1]:
-                found.append(Recovery(topology.id, topology.base.name, boot_now - before[1], version != before[0]))
+                found.append(
+                    Recovery(
+                        topology.id, topology.base.name, boot_now - before[1], version != before[0]
+                    )
+                )
         elif before is not None:
             if before[1] is not None:
                 known[topology.id] = before
@@ -190,7 +210,11 @@ def assign_attempt_numbers(
 
     A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
     remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten."""
-    in_force = {f"{one.id}:{one.assignment_at.version}" for one in view.topologies.values() if one.assignment_at}
+    in_force = {
+        f"{one.id}:{one.assignment_at.version}"
+        for one in view.topologies.values()
+        if one.assignment_at
+    }
     kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
     found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
     return found, {**kept, **{a.cause.key: a.number for a in found}}
@@ -204,13 +228,19 @@ def spare_runs(
     While the cluster offers nothing else than when it was tried last, a cause that persists gets at most ten runs a
     day: the first seven as they come, then one every eight hours."""
     used, supervisors = view.used_ports(), view.supervisors.items()
-    ports = {node: [*info.ports, info.started, *sorted(used.get(node, ()))] for node, info in supervisors}
+    ports = {
+        node: [*info.ports, info.started, *sorted(used.get(node, ()))] for node, info in supervisors
+    }
     capacity = digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
     found: list[Attempt] = []
     asked = {key: each for key, each in memory.asked.items() if key in memory.attempts}
     for attempt in attempts:
         last, offered = asked.get(attempt.cause.key, (0.0, ""))
-        if attempt.number <= _EARLY_RUNS or offered != capacity or not 0 <= now - last < _LATE_RUN_SECS:
+        if (
+            attempt.number <= _EARLY_RUNS
+            or offered != capacity
+            or not 0 <= now - last < _LATE_RUN_SECS
+        ):
             asked[attempt.cause.key] = now, capacity
             found.append(attempt)
     return found, asked
@@ -265,4 +295,6 @@ def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
     if len(topology_names) == 1:
         tags[TOPOLOGY_TAG] = topology_names[0]
     run_config = {"ops": {names.name(REASSIGN_OP): {"config": config}}}
-    return dg.RunRequest(run_key=key, job_name=names.name(REASSIGN_JOB), run_config=run_config, tags=tags)
+    return dg.RunRequest(
+        run_key=key, job_name=names.name(REASSIGN_JOB), run_config=run_config, tags=tags
+    )

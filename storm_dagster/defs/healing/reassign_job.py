@@ -10,7 +10,12 @@ from storm_dagster.core.liveness.detection import observe
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
 from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT
-from storm_dagster.defs.metadata import in_force_metadata, notes, placement_metadata, task_components
+from storm_dagster.defs.metadata import (
+    in_force_metadata,
+    notes,
+    placement_metadata,
+    task_components,
+)
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
@@ -23,7 +28,13 @@ from storm_dagster.operations.results import ReassignResult
 def _causes_now(ops: OperationsContext) -> list[Cause]:
     """Causes for a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
     impatient = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
-    found = observe(ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic())
+    found = observe(
+        ops.cluster.load_view(),
+        LivenessMemory(),
+        impatient,
+        boot_id="by hand",
+        boot_now=ops.monotonic(),
+    )
     return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
 
 
@@ -42,20 +53,34 @@ def _metadata(report: ReassignResult) -> dict[str, Any]:
 
 
 def _log_materializations(
-    context: dg.OpExecutionContext, ops: OperationsContext, report: ReassignResult, zookeeper: ZooKeeperResource
+    context: dg.OpExecutionContext,
+    ops: OperationsContext,
+    report: ReassignResult,
+    zookeeper: ZooKeeperResource,
 ) -> None:
     """One materialization for each of the two assets, at the topology's partition."""
     components = task_components(ops, report.topology_id)
-    planned, stored = _metadata(report), {**_metadata(report), **in_force_metadata(report, components)}
+    planned, stored = (
+        _metadata(report),
+        {**_metadata(report), **in_force_metadata(report, components)},
+    )
     if report.placement is not None:
-        planned |= placement_metadata(report.placement, components, f"{report.name}: tasks on slots")
+        planned |= placement_metadata(
+            report.placement, components, f"{report.name}: tasks on slots"
+        )
     words = f"reassigned {report.moved} tasks of {report.topology_id}"
     for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
         shown = zookeeper.asset_key(key)
-        context.log_event(dg.AssetMaterialization(shown, description=words, metadata=metadata, partition=report.name))
+        context.log_event(
+            dg.AssetMaterialization(
+                shown, description=words, metadata=metadata, partition=report.name
+            )
+        )
 
 
-def reassign_topologies(context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles) -> None:
+def reassign_topologies(
+    context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles
+) -> None:
     """Reassign by the causes given, else by what is dead now."""
     with operations(context, handles) as ops:
         causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)

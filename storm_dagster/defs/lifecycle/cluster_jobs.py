@@ -14,7 +14,12 @@ import dagster as dg
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
 from storm_dagster.defs.metadata import step_errors
-from storm_dagster.defs.resources.handles import ZooKeeperResource, local_cluster_runs, run_cli, start_cluster
+from storm_dagster.defs.resources.handles import (
+    ZooKeeperResource,
+    local_cluster_runs,
+    run_cli,
+    start_cluster,
+)
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.packaging.target import target_roots
@@ -25,7 +30,9 @@ def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
     own = zookeeper.home_path()
     home = home_dir(named) if named else own
     with step_errors():
-        if home != own and not any(root in home.resolve().parents for root in target_roots(zookeeper.conf())):
+        if home != own and not any(
+            root in home.resolve().parents for root in target_roots(zookeeper.conf())
+        ):
             raise InvalidRequest(
                 f"home {home} is not in a folder of targets: leave it empty, run `storm-dagster dev` or `stop --home "
                 f"{home}`, or set dagster.target.roots in the conf of the code location"
@@ -56,14 +63,20 @@ def start_local_cluster(
         if local_cluster_runs(home):
             context.log.info(f"a cluster runs already in {home}: it is left as it is")
         else:
-            start_cluster(home, supervisors=config.supervisors, slots=config.slots, nimbuses=config.nimbuses)
+            start_cluster(
+                home, supervisors=config.supervisors, slots=config.slots, nimbuses=config.nimbuses
+            )
         cluster = ClusterFile.read(home)
         if cluster is None:
-            raise Unavailable(f"{home}/cluster.json is missing: the cluster did not become ready, see {home}/logs")
+            raise Unavailable(
+                f"{home}/cluster.json is missing: the cluster did not become ready, see {home}/logs"
+            )
     context.add_output_metadata(_cluster_metadata(home, cluster))
 
 
-def stop_local_cluster(context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource) -> None:
+def stop_local_cluster(
+    context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource
+) -> None:
     """Stop the cluster. When this very Dagster belongs to it, the end comes right after the run's."""
     home = _home(config.home, zookeeper)
     with step_errors():
@@ -80,7 +93,9 @@ def stop_local_cluster(context: dg.OpExecutionContext, config: StopClusterConfig
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            context.log.info(f"this Dagster is part of the cluster in {home}: it ends with it in a moment")
+            context.log.info(
+                f"this Dagster is part of the cluster in {home}: it ends with it in a moment"
+            )
             return
         ended = run_cli("stop", "--home", str(home))
     context.add_output_metadata(

@@ -48,8 +48,14 @@ class _VerbRun:
 
     def operate(self, *args: Any, **more: Any) -> Any:
         """The result of the verb's operation, by default with the fields of its request."""
-        fields = {name: getattr(self.config, name) for name in self.verb.request.model_fields if name != "dry_run"}
-        return lifecycle.operation_of(self.verb.name)(self.ops, self.config.name, *args, **(more or fields))
+        fields = {
+            name: getattr(self.config, name)
+            for name in self.verb.request.model_fields
+            if name != "dry_run"
+        }
+        return lifecycle.operation_of(self.verb.name)(
+            self.ops, self.config.name, *args, **(more or fields)
+        )
 
     def observe(self, name: str, outcome: str, metadata: Mapping[str, Any]) -> None:
         """Record something at the topology's asset."""
@@ -87,7 +93,9 @@ def _await_removal(ops: OperationsContext, report: LifecycleResult) -> Lifecycle
     deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
     while ops.monotonic() < deadline:
         if report.topology_id not in ops.cluster.load_view().topologies:
-            return LifecycleResult(report.topology_id, report.name, None, changed=True, previous=report.previous)
+            return LifecycleResult(
+                report.topology_id, report.name, None, changed=True, previous=report.previous
+            )
         ops.sleep(_POLL_SECS)
     return lifecycle.remove(ops, report.topology_id)
 
@@ -108,7 +116,9 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     """Replace the old topology, which is touched only when the new one stands ready."""
     token, allowed = run.config.token or run.context.run.run_id, run.config.allow_degraded
     if handle is None and not run.config.token:
-        raise InvalidRequest(f"nothing to run in the place of {run.config.name!r}: give `target` in the form")
+        raise InvalidRequest(
+            f"nothing to run in the place of {run.config.name!r}: give `target` in the form"
+        )
     report: LifecycleResult = run.operate(token=token, handle=handle, allow_degraded=allowed)
     began = run.ops.monotonic()
     gap: dict[str, Any] = {}
@@ -122,7 +132,9 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
     for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
         asset = run.handles.zookeeper.asset_key(key)
-        run.context.log_event(dg.AssetMaterialization(asset_key=asset, partition=report.name, metadata=metadata))
+        run.context.log_event(
+            dg.AssetMaterialization(asset_key=asset, partition=report.name, metadata=metadata)
+        )
     return report, gap
 
 
@@ -134,7 +146,9 @@ def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[
         if topology is None or topology.assignment is None:
             return False
         live = topology.live_workers.items()
-        running = {slot for slot, node in live if node.status == "running" and node.token not in former}
+        running = {
+            slot for slot, node in live if node.status == "running" and node.token not in former
+        }
         if {worker.slot for worker in topology.assignment.workers} <= running:
             return True
         ops.sleep(_POLL_SECS / 5)
@@ -146,7 +160,9 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
     config = run.config
     selection = Selection(parse_workers(config.workers), config.component or None, config.number)
     token = config.token or run.context.run.run_id
-    request = run.operate(selection, handle=handle, token=token, allow_degraded=config.allow_degraded)
+    request = run.operate(
+        selection, handle=handle, token=token, allow_degraded=config.allow_degraded
+    )
     run.context.log.info(f"the upgrade of {request.topology_id} is {request.outcome}")
     return _watch(run, request)
 
@@ -160,9 +176,13 @@ def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
         run.observe(request.name, f"{worker} {state}", metadata)
 
     back = run.verb.name == "rollback"
-    result = await_upgrade(run.ops, request, wait_secs=run.config.wait_secs, on_worker=on_worker, back=back)
+    result = await_upgrade(
+        run.ops, request, wait_secs=run.config.wait_secs, on_worker=on_worker, back=back
+    )
     count = Counter(result.workers.values())
-    metadata: dict[str, Any] = {phase: count[phase] for phase in ("upgraded", "upgrading", "former")}
+    metadata: dict[str, Any] = {
+        phase: count[phase] for phase in ("upgraded", "upgrading", "former")
+    }
     metadata["workers"] = table("worker code", sorted(result.workers.items()))
     if result.state is not None and result.state.record is not None:
         metadata["code"] = result.state.record.code_dir
@@ -193,7 +213,12 @@ def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, A
     if isinstance(result, UpgradeResult):
         return f"{result.outcome}, {result.status}", {**shown, "outcome": result.outcome}
     drained = {"drain_secs": round(result.drain_secs, 3)} if result.drain_secs else {}
-    return shown["status"], {**shown, "previous": result.previous or "unknown", "changed": result.changed, **drained}
+    return shown["status"], {
+        **shown,
+        "previous": result.previous or "unknown",
+        "changed": result.changed,
+        **drained,
+    }
 
 
 def _done_by_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
@@ -201,13 +226,19 @@ def _done_by_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> b
     run again wants it done."""
     request = context.run.tags.get(REQUEST_TAG) if context.run.parent_run_id is None else None
     ops.cluster.state.sync_path(paths.UNREPORTED)
-    return request is not None and request.encode() in (ops.cluster.state.get_data(paths.UNREPORTED) or b"")
+    return request is not None and request.encode() in (
+        ops.cluster.state.get_data(paths.UNREPORTED) or b""
+    )
 
 
 @functools.lru_cache(maxsize=128)
 def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
     def perform(
-        context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles, *handle: str | None
+        context: dg.OpExecutionContext,
+        config: Any,
+        names: DagsterNames,
+        handles: Handles,
+        *handle: str | None,
     ) -> None:
         began = time.monotonic()
         effect = _EFFECTS.get(verb.name, lambda run: (run.operate(), {}))
@@ -226,14 +257,27 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         if not context.has_tag(TOPOLOGY_TAG):
             context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
 
-    def verb_op(context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles) -> None:
+    def verb_op(
+        context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles
+    ) -> None:
         perform(context, config, names, handles)
 
     def code_op(
-        context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles, nimbus: NimbusResource
+        context: dg.OpExecutionContext,
+        config: Any,
+        names: DagsterNames,
+        handles: Handles,
+        nimbus: NimbusResource,
     ) -> None:
         with step_errors():
-            handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
+            handle = upload_of(
+                context.log,
+                nimbus,
+                config.handle,
+                config.target,
+                config.conf,
+                config.allow_degraded,
+            )
         perform(context, config, names, handles, handle)
 
     op = code_op if verb.brings_code else verb_op

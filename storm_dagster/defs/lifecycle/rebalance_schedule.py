@@ -58,7 +58,9 @@ def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> 
     if not report.moved or report.assignment is None or report.placement is None:
         return 0, "it is balanced, no plan would change it"
     threshold = float(load_runnable(ops, topology).conf["topology.rebalance.threshold"])
-    supervisors = sum(1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist)
+    supervisors = sum(
+        1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist
+    )
     now, then = (
         imbalance(spread, wanted=report.workers, supervisors=supervisors)
         for spread in (
@@ -76,7 +78,9 @@ class AskForRebalanceConfig(verb_config(VERBS["rebalance"])):
     """Config: the topology, and the options of the request."""
 
 
-def ask_for_rebalance(context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource) -> None:
+def ask_for_rebalance(
+    context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource
+) -> None:
     """Ask nimbus, whose Dagster runs the rebalance itself."""
     with step_errors(), nimbus.client() as client:
         asked = change_topology(client, verb="rebalance", wait=False, **config.model_dump())
@@ -101,10 +105,16 @@ def build_rebalance_schedule(
     directly.
     """
     names = names or DagsterNames()
-    only = None if topologies is None else {check_topology_reference(topology) for topology in topologies}
+    only = (
+        None
+        if topologies is None
+        else {check_topology_reference(topology) for topology in topologies}
+    )
 
     def schedule(
-        context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
+        context: dg.ScheduleEvaluationContext,
+        zookeeper: ZooKeeperResource,
+        blobstore: BlobStoreResource,
     ) -> list[dg.RunRequest] | dg.SkipReason:
         """Plan every stable topology with what it has, and request a run where tasks would move."""
         requests: list[dg.RunRequest] = []
@@ -112,10 +122,16 @@ def build_rebalance_schedule(
         try:
             with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
                 ops = OperationsContext(
-                    cluster=cluster, blobs=blobs, conf=zookeeper.conf(), planner=plan_placement, log=_log
+                    cluster=cluster,
+                    blobs=blobs,
+                    conf=zookeeper.conf(),
+                    planner=plan_placement,
+                    log=_log,
                 )
                 view = cluster.load_view()
-                for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
+                for topology in sorted(
+                    view.topologies.values(), key=lambda topology: topology.base.name
+                ):
                     name, reason = topology.base.name, _busy(topology, ops.now_secs())
                     if only is not None and name not in only:
                         continue
@@ -134,9 +150,15 @@ def build_rebalance_schedule(
                     why.append(f"{name}: {reason}")
                     if moved and topology.assignment_at is not None:
                         run_key = f"{topology.id}:{topology.assignment_at.version}"
-                        tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
+                        tags = {
+                            **topology_tags(name),
+                            **PRIORITY_TAGS,
+                            "storm/moved_tasks": str(moved),
+                        }
                         ask = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
-                        run: dict[str, Any] = {"partition_key": name} if in_cluster_location else {"run_config": ask}
+                        run: dict[str, Any] = (
+                            {"partition_key": name} if in_cluster_location else {"run_config": ask}
+                        )
                         requests.append(dg.RunRequest(run_key=run_key, tags=tags, **run))
         except StormDagsterError as error:
             return dg.SkipReason(error.message)
@@ -155,5 +177,7 @@ def build_rebalance_schedule(
         description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else explains "
         "why not.",
     )(bind(schedule, names))
-    remember_own(names.cluster, dg.Definitions(jobs=[ask] if ask is not None else [], schedules=[made]))
+    remember_own(
+        names.cluster, dg.Definitions(jobs=[ask] if ask is not None else [], schedules=[made])
+    )
     return made

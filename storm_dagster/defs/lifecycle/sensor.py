@@ -44,11 +44,15 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
     It stays while a submission of the name is under way, and while a topology of that name lives in another cluster
     whose code location in this instance has the same partitions: both are then without a name.
     """
-    submitting = run_under_way(instance, job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name})
+    submitting = run_under_way(
+        instance, job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}
+    )
     return not submitting and not _alive_elsewhere(instance, names, name, cluster_id)
 
 
-def _alive_elsewhere(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
+def _alive_elsewhere(
+    instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str
+) -> bool:
     """Whether a sensor of our name saw a topology of that name alive in another cluster, as far as marks tell."""
     try:
         states = instance.all_instigator_state()
@@ -67,7 +71,9 @@ def name_marks(names: Iterable[str]) -> str:
 
 
 def _holds(marks: str, name: str) -> bool:
-    return marks == "*" or name_marks([name]) in {marks[at : at + 4] for at in range(0, len(marks), 4)}
+    return marks == "*" or name_marks([name]) in {
+        marks[at : at + 4] for at in range(0, len(marks), 4)
+    }
 
 
 def lifecycle_sensor(
@@ -87,10 +93,14 @@ def lifecycle_sensor(
             alive = {topology.base.name for topology in view.topologies.values()}
             before = set(known.alive) & registered
             # A key that was never seen alive belongs to a submission that is being prepared, by hand or by a run.
-            gone = sorted(n for n in before - alive if may_drop(context.instance, names, n, cluster_id))
+            gone = sorted(
+                n for n in before - alive if may_drop(context.instance, names, n, cluster_id)
+            )
             # Names that are gone but still being submitted are looked at again.
             memory = LifecycleMemory(report.memory, tuple(sorted(alive | before - {*gone})))
-            record = store_memory(ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch)
+            record = store_memory(
+                ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
+            )
     except (Unavailable, Fenced) as error:
         return dg.SkipReason(error.message)
     new = sorted(alive - registered)
@@ -118,6 +128,8 @@ def lifecycle_sensor(
     return dg.SensorResult(
         asset_events=[evaluation] if cursor.get("settings") != state["settings"] else [],
         dynamic_partitions_requests=requests,
-        skip_reason=dg.SkipReason(done or f"nothing is due, {waiting} topologies wait for their delay"),
+        skip_reason=dg.SkipReason(
+            done or f"nothing is due, {waiting} topologies wait for their delay"
+        ),
         cursor=json.dumps(state),
     )

@@ -57,9 +57,13 @@ def alerts_to_send(found: Iterable[Alert], open_problems: Mapping[str, float]) -
     return [alert for alert in last.values() if alert.resolved == (_mark(alert) in open_problems)]
 
 
-def check_alerts(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], *, warnings: bool) -> list[Alert]:
+def check_alerts(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], *, warnings: bool
+) -> list[Alert]:
     """The newest evaluation of each check that has one."""
-    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys) if keys else {}
+    records = (
+        instance.event_log_storage.get_latest_asset_check_execution_by_key(keys) if keys else {}
+    )
     found: list[Alert] = []
     for key, record in sorted(records.items(), key=lambda item: str(item[0])):
         event = record.event.dagster_event if record.event is not None else None
@@ -75,7 +79,11 @@ def check_alerts(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey],
                 "check",
                 subject,
                 "ERROR" if severe else "WARN",
-                str(evaluation.description or (text.value if text is not None else "") or "the check failed"),
+                str(
+                    evaluation.description
+                    or (text.value if text is not None else "")
+                    or "the check failed"
+                ),
                 resolved=bool(evaluation.passed) or not (severe or warnings),
             )
         )
@@ -104,7 +112,11 @@ def run_alerts(
         where = run.tags.get("dagster/partition") or run.tags.get(TOPOLOGY_TAG)
         subject = f"{run.job_name} of {where}" if where else run.job_name
         failed = run.status == dg.DagsterRunStatus.FAILURE
-        found.append(Alert(f"run {subject}", "run", subject, "ERROR", f"run {run.run_id}", resolved=not failed))
+        found.append(
+            Alert(
+                f"run {subject}", "run", subject, "ERROR", f"run {run.run_id}", resolved=not failed
+            )
+        )
     return found, since
 
 
@@ -112,9 +124,13 @@ def _reason(instance: dg.DagsterInstance, alert: Alert) -> Alert:
     """The alert of a failed run with the error of its first failed step."""
     if alert.kind != "run" or alert.resolved:
         return alert
-    entries = instance.all_logs(alert.text.removeprefix("run "), of_type=dg.DagsterEventType.STEP_FAILURE)
+    entries = instance.all_logs(
+        alert.text.removeprefix("run "), of_type=dg.DagsterEventType.STEP_FAILURE
+    )
     for entry in entries:
-        error = getattr(entry.dagster_event and entry.dagster_event.event_specific_data, "error", None)
+        error = getattr(
+            entry.dagster_event and entry.dagster_event.event_specific_data, "error", None
+        )
         if error is not None:
             cause = error.cause or error
             return replace(alert, text=f"{alert.text}: {cause.message.strip()[:1000]}")
@@ -158,7 +174,9 @@ def build_alert_sensor(
         runs, reached = run_alerts(context.instance, names, since, repository)
         found = [*check_alerts(context.instance, checks, warnings=warnings), *runs]
         marks = {_mark(one) for one in found}
-        open_problems = {key: at for key, at in open_problems.items() if now - at < _FORGET_SECS or key in marks}
+        open_problems = {
+            key: at for key, at in open_problems.items() if now - at < _FORGET_SECS or key in marks
+        }
         sent = 0
         for alert in alerts_to_send(found, open_problems):
             if len(open_problems) >= _MOST_OPEN and not alert.resolved:
@@ -169,7 +187,9 @@ def build_alert_sensor(
             try:
                 on_alert(_reason(context.instance, alert))
             except Exception as error:
-                context.log.error(f"{alert.title}: {type(error).__name__}: {error}; tried again at the next tick")
+                context.log.error(
+                    f"{alert.title}: {type(error).__name__}: {error}; tried again at the next tick"
+                )
                 reached = since
                 continue
             sent += 1

@@ -63,11 +63,17 @@ CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
     """Check name -> violations of its rule in ``view``."""
     facts = ClusterSnapshot(view)
-    return {rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view}
+    return {
+        rule.name: [violation.sentence for violation in rule.check(facts)]
+        for rule in RULES
+        if rule.by_view
+    }
 
 
 def violations_result(
-    found: Iterable[str], topologies: int, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
+    found: Iterable[str],
+    topologies: int,
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
 ) -> dg.AssetCheckResult:
     """The outcome of one check, with the violations spelled out."""
     lines = list(found)
@@ -75,7 +81,9 @@ def violations_result(
     return dg.AssetCheckResult(passed=not lines, severity=severity, metadata=metadata)
 
 
-def outcome_of(result: dg.AssetCheckResult, key: dg.AssetKey, name: str, kind: type[_Outcome]) -> _Outcome:
+def outcome_of(
+    result: dg.AssetCheckResult, key: dg.AssetKey, name: str, kind: type[_Outcome]
+) -> _Outcome:
     """The result, or the evaluation without a run, of that check of an asset."""
     return kind(
         asset_key=key,
@@ -91,7 +99,9 @@ def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
             view = cluster.load_view()
-        return violations_result(view_findings(view)[name], len(view.topologies), CHECK_ASSETS[name][1])
+        return violations_result(
+            view_findings(view)[name], len(view.topologies), CHECK_ASSETS[name][1]
+        )
 
     return check
 
@@ -103,7 +113,9 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
         with blobstore.blobs(cluster) as blobs:
             facts = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
     (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
-    return violations_result((violation.sentence for violation in rule.check(facts)), len(view.topologies))
+    return violations_result(
+        (violation.sentence for violation in rule.check(facts)), len(view.topologies)
+    )
 
 
 def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
@@ -115,7 +127,8 @@ def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=not exposed,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(f"{found}: {remedy}" for _, _, found, remedy in exposed) or "nothing is exposed",
+        description="; ".join(f"{found}: {remedy}" for _, _, found, remedy in exposed)
+        or "nothing is exposed",
         metadata={"exposures": len(exposed), "findings": table("check state found remedy", rows)},
     )
 
@@ -128,19 +141,30 @@ def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         found = [
             (one.base.name, finding)
             for one in active
-            for finding in findings_of(one, ask_topology_master(one, 1.0, link_key_of(security, one.id)), now_secs=now)
+            for finding in findings_of(
+                one, ask_topology_master(one, 1.0, link_key_of(security, one.id)), now_secs=now
+            )
         ]
-    rows = [(name, one.kind, one.component, one.text, one.remedy) for name, one in found if one.severity == "warning"]
+    rows = [
+        (name, one.kind, one.component, one.text, one.remedy)
+        for name, one in found
+        if one.severity == "warning"
+    ]
     return dg.AssetCheckResult(
         passed=not rows,
         severity=dg.AssetCheckSeverity.WARN,
         description="; ".join(f"{name}: {text} {remedy}" for name, _, _, text, remedy in rows)
         or "every topology keeps up",
-        metadata={"findings": table("topology kind component found remedy", rows), "topologies": len(active)},
+        metadata={
+            "findings": table("topology kind component found remedy", rows),
+            "topologies": len(active),
+        },
     )
 
 
-def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
+def invariants_check(
+    context: dg.AssetCheckExecutionContext, handles: Handles
+) -> dg.AssetCheckResult:
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
     # With conf_dir, what runs in this HOME is of another cluster.
@@ -152,7 +176,12 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
         severity=dg.AssetCheckSeverity.ERROR,
         metadata={
             "violations": len(seen.violations),
-            "found": notes([f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]),
+            "found": notes(
+                [
+                    f"{part.invariant} {part.sentence}: {part.remedy}"
+                    for part in seen.violations[:50]
+                ]
+            ),
             "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
             "looks": seen.snapshots,
             "topologies": len(seen.view.topologies),
@@ -173,13 +202,18 @@ def _moves(checked: _CheckedTopology) -> Iterator[str]:
     moves = checked.stored.get("moves")
     if moves is None:
         return
-    workers = {f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in checked.stored.get("workers", ())}
+    workers = {
+        f"{worker['node']}:{worker['port']}": worker["tasks"]
+        for worker in checked.stored.get("workers", ())
+    }
     yield from assignment_checks.move_faults(checked.topology.name, moves, workers)
 
 
 PLACEMENT_CHECKS: Mapping[str, Callable[[_CheckedTopology], Iterator[str]]] = {
     "quotas_kept": lambda checked: assignment_checks.quota_faults(checked.topology),
-    "isolation_kept": lambda checked: assignment_checks.isolation_faults(checked.topology, checked.hosts),
+    "isolation_kept": lambda checked: assignment_checks.isolation_faults(
+        checked.topology, checked.hosts
+    ),
     "differ_node_kept": lambda checked: assignment_checks.differ_node_faults(checked.topology),
     "fewest_moves": _moves,
 }
@@ -192,9 +226,15 @@ find.
 
 def _checked_topologies(ops: OperationsContext) -> Iterator[_CheckedTopology]:
     view = ops.cluster.load_view()
-    hosts = frozenset(info.host for info in view.supervisors.values() if info.host not in view.blacklist)
+    hosts = frozenset(
+        info.host for info in view.supervisors.values() if info.host not in view.blacklist
+    )
     for topology in view.topologies.values():
-        if topology.base.status == "KILLED" or topology.tasks is None or topology.assignment is None:
+        if (
+            topology.base.status == "KILLED"
+            or topology.tasks is None
+            or topology.assignment is None
+        ):
             continue
         try:
             runnable = load_runnable(ops, topology)
@@ -233,6 +273,8 @@ def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:
     """All checks."""
     words = {**{name: words for name, (_, _, words) in CHECK_ASSETS.items()}, **catalog()["checks"]}
     return [
-        dg.asset_check(asset=cluster_key(names, key), name=name, description=words[name])(bind(function, names))
+        dg.asset_check(asset=cluster_key(names, key), name=name, description=words[name])(
+            bind(function, names)
+        )
         for name, (key, function) in _CHECKS.items()
     ]

@@ -101,7 +101,8 @@ def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str])
         if made is None or not (made.partition is None or made.partition in alive):
             continue
         which = dg.AssetRecordsFilter(
-            asset_key=made.asset_key, asset_partitions=None if made.partition is None else [made.partition]
+            asset_key=made.asset_key,
+            asset_partitions=None if made.partition is None else [made.partition],
         )
         newest = instance.fetch_materializations(which, limit=1).records
         if newest and newest[0].run_id == run_id:
@@ -110,7 +111,11 @@ def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str])
 
 
 def prune_ticks(
-    instance: dg.DagsterInstance, names: DagsterNames, before: datetime, *, repository: str | None = None
+    instance: dg.DagsterInstance,
+    names: DagsterNames,
+    before: datetime,
+    *,
+    repository: str | None = None,
 ) -> int:
     """Delete ticks from before ``before`` of our sensors and schedules; returns of how many of those.
 
@@ -120,7 +125,10 @@ def prune_ticks(
         return 0
     ours, found = own(names, "clocks"), 0
     for state in instance.all_instigator_state():
-        if state.instigator_name not in ours or repository not in (None, state.origin.repository_origin.get_label()):
+        if state.instigator_name not in ours or repository not in (
+            None,
+            state.origin.repository_origin.get_label(),
+        ):
             continue
         if newest := instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
             limit = min(before.timestamp(), newest[0].timestamp)
@@ -129,7 +137,9 @@ def prune_ticks(
     return found
 
 
-def prune_history(context: dg.OpExecutionContext, names: DagsterNames, zookeeper: ZooKeeperResource) -> None:
+def prune_history(
+    context: dg.OpExecutionContext, names: DagsterNames, zookeeper: ZooKeeperResource
+) -> None:
     """Delete what is older than the conf allows."""
     with step_errors():
         conf = zookeeper.conf()
@@ -138,7 +148,9 @@ def prune_history(context: dg.OpExecutionContext, names: DagsterNames, zookeeper
     now = datetime.now(tz=timezone.utc)
     repository = context.run.tags.get(REPOSITORY_TAG)
     runs = prune_runs(context.instance, names, now - timedelta(days=days), repository=repository)
-    clocks = prune_ticks(context.instance, names, now - timedelta(hours=hours), repository=repository)
+    clocks = prune_ticks(
+        context.instance, names, now - timedelta(hours=hours), repository=repository
+    )
     context.log.info(
         f"deleted {runs} runs older than {days:g} days, and ticks of {clocks} sensors and schedules older than "
         f"{hours:g} hours"
@@ -163,7 +175,9 @@ def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) ->
     first = document.get("first_seen")
     if not isinstance(first, dict):
         return {}
-    return {str(key): float(since) for key, since in first.items() if isinstance(since, int | float)}
+    return {
+        str(key): float(since) for key, since in first.items() if isinstance(since, int | float)
+    }
 
 
 def observation(
@@ -192,14 +206,19 @@ def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     key = handles.zookeeper.asset_key(INBOX)
     with operations(context, handles) as ops:
         report, memory = clean(
-            ops, load_inbox_memory(context.instance, key), boot_now=boot_clock(), grace_secs=_GRACE_SECS
+            ops,
+            load_inbox_memory(context.instance, key),
+            boot_now=boot_clock(),
+            grace_secs=_GRACE_SECS,
         )
     for problem in report.problems:
         context.log.warning(problem)
     context.log_event(observation(memory, report, report.waiting, key))
 
 
-def inbox_cleanup_schedule(context: dg.ScheduleEvaluationContext, handles: Handles) -> dg.RunRequest | dg.SkipReason:
+def inbox_cleanup_schedule(
+    context: dg.ScheduleEvaluationContext, handles: Handles
+) -> dg.RunRequest | dg.SkipReason:
     """Look for garbage; only what has been garbage for its time is worth a run."""
     key = handles.zookeeper.asset_key(INBOX)
     try:
@@ -212,5 +231,7 @@ def inbox_cleanup_schedule(context: dg.ScheduleEvaluationContext, handles: Handl
         context.instance.report_runless_asset_event(observation(memory, None, garbage.waiting, key))
     found = [*garbage.nodes, *garbage.blobs, *garbage.tokens]
     if not found:
-        return dg.SkipReason(f"nothing to clean now, {garbage.waiting} things are not old enough yet")
+        return dg.SkipReason(
+            f"nothing to clean now, {garbage.waiting} things are not old enough yet"
+        )
     return dg.RunRequest(tags={"storm/garbage": str(len(found))})

@@ -33,9 +33,7 @@ HOURS = dg.HourlyPartitionsDefinition(start_date="2026-01-01-00:00", timezone="U
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
 _MOST_ROWS = 20
 _NAMED = "topology_id string, name string, component string, tasks int, "
-_NUMBERS = (
-    "emitted long, transferred long, executed long, acked long, failed long, execute_ms double, complete_ms double"
-)
+_NUMBERS = "emitted long, transferred long, executed long, acked long, failed long, execute_ms double, complete_ms double"
 _SAMPLES = f"{_NAMED}sampled_at timestamp, {_NUMBERS}"
 _HOURLY = f"{_NAMED}seconds double, {_NUMBERS}"
 
@@ -45,13 +43,19 @@ def samples_of(documents: Iterable[Mapping[str, Any]], now: float) -> list[tuple
     at = datetime.fromtimestamp(int(now), tz=timezone.utc)
     rows: list[tuple[Any, ...]] = []
     for document in documents:
-        counting = (task for task in document.get("tasks", ()) if isinstance(task.get("stats"), Mapping))
+        counting = (
+            task for task in document.get("tasks", ()) if isinstance(task.get("stats"), Mapping)
+        )
         by_component = multimap((str(task["component"]), task["stats"]) for task in counting)
         for component, stats in sorted(by_component.items()):
             sums = [sum(int(part.get(name) or 0) for part in stats) for name in COUNTERS]
             names = ("execute_ms", "complete_ms")
-            means = [sum(float(part.get(name) or 0.0) for part in stats) / len(stats) for name in names]
-            rows.append((document["id"], document["name"], component, len(stats), at, *sums, *means))
+            means = [
+                sum(float(part.get(name) or 0.0) for part in stats) / len(stats) for name in names
+            ]
+            rows.append(
+                (document["id"], document["name"], component, len(stats), at, *sums, *means)
+            )
     return rows
 
 
@@ -103,11 +107,18 @@ def roll_up_hour(
         return F.when(F.col(name) >= last, F.col(name) - last).otherwise(F.col(name)).alias(name)
 
     at = F.col("sampled_at").cast("double")
-    grown = both.select(
-        "hour", *("topology_id", "name", "component", "tasks"),
-        (at - F.lag(at).over(order)).alias("seconds"),
-        *(growth(name) for name in COUNTERS), "execute_ms", "complete_ms",
-    ).where("hour = 1").drop("hour")  # fmt: skip
+    grown = (
+        both.select(
+            "hour",
+            *("topology_id", "name", "component", "tasks"),
+            (at - F.lag(at).over(order)).alias("seconds"),
+            *(growth(name) for name in COUNTERS),
+            "execute_ms",
+            "complete_ms",
+        )
+        .where("hour = 1")
+        .drop("hour")
+    )
     target = _folder(root, "hourly", hour)
     grown.coalesce(1).write.mode("overwrite").parquet(target)
     return session.read.schema(_HOURLY).parquet(target)
@@ -123,11 +134,16 @@ def drop_older(session: "SparkSession", root: Path, oldest: datetime) -> None:
                 shutil.rmtree(part, ignore_errors=True)
     elif _samples(session, root, gone) is not None:
         for kind, schema in kinds.items():
-            session.createDataFrame([], schema).write.mode("overwrite").parquet(_folder(root, kind, gone))
+            session.createDataFrame([], schema).write.mode("overwrite").parquet(
+                _folder(root, kind, gone)
+            )
 
 
 def topology_stats(
-    context: dg.AssetExecutionContext, nimbus: NimbusResource, spark: SparkResource, names: DagsterNames
+    context: dg.AssetExecutionContext,
+    nimbus: NimbusResource,
+    spark: SparkResource,
+    names: DagsterNames,
 ) -> dg.MaterializeResult:
     """Sample the hour that has just ended, roll it up, drop what is old."""
     began = time.monotonic()
@@ -140,11 +156,18 @@ def topology_stats(
             rows = samples_of([nimbus.topology(name) for name in running], time.time())
         root = nimbus.home_path() / "metrics" / (names.cluster or "")
         session = spark.pyspark().spark_session
-        found = roll_up_hour(session, root, hour, rows).orderBy("executed", ascending=False).collect()
-        drop_older(session, root, hour - timedelta(hours=int(conf["dagster.metrics.retention.hours"])))
+        found = (
+            roll_up_hour(session, root, hour, rows).orderBy("executed", ascending=False).collect()
+        )
+        drop_older(
+            session, root, hour - timedelta(hours=int(conf["dagster.metrics.retention.hours"]))
+        )
     own = [row for row in found if not row["component"].startswith("__")]
     columns = ("topology_id", "component", "tasks", *COUNTERS, "execute_ms", "complete_ms")
-    kinds = {**dict.fromkeys(("tasks", *COUNTERS), "int"), **dict.fromkeys(("execute_ms", "complete_ms"), "float")}
+    kinds = {
+        **dict.fromkeys(("tasks", *COUNTERS), "int"),
+        **dict.fromkeys(("execute_ms", "complete_ms"), "float"),
+    }
     return dg.MaterializeResult(
         metadata={
             "busiest": table(
@@ -154,7 +177,9 @@ def topology_stats(
             "components": len(own),
             "executed": sum(row["executed"] for row in own),
             "failed": sum(row["failed"] for row in own),
-            "executed_per_sec": round(sum(row["executed"] / (row["seconds"] or 3600.0) for row in own), 3),
+            "executed_per_sec": round(
+                sum(row["executed"] / (row["seconds"] or 3600.0) for row in own), 3
+            ),
             "complete_ms_max": max((row["complete_ms"] for row in own), default=0.0),
             "folder": dg.MetadataValue.path(str(root)),
             "seconds": round(time.monotonic() - began, 3),
@@ -167,7 +192,9 @@ def metrics_rollup_schedule(
 ) -> dg.RunRequest | dg.SkipReason:
     """Ask for the hour that has just ended when some topology is active."""
     try:
-        active = [document["name"] for document in nimbus.topologies() if document["status"] == "ACTIVE"]
+        active = [
+            document["name"] for document in nimbus.topologies() if document["status"] == "ACTIVE"
+        ]
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     if not active:
@@ -178,4 +205,6 @@ def metrics_rollup_schedule(
 
 def build_topology_stats(names: DagsterNames) -> dg.AssetsDefinition:
     """The asset."""
-    return dg.asset(partitions_def=HOURS, **asset_settings(names, TOPOLOGY_STATS))(bind(topology_stats, names))
+    return dg.asset(partitions_def=HOURS, **asset_settings(names, TOPOLOGY_STATS))(
+        bind(topology_stats, names)
+    )

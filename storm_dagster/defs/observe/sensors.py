@@ -13,8 +13,20 @@ import dagster as dg
 
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.metadata import MOST_LOGS, component_counts, log_link, notes, picture_markdown, table
-from storm_dagster.defs.observe.checks import CHECK_ASSETS, outcome_of, view_findings, violations_result
+from storm_dagster.defs.metadata import (
+    MOST_LOGS,
+    component_counts,
+    log_link,
+    notes,
+    picture_markdown,
+    table,
+)
+from storm_dagster.defs.observe.checks import (
+    CHECK_ASSETS,
+    outcome_of,
+    view_findings,
+    violations_result,
+)
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError, Unavailable
@@ -26,14 +38,17 @@ def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue
     """Links to the current state of the topologies, or of one, at the leader at ``http``; none without a leader."""
     one = f"/{name}" if name else ""
     page = f"/topologies{one}" if name else "/"
-    pages = {"page": page, "statistics": f"/v1/topologies{one}", "metrics": "/metrics"} if http else {}
+    pages = (
+        {"page": page, "statistics": f"/v1/topologies{one}", "metrics": "/metrics"} if http else {}
+    )
     return {name: dg.MetadataValue.url(f"{http.rstrip('/')}{path}") for name, path in pages.items()}
 
 
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     """The supervisors of ``view``, those that assignments name but that are gone included."""
     slots: dict[str, dict[int, DrawnSlot]] = {
-        node: {port: DrawnSlot(port) for port in info.ports} for node, info in view.supervisors.items()
+        node: {port: DrawnSlot(port) for port in info.ports}
+        for node, info in view.supervisors.items()
     }
     hosts = {node: info.host for node, info in view.supervisors.items()}
     for topology in view.topologies.values():
@@ -45,7 +60,10 @@ def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
             )
     return [
         DrawnSupervisor(
-            node, hosts[node], [slot for _, slot in sorted(members.items())], gone=node not in view.supervisors
+            node,
+            hosts[node],
+            [slot for _, slot in sorted(members.items())],
+            gone=node not in view.supervisors,
         )
         for node, members in sorted(slots.items(), key=lambda item: (hosts[item[0]], item[0]))
     ]
@@ -55,7 +73,13 @@ def supervisors_state(view: ClusterView) -> Any:
     """State of the supervisors whose change is observed."""
     used = view.used_ports()
     return {
-        key: (info.host, info.ports, sorted(used.get(key, ())), info.host in view.blacklist, info.version)
+        key: (
+            info.host,
+            info.ports,
+            sorted(used.get(key, ())),
+            info.host in view.blacklist,
+            info.version,
+        )
         for key, info in view.supervisors.items()
     }
 
@@ -63,7 +87,10 @@ def supervisors_state(view: ClusterView) -> Any:
 def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """The supervisors of ``view`` with their slots, as an observation."""
     used = view.used_ports()
-    free = {node: len(set(info.ports) - used.get(node, set())) for node, info in view.supervisors.items()}
+    free = {
+        node: len(set(info.ports) - used.get(node, set()))
+        for node, info in view.supervisors.items()
+    }
     rows = [
         (
             node,
@@ -79,8 +106,12 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObse
     return dg.AssetObservation(
         asset_key=key,
         metadata={
-            "supervisors": table("supervisor host ports used free:int blacklisted:bool version", rows),
-            "tasks_on_slots": picture_markdown(cluster_picture(drawn_supervisors(view), "Supervisors and slots")),
+            "supervisors": table(
+                "supervisor host ports used free:int blacklisted:bool version", rows
+            ),
+            "tasks_on_slots": picture_markdown(
+                cluster_picture(drawn_supervisors(view), "Supervisors and slots")
+            ),
             "live": len(rows),
             "slots": sum(len(info.ports) for info in view.supervisors.values()),
             "slots_free": sum(free.values()),
@@ -96,7 +127,9 @@ def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
         for worker in topology.workers:
             live = topology.live_workers.get(worker.slot)
             status = live.status if live is not None else "dead"
-            rows.append((topology.base.name, worker.host, worker.port, status, encode_ranges(worker.ids)))
+            rows.append(
+                (topology.base.name, worker.host, worker.port, status, encode_ranges(worker.ids))
+            )
     return sorted(rows, key=lambda row: row[:3])
 
 
@@ -104,7 +137,10 @@ def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservat
     """Every slot that an assignment names, and whether its process runs."""
     rows = _workers(view)
     linked = sorted(
-        (topology.base.name, log_link(topology.id, worker.host, worker.port, view.supervisors[worker.node].http))
+        (
+            topology.base.name,
+            log_link(topology.id, worker.host, worker.port, view.supervisors[worker.node].http),
+        )
         for topology in view.topologies.values()
         for worker in topology.workers
         if worker.node in view.supervisors
@@ -114,7 +150,9 @@ def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservat
         asset_key=key,
         metadata={
             "workers": table("topology host port:int status tasks", rows),
-            "logs": dg.MetadataValue.md("\n".join(f"- {name} {link}" for name, link in linked[:MOST_LOGS])),
+            "logs": dg.MetadataValue.md(
+                "\n".join(f"- {name} {link}" for name, link in linked[:MOST_LOGS])
+            ),
             "wanted": len(rows),
             "running": running,
             "not_running": len(rows) - running,
@@ -127,7 +165,11 @@ def topologies_state(view: ClusterView, http: str) -> Any:
     return [
         http,
         *(
-            (topology.id, topology.base.status, topology.assignment_at and topology.assignment_at.version)
+            (
+                topology.id,
+                topology.base.status,
+                topology.assignment_at and topology.assignment_at.version,
+            )
             for _, topology in sorted(view.topologies.items())
         ),
     ]
@@ -191,7 +233,10 @@ def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
     """The time of an observation, and how long none may follow: what never rests is looked at less and less."""
     pause = _pause(cursor)
     restless = 0 <= now - number(cursor.get("at"), now + 1) < 4 * pause
-    return {"at": now, "pause": min(2 * pause, _LONGEST_PAUSE_SECS) if restless else _AT_MOST_EVERY_SECS}
+    return {
+        "at": now,
+        "pause": min(2 * pause, _LONGEST_PAUSE_SECS) if restless else _AT_MOST_EVERY_SECS,
+    }
 
 
 def cluster_events(
@@ -209,23 +254,38 @@ def cluster_events(
     """
     events: list[Any] = []
     observed: dict[str, tuple[Any, Callable[[], dg.AssetObservation]]] = {
-        "state": (supervisors_state(view), lambda: supervisors_observation(view, shown(SUPERVISORS))),
+        "state": (
+            supervisors_state(view),
+            lambda: supervisors_observation(view, shown(SUPERVISORS)),
+        ),
         # A process that was replaced in place is no change.
-        "workers": ([row[:-1] for row in _workers(view)], lambda: workers_observation(view, shown(WORKERS))),
-        "topologies": (topologies_state(view, http), lambda: topologies_observation(view, http, shown(TOPOLOGIES))),
+        "workers": (
+            [row[:-1] for row in _workers(view)],
+            lambda: workers_observation(view, shown(WORKERS)),
+        ),
+        "topologies": (
+            topologies_state(view, http),
+            lambda: topologies_observation(view, http, shown(TOPOLOGIES)),
+        ),
     }
     states = {name: digest(state) for name, (state, _) in observed.items()}
     found = dict(cursor)
     if _due(cursor, now):
         # Of a cluster without topologies, that it has none is no news at the first look.
-        nothing = {} if view.topologies else {name: states[name] for name in ("workers", "topologies")}
+        nothing = (
+            {} if view.topologies else {name: states[name] for name in ("workers", "topologies")}
+        )
         known = {**nothing, **cursor}
-        events += [observe() for name, (_, observe) in observed.items() if states[name] != known.get(name)]
+        events += [
+            observe() for name, (_, observe) in observed.items() if states[name] != known.get(name)
+        ]
         found.update(states, **(_last_observed(cursor, now) if events else {}))
     if _due({"at": cursor.get("checked")}, now):
         known = cursor.get("checks")
         findings = view_findings(view)
-        checks = {name: digest([lines, sorted(view.topologies)]) for name, lines in findings.items()}
+        checks = {
+            name: digest([lines, sorted(view.topologies)]) for name, lines in findings.items()
+        }
         for name, lines in findings.items():
             if not isinstance(known, dict) or known.get(name) != checks[name]:
                 key, severity, _ = CHECK_ASSETS[name]
@@ -245,14 +305,20 @@ def supervisor_sensor(
     except Unavailable as error:
         return dg.SkipReason(error.message)
     http = leader[1].http if leader is not None else ""
-    events, cursor = cluster_events(view, http, read_cursor(context.cursor), time.time(), zookeeper.asset_key)
+    events, cursor = cluster_events(
+        view, http, read_cursor(context.cursor), time.time(), zookeeper.asset_key
+    )
     if not events:
-        return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new, or too soon to report it")
+        return dg.SkipReason(
+            f"{len(view.supervisors)} supervisors, nothing new, or too soon to report it"
+        )
     reason = dg.SkipReason(f"observed {len(view.supervisors)} supervisors")
     return dg.SensorResult(skip_reason=reason, asset_events=events, cursor=json.dumps(cursor))
 
 
-def leader_sensor(context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource) -> dg.SensorResult | dg.SkipReason:
+def leader_sensor(
+    context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
+) -> dg.SensorResult | dg.SkipReason:
     """Observe the leadership, on change, at most once a minute."""
     cursor, now = read_cursor(context.cursor), time.time()
     try:

@@ -40,7 +40,9 @@ def run_cli(*arguments: str) -> dict[str, Any]:
     """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
     try:
         # This run may belong to another cluster, which must not take the new one for its own when it ends.
-        done = command.run_cli(*arguments, "--json", env={command.CLUSTER_MARK: ""}, timeout=_LONGEST_SECS)
+        done = command.run_cli(
+            *arguments, "--json", env={command.CLUSTER_MARK: ""}, timeout=_LONGEST_SECS
+        )
     except subprocess.TimeoutExpired:
         raise Unavailable(
             f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
@@ -76,7 +78,9 @@ def ensure_local_cluster(home: Path) -> None:
         deadline = time.monotonic() + _LONGEST_SECS
         while ClusterFile.read(home) is None:
             if time.monotonic() > deadline:
-                raise Unavailable(f"the cluster that starts in {home} is not ready: look at {home}/logs") from None
+                raise Unavailable(
+                    f"the cluster that starts in {home} is not ready: look at {home}/logs"
+                ) from None
             time.sleep(0.5)
 
 
@@ -134,7 +138,9 @@ class ClusterHandle(dg.ConfigurableResource):
         """
         if self.spawn and self._ticks_in is None:
             ensure_local_cluster(self.home_path())
-        conf = cluster_conf(self.home_path(), Path(self.conf_dir) if self.conf_dir else None, self.overrides or None)
+        conf = cluster_conf(
+            self.home_path(), Path(self.conf_dir) if self.conf_dir else None, self.overrides or None
+        )
         return tick_conf(conf, ticks_in or self._ticks_in)
 
     def home_path(self) -> Path:
@@ -205,4 +211,6 @@ class BlobStoreResource(_Connected):
         """A client whose writes end with the leadership epoch of now, like those of the run."""
         known = cluster.epoch()
         epoch = None if known is None else known[0]
-        return NimbusBlobClient(lambda: leader_http(cluster), epoch=epoch, security=Security.of(self.conf()))
+        return NimbusBlobClient(
+            lambda: leader_http(cluster), epoch=epoch, security=Security.of(self.conf())
+        )

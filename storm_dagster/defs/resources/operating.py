@@ -37,13 +37,19 @@ def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[Op
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
         # In a tick PySpark would change the environment of the project's code server, which its own runs inherit.
-        conf, planner = handles.zookeeper.conf(), handles.spark.planner(cluster) if run else plan_placement
-        yield OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=planner, log=log, run=run)
+        conf, planner = (
+            handles.zookeeper.conf(),
+            handles.spark.planner(cluster) if run else plan_placement,
+        )
+        yield OperationsContext(
+            cluster=cluster, blobs=blobs, conf=conf, planner=planner, log=log, run=run
+        )
 
 
 @contextmanager
 def operations(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, handles: Handles
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
+    handles: Handles,
 ) -> Iterator[OperationsContext]:
     """:func:`connect` for one step; typed errors leave as Dagster failures."""
     with step_errors(), connect(handles, context.log, context.run.run_id) as ops:

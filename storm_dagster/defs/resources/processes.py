@@ -64,11 +64,15 @@ def upload_of(
     are not the project's; errors of packing and uploading otherwise.
     """
     if handle and target:
-        raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
+        raise InvalidRequest(
+            "both handle and target are given: leave handle empty in a run launched by hand"
+        )
     if handle or not target:
         return handle or None
     if programs := sorted(_PROGRAMS & conf.keys()):
-        raise InvalidRequest(f"a form cannot set {' and '.join(programs)}: set it in the topology's own conf")
+        raise InvalidRequest(
+            f"a form cannot set {' and '.join(programs)}: set it in the topology's own conf"
+        )
     check_inside(target, target_roots(nimbus.conf()), nimbus.home_path())
     with nimbus.client() as client:
         uploaded = upload_target(
@@ -78,7 +82,9 @@ def upload_of(
             home=nimbus.home_path(),
             progress=lambda step, state: log.info("%s: %s %s", target, step, state),
         )
-    log.info("uploaded %d bytes, sha256 %s (sent: %s)", uploaded.size, uploaded.sha256, uploaded.sent)
+    log.info(
+        "uploaded %d bytes, sha256 %s (sent: %s)", uploaded.size, uploaded.sha256, uploaded.sent
+    )
     return uploaded.handle
 
 
@@ -125,7 +131,9 @@ class WorkersResource(_Finder):
                 continue
             hosts = part.assignment.node_host if part.assignment else {}
             for (node, port), record in sorted(part.live_workers.items()):
-                host = hosts.get(node) or (view.supervisors[node].host if node in view.supervisors else node)
+                host = hosts.get(node) or (
+                    view.supervisors[node].host if node in view.supervisors else node
+                )
                 found.append(RunningWorker(part.id, part.base.name, node, host, port, record))
         return found
 
@@ -140,7 +148,14 @@ class WorkersResource(_Finder):
 
     def tail(self, worker: RunningWorker, lines: int = 100) -> str:
         """The last lines of the worker's log; :class:`Unavailable` when it is not on this machine."""
-        path = self.home_path() / "logs" / "workers" / worker.topology_id / str(worker.port) / "worker.log"
+        path = (
+            self.home_path()
+            / "logs"
+            / "workers"
+            / worker.topology_id
+            / str(worker.port)
+            / "worker.log"
+        )
         try:
             with path.open("rb") as stream:
                 stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))

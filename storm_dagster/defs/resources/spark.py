@@ -38,7 +38,12 @@ class SparkResource(ClusterHandle):
                 if first and "spark.remote" in where:
                     limit_retries(session)
                     # A session that the URL names is not this process's alone.
-                    close_at_exit(session, where["spark.remote"] if ";session_id=" not in where["spark.remote"] else "")
+                    close_at_exit(
+                        session,
+                        where["spark.remote"]
+                        if ";session_id=" not in where["spark.remote"]
+                        else "",
+                    )
                 return session
 
         cluster = self.conf()
@@ -62,7 +67,9 @@ class SparkResource(ClusterHandle):
 
             conf, home = self.conf(), self.home_path()
             # Healing has another way; everybody else has the time that the server takes to start.
-            if conf.get("spark.remote") and any(each.event != "monitor" for each in batch.topologies):
+            if conf.get("spark.remote") and any(
+                each.event != "monitor" for each in batch.topologies
+            ):
                 await_start(conf["spark.remote"], home)
             return plan_on_cluster(conf, cluster, batch, open_session=open_session, home=home)
 

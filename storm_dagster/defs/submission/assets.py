@@ -66,7 +66,9 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
 
 
 def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
-    return dg.MaterializeResult(metadata={**metadata, "seconds": round(time.monotonic() - began, 3)})
+    return dg.MaterializeResult(
+        metadata={**metadata, "seconds": round(time.monotonic() - began, 3)}
+    )
 
 
 def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
@@ -99,7 +101,10 @@ def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -
     metadata = _summary(report)
     if report.placement is not None:
         components = task_components(ops, report.topology_id)
-        metadata = {**placement_metadata(report.placement, components, f"{name}: planned"), **metadata}
+        metadata = {
+            **placement_metadata(report.placement, components, f"{name}: planned"),
+            **metadata,
+        }
         moves = moves_document(report.assignment, report.placement, report.components)
         row = itemgetter("task", "component", "from", "to", "why")
         metadata["moves"] = table("task:int component from to why", [row(move) for move in moves])
@@ -114,7 +119,10 @@ def publish_rebalance(
     forms: Any = context.run.run_config.get("ops") or {}
     form = (forms.get(names.stage_op("assignment")) or {}).get("config") or {}
     report = rebalance(ops, name, **RebalanceConfig(**form).model_dump())
-    return {**_summary(report), **in_force_metadata(report, task_components(ops, report.topology_id))}
+    return {
+        **_summary(report),
+        **in_force_metadata(report, task_components(ops, report.topology_id)),
+    }
 
 
 _STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey]] = []
@@ -124,7 +132,9 @@ _STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey]] = []
 def _stage(key: dg.AssetKey) -> Any:
     """The decorator that all six share; their cluster is not known yet."""
 
-    def remember(function: Callable[..., dg.MaterializeResult]) -> Callable[..., dg.MaterializeResult]:
+    def remember(
+        function: Callable[..., dg.MaterializeResult],
+    ) -> Callable[..., dg.MaterializeResult]:
         _STAGES.append((function, key))
         return function
 
@@ -144,7 +154,9 @@ def topology_conf(
     with step_errors():
         name = _topology_of(context, names)
         token = config.token or _inherited_token(context, config)
-        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
+        handle = upload_of(
+            context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded
+        )
     with operations(context, handles) as ops:
         if token is None:
             # Launched by hand. Without anything to submit, what is staged for the name is submitted as it is.
@@ -152,7 +164,12 @@ def topology_conf(
         check_token(token)
         tag_run(context, token)
         report = submission.stage_conf(
-            ops, name=name, token=token, handle=handle, inactive=config.inactive, allow_degraded=config.allow_degraded
+            ops,
+            name=name,
+            token=token,
+            handle=handle,
+            inactive=config.inactive,
+            allow_degraded=config.allow_degraded,
         )
     for warning in report.warnings:
         context.log.warning(warning)
@@ -168,11 +185,15 @@ def _staged_before(ops: OperationsContext, name: str) -> str:
     return check_token(ops.blobs.read(key).decode())
 
 
-def _plain_stage(key: dg.AssetKey, operation: Callable[..., Any], shown: Callable[[Any], dict[str, Any]]) -> None:
+def _plain_stage(
+    key: dg.AssetKey, operation: Callable[..., Any], shown: Callable[[Any], dict[str, Any]]
+) -> None:
     """A stage that takes nothing but its token."""
 
     @_stage(key)
-    def stage(context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles) -> dg.MaterializeResult:
+    def stage(
+        context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
+    ) -> dg.MaterializeResult:
         began = time.monotonic()
         with operations(context, handles) as ops:
             report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))
@@ -185,7 +206,10 @@ _plain_stage(keys.TASK_INFO, submission.stage_tasks, tasks_metadata)
 
 @_stage(keys.ASSIGNMENT)
 def assignment(
-    context: dg.AssetExecutionContext, config: RebalanceConfig, names: DagsterNames, handles: Handles
+    context: dg.AssetExecutionContext,
+    config: RebalanceConfig,
+    names: DagsterNames,
+    handles: Handles,
 ) -> dg.MaterializeResult:
     """Stage 4; in a run of `rebalance_topology`, the plan of the rebalance."""
     began = time.monotonic()
@@ -197,7 +221,9 @@ def assignment(
         report = submission.stage_assignment(ops, token=token)
         for warning in report.placement.warnings:
             context.log.warning(warning)
-        return _with_seconds(planned_metadata(report, read_tasks(ops, token).table.component_of()), began)
+        return _with_seconds(
+            planned_metadata(report, read_tasks(ops, token).table.component_of()), began
+        )
 
 
 @_stage(keys.PUBLISHED_ASSIGNMENT)

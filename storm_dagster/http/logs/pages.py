@@ -11,7 +11,18 @@ PAGE_BYTES = 131_072
 """JStorm's ``log.page.size``."""
 LONGEST_PAGE = 1 << 20
 _ENCODINGS = frozenset(
-    {"utf-8", "ascii", "iso8859-1", "cp1252", "utf-16-le", "utf-16-be", "gbk", "gb18030", "big5", "shift_jis"}
+    {
+        "utf-8",
+        "ascii",
+        "iso8859-1",
+        "cp1252",
+        "utf-16-le",
+        "utf-16-be",
+        "gbk",
+        "gb18030",
+        "big5",
+        "shift_jis",
+    }
 )
 
 
@@ -28,7 +39,9 @@ def check_encoding(name: str | None) -> str:
     except (LookupError, ValueError):
         found = ""
     if found not in _ENCODINGS:
-        raise InvalidRequest(f"encoding {name!r:.40} is unknown: use one of {', '.join(sorted(_ENCODINGS))}")
+        raise InvalidRequest(
+            f"encoding {name!r:.40} is unknown: use one of {', '.join(sorted(_ENCODINGS))}"
+        )
     return found
 
 

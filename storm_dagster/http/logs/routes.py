@@ -12,10 +12,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from storm_dagster.http.description import HttpApi
-from storm_dagster.http.logs.pages import PAGE_BYTES, check_encoding, page_bounds, read_page, whole_characters
+from storm_dagster.http.logs.pages import (
+    PAGE_BYTES,
+    check_encoding,
+    page_bounds,
+    read_page,
+    whole_characters,
+)
 from storm_dagster.http.logs.search import Search, search_log
 from storm_dagster.http.logs.tree import LogTree
-from storm_dagster.http.responses import StreamResponse, query_flag, query_int, query_text, query_word
+from storm_dagster.http.responses import (
+    StreamResponse,
+    query_flag,
+    query_int,
+    query_text,
+    query_word,
+)
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
@@ -30,7 +42,12 @@ def log_page(*, path: str, name: str, text: str, start: int, length: int, size: 
     """HTML of the part of a log, with links to the other parts. Control and bidi characters are shown as ``\\ufffd``."""
     shown = escape(_UNSEEN.sub("\ufffd", text))
     last = max(0, size - length)
-    places = {"first": 0, "previous": max(0, start - length), "next": min(start + length, last), "last": last}
+    places = {
+        "first": 0,
+        "previous": max(0, start - length),
+        "next": min(start + length, last),
+        "last": last,
+    }
     links = " ".join(
         f'<a href="{escape(path)}?file={quote(name, safe="")}&amp;start={place}&amp;length={length}">{word}</a>'
         for word, place in places.items()
@@ -76,7 +93,12 @@ class LogRoutes:
         command = query_text(request, "cmd")
         if command not in _COMMANDS:
             raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
-        reading = {"showLog": self._show, "download": self._download, "listDir": self._list, "searchLog": self._search}
+        reading = {
+            "showLog": self._show,
+            "download": self._download,
+            "listDir": self._list,
+            "searchLog": self._search,
+        }
         if command in reading:
             return reading[command](request)
         if command == "showConf":
@@ -133,13 +155,17 @@ class LogRoutes:
             context_before=_bounded(request, "look_back", 2, 0, 100),
             context_after=_bounded(request, "look_ahead", 10, 0, 100),
             ignore_case=query_flag(request, "case_ignore"),
-            search_from="head" if query_word(request, "search_from", ("head", "tail"), "tail") == "head" else "tail",
+            search_from="head"
+            if query_word(request, "search_from", ("head", "tail"), "tail") == "head"
+            else "tail",
         )
         stream, size = self._tree.open(name)
         with stream:
             found, following = search_log(stream, size, search)
         matches = {str(offset): text for offset, text in found.items()}
-        return JSONResponse({"num_match": len(found), "match_results": matches, "next_offset": following})
+        return JSONResponse(
+            {"num_match": len(found), "match_results": matches, "next_offset": following}
+        )
 
     # -- Storm -------------------------------------------------------------------------------------------
 
@@ -152,7 +178,9 @@ class LogRoutes:
             first, length = page_bounds(size, query_int(request, "start"), wanted)
             raw = read_page(stream, first, length)
         text = whole_characters(raw, encoding, cut_before=first > 0)
-        page = log_page(path=request.url.path, name=name, text=text, start=first, length=wanted, size=size)
+        page = log_page(
+            path=request.url.path, name=name, text=text, start=first, length=wanted, size=size
+        )
         return HTMLResponse(page, headers=_BYTES)
 
     def list_logs(self, topoId: str | None, port: str | None) -> list[str]:
@@ -169,14 +197,20 @@ class LogRoutes:
                 if not slot.is_folder or port not in (None, slot.name):
                     continue
                 folder = f"{topology.name}/{slot.name}"
-                found.extend(f"{folder}/{one.name}" for one in self._workers.list(folder) if not one.is_folder)
+                found.extend(
+                    f"{folder}/{one.name}"
+                    for one in self._workers.list(folder)
+                    if not one.is_folder
+                )
         return found
 
     def _whole(self, tree: LogTree, request: Request, parameter: str = "file") -> Response:
         name = _required(request, parameter)
         stream, size = tree.open(name)
         headers = {"Content-Type": "application/octet-stream", **_attached(name)}
-        return StreamResponse(stream, size, request=request, chunk=_CHUNK, idle_secs=self._idle_secs, headers=headers)
+        return StreamResponse(
+            stream, size, request=request, chunk=_CHUNK, idle_secs=self._idle_secs, headers=headers
+        )
 
 
 _BYTES = {"Cache-Control": "no-store"}

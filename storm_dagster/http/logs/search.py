@@ -42,7 +42,9 @@ def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, s
     key = search.key.lower() if search.ignore_case else search.key
     forward = search.search_from == "head"
     shown = 0
-    for number, (start, raw) in enumerate(_blocks(stream, size, search.offset, len(key) - 1, forward), 1):
+    for number, (start, raw) in enumerate(
+        _blocks(stream, size, search.offset, len(key) - 1, forward), 1
+    ):
         for place in _places(raw.lower() if search.ignore_case else raw, key, forward):
             offset = start + place
             found.setdefault(offset, _context(stream, size, offset, len(key), search))
@@ -56,7 +58,9 @@ def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, s
     return found, None
 
 
-def _blocks(stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool) -> Iterator[tuple[int, bytes]]:
+def _blocks(
+    stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool
+) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes): blocks that overlap by a key's length less one, so that no match is cut."""
     first, last = (offset, size) if forward else (0, size - offset)
     for bound in range(first, last, BLOCK) if forward else range(last, first, -BLOCK):

@@ -72,7 +72,9 @@ class LogTree:
                     is_folder = stat.S_ISDIR(status.st_mode)
                     if is_folder or stat.S_ISREG(status.st_mode):
                         size = 4096 if is_folder else status.st_size
-                        found.append(Entry(entry.name, is_folder, status.st_mtime_ns // 10**6, size))
+                        found.append(
+                            Entry(entry.name, is_folder, status.st_mtime_ns // 10**6, size)
+                        )
                     if len(found) >= _MOST_ENTRIES:
                         break
         return sorted(found, key=lambda one: one.name)
@@ -92,6 +94,8 @@ class LogTree:
 
 def _parts(name: str) -> tuple[str, ...]:
     parts = tuple(name.split("/")) if name else ()
-    if len(parts) > _MOST_PARTS or any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
+    if len(parts) > _MOST_PARTS or any(
+        part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts
+    ):
         raise _nothing()
     return parts

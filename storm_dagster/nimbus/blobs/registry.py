@@ -56,13 +56,17 @@ def is_registered_kind(key: str) -> bool:
 
     The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes. A user's blob
     that is registered is never taken for a deleted one, whoever leads when its only holder returns."""
-    return not key.startswith(("staging.", "staging-of.", "upload.")) and not key.endswith("-placement.json")
+    return not key.startswith(("staging.", "staging-of.", "upload.")) and not key.endswith(
+        "-placement.json"
+    )
 
 
 class BlobRegistry:
     """Registrations of one nimbus (``me`` is its ``host:port``)."""
 
-    def __init__(self, cluster: StormClusterState, me: str, cached: ClusterState | None = None) -> None:
+    def __init__(
+        self, cluster: StormClusterState, me: str, cached: ClusterState | None = None
+    ) -> None:
         """``cached`` answers :meth:`keys` and :meth:`survey`, which are asked for all the time."""
         self._cluster = cluster
         self._state = cluster.state
@@ -96,7 +100,11 @@ class BlobRegistry:
         found: dict[str, Registered] = {}
         for key, record, holders in zip(wanted, records, children, strict=True):
             try:
-                decoded = None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
+                decoded = (
+                    None
+                    if record is None
+                    else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
+                )
             except Corrupt as error:
                 if state is self._state:
                     raise
@@ -117,7 +125,9 @@ class BlobRegistry:
                     self.register_held(meta, now)
                     return now.record.sequence
                 sequence = now.next_sequence()
-                raw = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record))
+                raw = encode_record(
+                    BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record)
+                )
                 transaction = self._state.transaction().check(paths.EPOCH, epoch)
                 if not self._state.exists(paths.blob(meta.key)):
                     transaction.create(paths.blob(meta.key))
@@ -128,7 +138,9 @@ class BlobRegistry:
                 for node, (address, _) in now.holders.items():
                     if address == self.me:
                         transaction.delete(paths.blob(meta.key, node))
-                transaction.create(paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True).commit()
+                transaction.create(
+                    paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True
+                ).commit()
                 self._mine[meta.key] = (sequence, self._cluster.session.session_id)
                 return sequence
             except Conflict as error:
@@ -158,7 +170,9 @@ class BlobRegistry:
             return True
         path = paths.blob(meta.key, holder)
         # A key that was removed meanwhile gets no folder again.
-        transaction = self._state.transaction().check(paths.blob_max_sequence(meta.key), now.version or 0)
+        transaction = self._state.transaction().check(
+            paths.blob_max_sequence(meta.key), now.version or 0
+        )
         if holder in now.holders:
             transaction.delete(path)  # Of an older session.
         transaction.create(path, ephemeral=True).commit()
@@ -202,7 +216,9 @@ def split_holder(holder: str) -> tuple[str, int]:
     """``"nimbus-1:7800-4"`` -> ``("nimbus-1:7800", 4)``: split at the last dash (hosts may contain dashes)."""
     address, dash, number = holder.rpartition("-")
     if not dash or not address or not number.isdecimal():
-        raise Corrupt(f"{holder!r} is not a blob holder of the form <host>:<port>-<number>: remove that node")
+        raise Corrupt(
+            f"{holder!r} is not a blob holder of the form <host>:<port>-<number>: remove that node"
+        )
     return address, int(number)
 
 

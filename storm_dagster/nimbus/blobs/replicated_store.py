@@ -39,7 +39,12 @@ class NimbusBlobStore:
     A shared store (fsspec) has neither registrations nor copies: every nimbus sees the same blobs."""
 
     def __init__(
-        self, base: BaseStore, status: LeaderStatus, registry: BlobRegistry, replicator: Replicator, minimum: int
+        self,
+        base: BaseStore,
+        status: LeaderStatus,
+        registry: BlobRegistry,
+        replicator: Replicator,
+        minimum: int,
     ) -> None:
         self.base = base
         # Reads are those of this nimbus's own store.
@@ -60,7 +65,9 @@ class NimbusBlobStore:
 
     # the protocol, for operations in the leader
 
-    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
         """Store, register, replicate. ``Unavailable`` when this nimbus does not lead."""
         epoch = self._status.require()
         meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
@@ -81,7 +88,9 @@ class NimbusBlobStore:
 
     # the HTTP service
 
-    def put_file(self, key: str, path: Path, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int]:
+    def put_file(
+        self, key: str, path: Path, sha256: str, terms: WriteTerms
+    ) -> tuple[BlobMeta, int]:
         """Take over a received file (it is moved or copied away); the blob and how many nimbuses hold it."""
         epoch = self._status.require(terms.epoch)
         meta = self.base.adopt(key, path, sha256)
@@ -102,7 +111,11 @@ class NimbusBlobStore:
         """Store a copy that the leader sent (its epoch has been checked); without ``path`` by hash alone."""
         if self.shared:
             raise InvalidRequest("this nimbus has a shared blob store: it takes no copies")
-        meta = self.base.put_existing(key, sha256) if path is None else self.base.adopt(key, path, sha256)
+        meta = (
+            self.base.put_existing(key, sha256)
+            if path is None
+            else self.base.adopt(key, path, sha256)
+        )
         if meta is None:
             raise KeyNotFound(f"content {sha256} is not here yet: send it")
         if is_registered_kind(key):
@@ -120,7 +133,9 @@ class NimbusBlobStore:
             return max(1, minimum)
         if is_registered_kind(meta.key):
             self._registry.register_written(meta, epoch=epoch)
-        copies = self._replicator.push(meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded)
+        copies = self._replicator.push(
+            meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded
+        )
         if not is_registered_kind(meta.key):
             self._registry.check_epoch(epoch)
         return copies

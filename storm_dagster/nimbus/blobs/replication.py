@@ -66,7 +66,9 @@ class Replicator:
         )
         self._lock = threading.Lock()
         # A pool for each peer: one that hangs holds up nobody else.
-        self._pools = defaultdict[str, ThreadPoolExecutor](lambda: ThreadPoolExecutor(_AT_ONCE, "blob-push"))
+        self._pools = defaultdict[str, ThreadPoolExecutor](
+            lambda: ThreadPoolExecutor(_AT_ONCE, "blob-push")
+        )
         self._waiting: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -78,7 +80,9 @@ class Replicator:
             pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 
-    def _submit(self, peer: NimbusPeer, work: Callable[..., None], *arguments: Any) -> Future[None] | None:
+    def _submit(
+        self, peer: NimbusPeer, work: Callable[..., None], *arguments: Any
+    ) -> Future[None] | None:
         """Start ``work(peer, ...)`` in the peer's own threads; ``None`` when too much waits for it."""
         with self._lock:
             if self._waiting[peer.address] >= _MOST_WAITING:
@@ -107,7 +111,11 @@ class Replicator:
                 if (future := self._submit(peer, self._push_one, meta, epoch)) is not None:
                     running[future] = peer
             while running and 1 + len(holders) < minimum:
-                done, _ = wait(running, timeout=max(deadline - time.monotonic(), 0), return_when=FIRST_COMPLETED)
+                done, _ = wait(
+                    running,
+                    timeout=max(deadline - time.monotonic(), 0),
+                    return_when=FIRST_COMPLETED,
+                )
                 for future in done:
                     peer = running.pop(future)
                     error = future.exception()
@@ -115,7 +123,9 @@ class Replicator:
                         holders.add(peer.address)
                         refused.pop(peer.address, None)
                         continue
-                    refused[peer.address] = f"{peer.address} did not take it ({error or type(error).__name__})"
+                    refused[peer.address] = (
+                        f"{peer.address} did not take it ({error or type(error).__name__})"
+                    )
                     if not isinstance(error, StormDagsterError | httpx.HTTPError | OSError):
                         raise error
                 if not done:
@@ -126,8 +136,13 @@ class Replicator:
                 _log.warning("%s is on %d of %d nimbuses", meta.key, 1 + len(holders), minimum)
                 return 1 + len(holders)
             if time.monotonic() + _RETRY_SECS >= deadline:
-                refused |= {peer.address: f"{peer.address} does not answer" for peer in running.values()}
-                missing = [*refused.values(), *(f"{url} of nimbus.seeds is not there" for url in self.absent())]
+                refused |= {
+                    peer.address: f"{peer.address} does not answer" for peer in running.values()
+                }
+                missing = [
+                    *refused.values(),
+                    *(f"{url} of nimbus.seeds is not there" for url in self.absent()),
+                ]
                 raise Unavailable(
                     f"blob {meta.key!r} is on {1 + len(holders)} nimbuses, {minimum} were asked for"
                     f"{' (' + '; '.join(missing) + ')' if missing else ''}: start another "
@@ -149,7 +164,9 @@ class Replicator:
             if offered.status_code == 404:
                 with self._open(meta.key) as stream:
                     offered = self._http.put(
-                        url, headers={**headers, "Content-Length": str(meta.size)}, content=chunks_of(stream)
+                        url,
+                        headers={**headers, "Content-Length": str(meta.size)},
+                        content=chunks_of(stream),
                     )
             if not offered.is_success:
                 raise response_error(offered)
@@ -159,7 +176,9 @@ class Replicator:
 
     def _delete_one(self, peer: NimbusPeer, key: str, epoch: int) -> None:
         try:
-            self._http.delete(_replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)}, timeout=_OFFER_SECS)
+            self._http.delete(
+                _replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)}, timeout=_OFFER_SECS
+            )
         except httpx.HTTPError as error:
             _log.info("the deletion of %s did not reach nimbus %s: %s", key, peer.address, error)
 

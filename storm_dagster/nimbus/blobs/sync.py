@@ -15,7 +15,14 @@ import httpx
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.core.leader_priority import needed_blobs
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.model.security import SILENT_SECS, Security
 from storm_dagster.nimbus.blobs.registry import Registered, is_registered_kind
@@ -46,7 +53,9 @@ class BlobSync:
         """Close the connections."""
         self._http.close()
 
-    def missing(self, wake: Wake | None = None) -> tuple[dict[str, Registered], dict[str, Registered]]:
+    def missing(
+        self, wake: Wake | None = None
+    ) -> tuple[dict[str, Registered], dict[str, Registered]]:
         """The blobs that active topologies need and this nimbus lacks (or has in an old version), and all needed.
 
         Reads only. ``wake`` is called when a blob is registered or removed."""
@@ -55,7 +64,9 @@ class BlobSync:
         if wake is not None:
             self._cluster.watches.add_wake(paths.BLOBSTORE, wake)
         registered = self._registry.keys(watch=wake is not None)
-        needed = self._registry.survey(sorted(needed_blobs(self._registry.topologies(), registered)))
+        needed = self._registry.survey(
+            sorted(needed_blobs(self._registry.topologies(), registered))
+        )
         return {key: entry for key, entry in needed.items() if not self._is_held(entry)}, needed
 
     def _is_held(self, entry: Registered) -> bool:
@@ -64,7 +75,9 @@ class BlobSync:
         except (KeyNotFound, Corrupt):
             return False
         # What is damaged lies in quarantine.
-        return self._base.has_content(meta.sha256) and (entry.record is None or entry.record.sha256 == meta.sha256)
+        return self._base.has_content(meta.sha256) and (
+            entry.record is None or entry.record.sha256 == meta.sha256
+        )
 
     def run_once(self, wake: Wake | None = None) -> int:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
@@ -82,7 +95,11 @@ class BlobSync:
                 self._status.set_lacking(left)
         self._take_registered(set(needed))
         leader, now = self._status.known.leader, time.monotonic()
-        if self._followed is None or leader != self._followed[0] or now - self._followed[1] >= self._follow_secs:
+        if (
+            self._followed is None
+            or leader != self._followed[0]
+            or now - self._followed[1] >= self._follow_secs
+        ):
             self._followed = leader, now
             self._follow_leader(set(needed))
         return len(left)
@@ -125,7 +142,9 @@ class BlobSync:
             return True
         holders = set(entry.newest_holders())
         # Without a live holder in ZooKeeper one may still have it; its hash is checked anyway.
-        for peer in sorted(self._peers(), key=lambda peer: (peer.address not in holders, peer.address)):
+        for peer in sorted(
+            self._peers(), key=lambda peer: (peer.address not in holders, peer.address)
+        ):
             if peer.address == self._status.me:
                 continue
             try:
@@ -158,7 +177,10 @@ class BlobSync:
         except (httpx.HTTPError, ValueError) as error:
             _log.debug("the leader's blobs cannot be listed: %s", error)
             return
-        if not isinstance(document, Mapping) or document.get("cluster_id") != self._cluster.cluster_id():
+        if (
+            not isinstance(document, Mapping)
+            or document.get("cluster_id") != self._cluster.cluster_id()
+        ):
             return
         registered = set(self._registry.keys())
         theirs: dict[str, Any] = {str(blob["key"]): blob for blob in document.get("blobs", ())}
@@ -166,7 +188,11 @@ class BlobSync:
         for key, blob in theirs.items():
             held = mine.get(key)
             # What is registered comes by that; what was registered once is gone, even if a new leader still has it.
-            if key in needed or is_registered_kind(key) or (held and held.sha256 == blob.get("sha256")):
+            if (
+                key in needed
+                or is_registered_kind(key)
+                or (held and held.sha256 == blob.get("sha256"))
+            ):
                 continue
             try:
                 sha256 = str(blob.get("sha256"))
@@ -188,7 +214,9 @@ class BlobSync:
 
     def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
         """Store a blob of another nimbus, when it has the hash that is announced, and ``sha256`` if that is given."""
-        with self._http.stream("GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}") as response:
+        with self._http.stream(
+            "GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
+        ) as response:
             if response.status_code == 404:
                 raise KeyNotFound(f"no blob {key!r} at {http}")
             if response.status_code != 200:

@@ -16,7 +16,13 @@ from typing import Literal
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.core.authorization import LIMITED_USER
-from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    InvalidRequest,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
@@ -35,7 +41,9 @@ def check_share(owners: Iterable[str | None], what: str) -> None:
     """:class:`Unavailable` when the user whose request is answered has too many of these sessions open."""
     user = LIMITED_USER.get()
     if user is not None and sum(owner == user for owner in owners) >= MOST_OF_A_USER:
-        raise Unavailable(f"user {user!r} has {MOST_OF_A_USER} {what}s open already: finish or cancel some, or wait")
+        raise Unavailable(
+            f"user {user!r} has {MOST_OF_A_USER} {what}s open already: finish or cancel some, or wait"
+        )
 
 
 class Uploads:
@@ -52,7 +60,9 @@ class Uploads:
             expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MOST_OPEN
         )
         """Handle -> its user, empty for an administrator."""
-        self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED)
+        self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(
+            max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED
+        )
 
     def __len__(self) -> int:
         return len(self._open)
@@ -143,12 +153,16 @@ class Uploads:
         if not isinstance(handle, str):
             raise InvalidRequest("'handle' must be the text that POST /v1/uploads returned")
         self.check(handle)
-        stored = {meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")}
+        stored = {
+            meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")
+        }
         parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
             raise _gone(handle)
         if lacking := [part for part in PARTS if part not in parts]:
-            raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
+            raise InvalidRequest(
+                f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it"
+            )
         self.bind(handle)
         return parts
 
@@ -165,7 +179,9 @@ class Uploads:
 
     def _drop(self, handle: str) -> None:
         # Whose it was goes last.
-        for key in sorted(self._blobs.keys(f"upload.{handle}."), key=lambda key: key.endswith(".submitter")):
+        for key in sorted(
+            self._blobs.keys(f"upload.{handle}."), key=lambda key: key.endswith(".submitter")
+        ):
             try:
                 self._blobs.delete(key)
             except KeyNotFound:
@@ -175,7 +191,9 @@ class Uploads:
 
 
 def _gone(handle: str) -> KeyNotFound:
-    return KeyNotFound(f"no upload {handle!r:.40}: it was cancelled or has expired; begin a new one")
+    return KeyNotFound(
+        f"no upload {handle!r:.40}: it was cancelled or has expired; begin a new one"
+    )
 
 
 def new_inbox_file(inbox: Path) -> Path:

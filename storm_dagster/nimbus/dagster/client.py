@@ -102,7 +102,12 @@ class DagsterClient:
         self._ask_location("DropPartition", variables, doing, "DeleteDynamicPartitionsSuccess")
 
     def launch(
-        self, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str], *, patience: float | None = None
+        self,
+        job: str,
+        run_config: Mapping[str, Any],
+        tags: Mapping[str, str],
+        *,
+        patience: float | None = None,
     ) -> str:
         """Launch a run of ``job`` and return its id; ``patience`` (seconds) replaces the timeout."""
         job = self.names.name(job)
@@ -110,10 +115,14 @@ class DagsterClient:
         params = {
             "selector": {**self._selector, "jobName": job},
             "runConfigData": run_config,
-            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in all_tags.items()]},
+            "executionMetadata": {
+                "tags": [{"key": key, "value": value} for key, value in all_tags.items()]
+            },
         }
         doing = f"launching job {job}"
-        result = self._ask_location("LaunchRun", {"params": params}, doing, "LaunchRunSuccess", patience=patience)
+        result = self._ask_location(
+            "LaunchRun", {"params": params}, doing, "LaunchRunSuccess", patience=patience
+        )
         run_id = str(result["run"]["runId"])
         _log.info("run %s of job %s is launched", run_id, job, extra={"run": run_id})
         return run_id
@@ -171,15 +180,21 @@ class DagsterClient:
         result = self._transport.graphql("FindRuns", {"filter": run_filter, "limit": 1}, patience)
         if result["__typename"] != "Runs":
             raise _refusal("finding a run", result)
-        return next((FoundRun(str(run["runId"]), str(run["status"])) for run in result["results"]), None)
+        return next(
+            (FoundRun(str(run["runId"]), str(run["status"])) for run in result["results"]), None
+        )
 
     def run(self, run_id: str) -> dict[str, Any]:
         """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""
         if not _RUN_ID.fullmatch(run_id):
-            raise KeyNotFound(f"{run_id!r:.80} is not a run id: use the one that the submission returned")
+            raise KeyNotFound(
+                f"{run_id!r:.80} is not a run id: use the one that the submission returned"
+            )
         result = self._transport.graphql("Run", {"id": run_id})
         if result["__typename"] == "RunNotFoundError":
-            raise KeyNotFound(f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster")
+            raise KeyNotFound(
+                f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster"
+            )
         if result["__typename"] != "Run":
             raise _refusal(f"reading run {run_id}", result)
         failures = self._failures(run_id) if result["status"] in ("FAILURE", "CANCELED") else []
@@ -213,7 +228,11 @@ class DagsterClient:
             "metadata": {**event.metadata, **origin},
         }
         if event.kind == "check":
-            document |= {"check_name": event.check, "passed": event.passed, "severity": event.severity}
+            document |= {
+                "check_name": event.check,
+                "passed": event.passed,
+                "severity": event.severity,
+            }
         else:
             document |= {"description": event.description, "data_version": event.data_version}
         self._transport.report(f"report_asset_{event.kind}/", document)
@@ -233,7 +252,12 @@ class DagsterClient:
         return found
 
     def _ask_location(
-        self, operation: str, variables: Mapping[str, Any], doing: str, *expected: str, patience: float | None = None
+        self,
+        operation: str,
+        variables: Mapping[str, Any],
+        doing: str,
+        *expected: str,
+        patience: float | None = None,
     ) -> Mapping[str, Any]:
         """The ``expected`` answer to what needs our code location; if it is another one, the location may not be loaded."""
         result = self._transport.graphql(operation, variables, patience)
@@ -243,11 +267,16 @@ class DagsterClient:
         if isinstance(refusal, InvalidRequest):
             raise refusal
         seen = self._transport.graphql("Locations", {})
-        raise location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
+        raise (
+            location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
+        )
 
 
 def location_problem(
-    doing: str, entries: Sequence[Mapping[str, Any]], repositoryLocationName: str, repositoryName: str
+    doing: str,
+    entries: Sequence[Mapping[str, Any]],
+    repositoryLocationName: str,
+    repositoryName: str,
 ) -> Misconfigured | Unavailable | None:
     """The problem of the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
     name = repositoryLocationName
@@ -274,7 +303,10 @@ def location_problem(
 
 
 def run_document(
-    run: Mapping[str, Any], failures: Sequence[Mapping[str, Any]], url: str | None, names: DagsterNames | None = None
+    run: Mapping[str, Any],
+    failures: Sequence[Mapping[str, Any]],
+    url: str | None,
+    names: DagsterNames | None = None,
 ) -> dict[str, Any]:
     """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
 
@@ -289,7 +321,10 @@ def run_document(
     def order(key: str) -> tuple[float, int]:
         began = stats.get(key, {}).get("startTime")
         name = names.step_name(key)
-        return (math.inf if began is None else began, STAGES.index(name) if name in STAGES else len(STAGES))
+        return (
+            math.inf if began is None else began,
+            STAGES.index(name) if name in STAGES else len(STAGES),
+        )
 
     keys.sort(key=order)
     chosen = run.get("stepKeysToExecute")
@@ -298,7 +333,13 @@ def run_document(
         step = stats.get(key, {})
         began, ended = step.get("startTime"), step.get("endTime")
         seconds = round(ended - began, 3) if began is not None and ended is not None else None
-        steps.append({"name": names.step_name(key), "status": step.get("status") or "PENDING", "seconds": seconds})
+        steps.append(
+            {
+                "name": names.step_name(key),
+                "status": step.get("status") or "PENDING",
+                "seconds": seconds,
+            }
+        )
     status = str(run["status"])
     return {
         "run_id": run["runId"],
@@ -311,7 +352,9 @@ def run_document(
     }
 
 
-def _error_of(status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames) -> dict[str, str] | None:
+def _error_of(
+    status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames
+) -> dict[str, str] | None:
     """The typed error that a step left in its failure's metadata, else what is known of the failure.
 
     A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was wrong with the
@@ -322,15 +365,23 @@ def _error_of(status: str, failures: Sequence[Mapping[str, Any]], names: Dagster
     plain: str | None = None
     for event in failures:
         metadata = event.get("failureMetadata") or {}
-        texts = {entry["label"]: entry.get("text") for entry in metadata.get("metadataEntries") or ()}
+        texts = {
+            entry["label"]: entry.get("text") for entry in metadata.get("metadataEntries") or ()
+        }
         if texts.get("error_type"):
             message = texts.get("message") or metadata.get("description") or "no message"
             return {"type": str(texts["error_type"]), "message": str(message)}
         if plain is None:
             plain = _plain_failure(event, names)
-    if status == "FAILURE" and any(event.get("stepKey") or event.get("error") for event in failures):
+    if status == "FAILURE" and any(
+        event.get("stepKey") or event.get("error") for event in failures
+    ):
         return {"type": "StormDagsterError", "message": plain or "a step failed without saying why"}
-    ended = "the run was canceled" if status == "CANCELED" else "the run's process ended without saying why"
+    ended = (
+        "the run was canceled"
+        if status == "CANCELED"
+        else "the run's process ended without saying why"
+    )
     return {"type": "Unavailable", "message": f"{(plain or ended).rstrip('.')}: {_AGAIN}"}
 
 
@@ -338,15 +389,24 @@ def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
     error = event.get("error")
     while isinstance(error, dict) and isinstance(error.get("cause"), dict):
         error = error["cause"]
-    detail = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
+    detail = (
+        str(error["message"]).strip()
+        if isinstance(error, dict)
+        else str(event.get("message") or "")
+    )
     step = names.step_name(str(event.get("stepKey") or ""))
     return f"step {step} failed: {detail}" if step else detail or "the run failed"
 
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
     kind = result["__typename"]
-    detail = result.get("message") or "; ".join(str(error.get("message")) for error in result.get("errors") or ())
-    if kind != "RunConfigValidationInvalid" and (problem := storage_problem(str(detail or ""))) is not None:
+    detail = result.get("message") or "; ".join(
+        str(error.get("message")) for error in result.get("errors") or ()
+    )
+    if (
+        kind != "RunConfigValidationInvalid"
+        and (problem := storage_problem(str(detail or ""))) is not None
+    ):
         return without_storage(doing, problem)
     text = f"{doing}: Dagster answered {kind}{': ' + str(detail).strip() if detail else ''}"
     if kind == "RunConfigValidationInvalid":

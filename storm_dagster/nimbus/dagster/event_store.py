@@ -21,7 +21,9 @@ class EventStore:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._defined: TimeCacheMap[str, bool] = TimeCacheMap(_DEFINED_SECS, now=time.monotonic(), limit=_MAX_DEFINED)
+        self._defined: TimeCacheMap[str, bool] = TimeCacheMap(
+            _DEFINED_SECS, now=time.monotonic(), limit=_MAX_DEFINED
+        )
         """Assets that this Dagster was seen to define."""
         nimbus.expiring.append(self._defined)
 

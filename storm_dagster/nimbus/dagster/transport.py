@@ -70,13 +70,17 @@ class DagsterAccess:
         file = conf.get("dagster.graphql.token.file")
         shown, login = _without_login(str(given))
         sources = [
-            "dagster.graphql.headers" if any(name.lower() == "authorization" for name in headers) else None,
+            "dagster.graphql.headers"
+            if any(name.lower() == "authorization" for name in headers)
+            else None,
             "dagster.graphql.token.file" if file else None,
             "the user in dagster.graphql.url" if login else None,
         ]
         named = [source for source in sources if source]
         if len(named) > 1:
-            raise Misconfigured(f"{' and '.join(named)} both give the header Authorization: keep one of them")
+            raise Misconfigured(
+                f"{' and '.join(named)} both give the header Authorization: keep one of them"
+            )
         fixed = {**headers, **({"Authorization": login} if login else {})}
         return DagsterAccess(shown, fixed, Path(file).expanduser() if file else None)
 
@@ -142,7 +146,11 @@ class DagsterTransport:
     """
 
     def __init__(
-        self, access: Callable[[], DagsterAccess | None], *, timeout: float = 5.0, security: Security | None = None
+        self,
+        access: Callable[[], DagsterAccess | None],
+        *,
+        timeout: float = 5.0,
+        security: Security | None = None,
     ) -> None:
         self._access = access
         self._timeout = timeout
@@ -160,7 +168,11 @@ class DagsterTransport:
     def _shown(self, access: DagsterAccess) -> dict[str, Any]:
         """Keyword arguments of a request that prove who sends it."""
         headers, security = access.headers(), self._security
-        if headers or security.secret is None or (security.ca and not access.url.startswith("https:")):
+        if (
+            headers
+            or security.secret is None
+            or (security.ca and not access.url.startswith("https:"))
+        ):
             return {"headers": headers}
         return {"auth": signer(security.secret, tls=security.ca is not None)}
 
@@ -174,18 +186,24 @@ class DagsterTransport:
         access = self._access()
         return access.site if access else None
 
-    def graphql(self, operation: str, variables: Mapping[str, Any], patience: float | None = None) -> dict[str, Any]:
+    def graphql(
+        self, operation: str, variables: Mapping[str, Any], patience: float | None = None
+    ) -> dict[str, Any]:
         """The answer to an operation of ``queries.graphql``, within ``patience`` seconds (default: the timeout)."""
         access = self._require()
         query, field = queries()[operation]
-        document = self.post(access.url, {"query": query, "variables": dict(variables)}, patience=patience)
+        document = self.post(
+            access.url, {"query": query, "variables": dict(variables)}, patience=patience
+        )
         data = document.get("data") if isinstance(document, dict) else None
         result = data.get(field) if isinstance(data, dict) else None
         if not isinstance(result, dict):
             errors = document.get("errors") if isinstance(document, dict) else document
             if (problem := storage_problem(errors)) is not None:
                 raise without_storage(f"Dagster at {access.url}", problem)
-            raise Unavailable(f"Dagster at {access.url} answered {field} with an error: {errors!r:.500}")
+            raise Unavailable(
+                f"Dagster at {access.url} answered {field} with an error: {errors!r:.500}"
+            )
         return result
 
     def report(self, route: str, body: Mapping[str, Any]) -> None:
@@ -196,7 +214,9 @@ class DagsterTransport:
         answer = self._send(f"{self._require().site}/{route}", body, self._timeout)
         if not answer.is_success:
             kind = InvalidRequest if answer.status_code in (400, 413, 422) else Unavailable
-            raise kind(f"Dagster answered {route} with {answer.status_code}: {answer.text.strip()[:300]}")
+            raise kind(
+                f"Dagster answered {route} with {answer.status_code}: {answer.text.strip()[:300]}"
+            )
 
     def post(self, address: str, body: Mapping[str, Any], *, patience: float | None = None) -> Any:
         """The JSON answer to a JSON document, posted to an address of the webserver."""
@@ -242,7 +262,9 @@ class DagsterTransport:
     def _slow(self, access: DagsterAccess, secs: float) -> str:
         """Error text of a request without a response in time; it names the part that does not respond."""
         with suppress(httpx.HTTPError):
-            if self._http.get(f"{access.site}/server_info", **self._shown(access), timeout=1.0).is_success:
+            if self._http.get(
+                f"{access.site}/server_info", **self._shown(access), timeout=1.0
+            ).is_success:
                 return (
                     f"Dagster at {access.url} did not answer within {secs:g} s although its webserver lives: its "
                     f"storage may be out of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
@@ -267,7 +289,11 @@ def _out_of_reach(access: DagsterAccess, error: Exception) -> str:
 
 
 def _is_header(name: str, value: Any) -> bool:
-    return bool(_HEADER_NAME.fullmatch(name)) and isinstance(value, str) and bool(_HEADER_VALUE.fullmatch(value))
+    return (
+        bool(_HEADER_NAME.fullmatch(name))
+        and isinstance(value, str)
+        and bool(_HEADER_VALUE.fullmatch(value))
+    )
 
 
 def _without_login(url: str) -> tuple[str, str | None]:

@@ -28,7 +28,12 @@ _MOST_DOCUMENT_BYTES = 64 << 20
 
 @asynccontextmanager
 async def receive_file(
-    request: Request, inbox: Path, *, most_bytes: int, idle_secs: float, touch: Callable[[], object] = lambda: None
+    request: Request,
+    inbox: Path,
+    *,
+    most_bytes: int,
+    idle_secs: float,
+    touch: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[tuple[Path, str]]:
     """Write the request's body to a fresh file of ``inbox``; the file, which goes in the end, and the body's hash.
 
@@ -57,11 +62,15 @@ async def receive_file(
                     await run_in_threadpool(sink.write, chunk)
                     touch()
         except (TimeoutError, asyncio.TimeoutError):
-            raise Unavailable(f"no byte arrived for {idle_secs:g} s: the transfer was dropped, send it again") from None
+            raise Unavailable(
+                f"no byte arrived for {idle_secs:g} s: the transfer was dropped, send it again"
+            ) from None
         except ClientDisconnect:
             raise InvalidRequest("the transfer broke off: send it again") from None
         except OSError as error:
-            raise Unavailable(f"the body cannot be stored ({error.strerror}): free space on nimbus's disk") from error
+            raise Unavailable(
+                f"the body cannot be stored ({error.strerror}): free space on nimbus's disk"
+            ) from error
         if expected is not None and digest.hexdigest() != expected:
             raise InvalidRequest(
                 f"{size} bytes with SHA-256 {digest.hexdigest()} arrived, {expected} was announced: "
@@ -73,7 +82,9 @@ async def receive_file(
 
 
 def _too_large(most_bytes: int) -> InvalidRequest:
-    return InvalidRequest(f"the body is larger than {most_bytes} bytes: send less, or raise nimbus.upload.max.bytes")
+    return InvalidRequest(
+        f"the body is larger than {most_bytes} bytes: send less, or raise nimbus.upload.max.bytes"
+    )
 
 
 def _key(request: Request) -> str:
@@ -114,7 +125,12 @@ class BlobEndpoints:
     async def _send(self, request: Request, key: str) -> Response:
         meta, stream = await run_in_threadpool(self._nimbus.blobs.base.open_with_meta, key)
         headers = {"Content-Type": "application/octet-stream", "X-Content-SHA256": meta.sha256}
-        more: Any = {"chunk": self._chunk, "idle_secs": self._idle, "headers": headers, "tag": f'"{meta.sha256}"'}
+        more: Any = {
+            "chunk": self._chunk,
+            "idle_secs": self._idle,
+            "headers": headers,
+            "tag": f'"{meta.sha256}"',
+        }
         return StreamResponse(stream, meta.size, request=request, **more)
 
     async def read_blob(self, request: Request) -> Response:
@@ -127,7 +143,12 @@ class BlobEndpoints:
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
     async def _store(
-        self, request: Request, key: str, terms: WriteTerms, most_bytes: int, touch: Any = lambda: None
+        self,
+        request: Request,
+        key: str,
+        terms: WriteTerms,
+        most_bytes: int,
+        touch: Any = lambda: None,
     ) -> tuple[BlobMeta, int]:
         """Store the body, or with ``?sha256=`` a content that is here already, under ``key``."""
         blobs = self._nimbus.blobs
@@ -135,12 +156,16 @@ class BlobEndpoints:
             # Whoever knows a hash would otherwise get the content.
             stored = None
             if may_do_all(request.scope, self._nimbus.conf.values):
-                stored = await run_in_threadpool(blobs.put_content, key, check_sha256(sha256), terms)
+                stored = await run_in_threadpool(
+                    blobs.put_content, key, check_sha256(sha256), terms
+                )
             if stored is None:
                 raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
             return stored
         inbox = self._nimbus.inbox
-        async with receive_file(request, inbox, most_bytes=most_bytes, idle_secs=self._idle, touch=touch) as received:
+        async with receive_file(
+            request, inbox, most_bytes=most_bytes, idle_secs=self._idle, touch=touch
+        ) as received:
             return await run_in_threadpool(blobs.put_file, key, *received, terms)
 
     async def delete_blob(self, request: Request) -> Response:
@@ -173,7 +198,9 @@ class BlobEndpoints:
             meta = await run_in_threadpool(accept, key, sha256, None)
         else:
             inbox = self._nimbus.inbox
-            async with receive_file(request, inbox, most_bytes=self._most, idle_secs=self._idle) as (path, _):
+            async with receive_file(
+                request, inbox, most_bytes=self._most, idle_secs=self._idle
+            ) as (path, _):
                 meta = await run_in_threadpool(accept, key, sha256, path)
         return JSONResponse(meta.to_document())
 
@@ -196,19 +223,26 @@ class BlobEndpoints:
         key = await run_in_threadpool(uploads.key, handle, part)
         await run_in_threadpool(uploads.touch, handle)
         most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
-        meta, copies = await self._store(request, key, write_terms(request), most, lambda: uploads.refresh(handle))
+        meta, copies = await self._store(
+            request, key, write_terms(request), most, lambda: uploads.refresh(handle)
+        )
         # Cancelled while the last bytes were on their way: what was stored since goes as well.
         await run_in_threadpool(uploads.stored, handle)
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
     async def read_part(self, request: Request) -> Response:
         handle, part = request.path_params["handle"], request.path_params["part"]
-        return await self._send(request, await run_in_threadpool(self._nimbus.uploads.key, handle, part))
+        return await self._send(
+            request, await run_in_threadpool(self._nimbus.uploads.key, handle, part)
+        )
 
     def finish_upload(self, handle: str) -> dict[str, Any]:
         self._nimbus.status.require()
         parts = self._nimbus.uploads.finish(handle)
-        return {"handle": handle, "parts": {part: meta.to_document() for part, meta in parts.items()}}
+        return {
+            "handle": handle,
+            "parts": {part: meta.to_document() for part, meta in parts.items()},
+        }
 
     async def cancel_upload(self, request: Request) -> Response:
         await run_in_threadpool(self._nimbus.status.require)

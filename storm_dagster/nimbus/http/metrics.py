@@ -8,8 +8,19 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
@@ -38,7 +49,10 @@ class Metrics:
             registry=self._registry,
         )
         self.seconds = Histogram(
-            "storm_nimbus_http_request_seconds", "Time to answer", ["method", "route"], registry=self._registry
+            "storm_nimbus_http_request_seconds",
+            "Time to answer",
+            ["method", "route"],
+            registry=self._registry,
         )
         self._registry.register(_ClusterMetrics(nimbus, reader))
 
@@ -65,16 +79,29 @@ class _ClusterMetrics(Collector):
         health = self._reader.health()
         yield _gauge("storm_nimbus_leader", "1 while this nimbus leads", health["leader"])
         yield _gauge("storm_nimbus_uptime_seconds", "Seconds since start", health["uptime_secs"])
-        yield _gauge("storm_nimbus_missing_blobs", "Needed blobs that this nimbus lacks", health["missing"])
-        yield _gauge("storm_nimbus_open_uploads", "Upload sessions in progress", len(nimbus.uploads))
-        yield _gauge("storm_nimbus_unreported_deeds", "Events to report to Dagster", len(nimbus.unreported))
-        yield _gauge("storm_nimbus_blobs", "Blobs that this nimbus holds", len(nimbus.blobs.base.keys()))
+        yield _gauge(
+            "storm_nimbus_missing_blobs", "Needed blobs that this nimbus lacks", health["missing"]
+        )
+        yield _gauge(
+            "storm_nimbus_open_uploads", "Upload sessions in progress", len(nimbus.uploads)
+        )
+        yield _gauge(
+            "storm_nimbus_unreported_deeds", "Events to report to Dagster", len(nimbus.unreported)
+        )
+        yield _gauge(
+            "storm_nimbus_blobs", "Blobs that this nimbus holds", len(nimbus.blobs.base.keys())
+        )
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)
         if nimbus.reads is not None:
             levels = ("memory", "disk", "zookeeper", "invalidated")
             reads = {(level,): getattr(nimbus.reads.metrics, level) for level in levels}
-            yield _gauges("storm_nimbus_cached_reads", "Reads of rarely changing nodes by who answered", "level", reads)
+            yield _gauges(
+                "storm_nimbus_cached_reads",
+                "Reads of rarely changing nodes by who answered",
+                "level",
+                reads,
+            )
         try:
             view = self._reader.view()
         except StormDagsterError:
@@ -83,7 +110,9 @@ class _ClusterMetrics(Collector):
         statuses = sorted(Tally((part.base.status,) for part in view.topologies.values()).items())
         yield _gauges("storm_topologies", "Topologies by status", "status", dict(statuses))
         yield _gauge("storm_supervisors", "Live supervisors", len(view.supervisors))
-        used = sum(len(ports) for node, ports in view.used_ports().items() if node in view.supervisors)
+        used = sum(
+            len(ports) for node, ports in view.used_ports().items() if node in view.supervisors
+        )
         yield _gauge("storm_slots_used", "Slots in use on live supervisors", used)
         slots = sum(len(info.ports) for info in view.supervisors.values())
         yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
@@ -105,7 +134,11 @@ class _ClusterMetrics(Collector):
             "storm_topology_complete_latency_seconds",
             "Mean time to complete a tuple tree, over ten minutes",
             "topology",
-            {(one.name,): one.totals("600")["complete_ms"] / 1000 for one in snapshot if one.answered},
+            {
+                (one.name,): one.totals("600")["complete_ms"] / 1000
+                for one in snapshot
+                if one.answered
+            },
         )
         yield from component_metrics(one for one in snapshot if one.answered)
         yield _gauges(
@@ -121,7 +154,12 @@ class _ClusterMetrics(Collector):
             },
         )
         for name, row in _TABLE["sizes"].items():
-            yield _gauges(name, row["text"], "topology", {(one.name,): getattr(one, row["of"]) for one in snapshot})
+            yield _gauges(
+                name,
+                row["text"],
+                "topology",
+                {(one.name,): getattr(one, row["of"]) for one in snapshot},
+            )
 
 
 def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric]:
@@ -140,7 +178,11 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
                 family.add_metric(labels, counts, seconds)
         yield family
     for name, row in _TABLE["loads"].items():
-        shown = [(labels, getattr(part, row["of"])) for labels, part in parts if row.get("kind") in (None, part.kind)]
+        shown = [
+            (labels, getattr(part, row["of"]))
+            for labels, part in parts
+            if row.get("kind") in (None, part.kind)
+        ]
         numbers = {labels: number for labels, number in shown if number is not None}
         yield _gauges(name, row["text"], "topology component", numbers)
     for index, (name, row) in enumerate(_TABLE["partitions"].items()):

@@ -27,9 +27,17 @@ from storm_dagster.nimbus.dagster.event_store import EventStore
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
-from storm_dagster.nimbus.http.storm.actions import LogLevelsRequest, StormRebalance, TopologyActions
+from storm_dagster.nimbus.http.storm.actions import (
+    LogLevelsRequest,
+    StormRebalance,
+    TopologyActions,
+)
 from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
-from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages, visualization, visualization_table
+from storm_dagster.nimbus.http.storm.topology_pages import (
+    TopologyPages,
+    visualization,
+    visualization_table,
+)
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -48,7 +56,9 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     """The ASGI application of a nimbus."""
     metrics = Metrics(nimbus, reader)
     conf = nimbus.conf
-    logs = LogRoutes(nimbus.logs, lambda port: stacks_at(reader.view(), port, Security.of(conf)), conf.values)
+    logs = LogRoutes(
+        nimbus.logs, lambda port: stacks_at(reader.view(), port, Security.of(conf)), conf.values
+    )
     api = HttpApi("storm_dagster nimbus", nimbus.identity.version)
     logs.add_to(api)
     add_routes(api, nimbus, reader, submissions, metrics)
@@ -61,7 +71,9 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     return Guard(guarded, hosts=hosts, observe=metrics.observe, routes=routes)
 
 
-def add_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics) -> None:
+def add_routes(
+    api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics
+) -> None:
     """Add our own routes, and everything under ``/api/v1`` that is not about logs."""
     lifecycle = LifecycleRequests(nimbus)
 
@@ -137,8 +149,14 @@ def event_endpoint(nimbus: Nimbus, reader: ClusterReader) -> Endpoint:
 
     def report(topology_id: str, document: dict[str, Any]) -> dict[str, Any]:
         events = document.get("events")
-        if not isinstance(events, list) or len(events) > _MOST_EVENTS or set(document) != {"events"}:
-            raise InvalidRequest(f'a batch is {{"events": [event]}}, with {_MOST_EVENTS} events at most')
+        if (
+            not isinstance(events, list)
+            or len(events) > _MOST_EVENTS
+            or set(document) != {"events"}
+        ):
+            raise InvalidRequest(
+                f'a batch is {{"events": [event]}}, with {_MOST_EVENTS} events at most'
+            )
         if not turns.acquire(blocking=False):
             raise Unavailable("other batches of events are being stored: send it again")
         try:
@@ -150,6 +168,8 @@ def event_endpoint(nimbus: Nimbus, reader: ClusterReader) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         # The body of an unauthorized request is not read.
         topology_id = await run_in_threadpool(sending_topology, request)
-        return JSONResponse(await run_in_threadpool(report, topology_id, await bounded_json(request)))
+        return JSONResponse(
+            await run_in_threadpool(report, topology_id, await bounded_json(request))
+        )
 
     return endpoint

@@ -96,7 +96,9 @@ class _Rounds(ABC):
         if self._failures.get(duty) != text:
             self._failures[duty] = text
             known = isinstance(error, StormDagsterError)
-            _log.error("a duty of the leader (%s) failed: %s", duty.strip("_"), text, exc_info=not known)
+            _log.error(
+                "a duty of the leader (%s) failed: %s", duty.strip("_"), text, exc_info=not known
+            )
 
     def _sensor_absent(self) -> float:
         """Seconds for which no sensor has been armed."""
@@ -131,7 +133,9 @@ class LeaderDuties(_Rounds):
             return
         self._next_due = now + _DUE_SECS
         view = self._nimbus.shown_view()
-        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view, late_secs=late)
+        result = lifecycle.finish_due(
+            ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view, late_secs=late
+        )
         self._due = result.memory
         for done in result.done:
             _log.info("done by the leader, no sensor did it: %s", done.describe())
@@ -153,7 +157,12 @@ class LeaderDuties(_Rounds):
         self._next_clean = boot_clock() + float(self._nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
         report, self._garbage = cleaner.clean(ctx, self._garbage, boot_now=boot_clock())
         if report.nodes or report.blobs or report.tokens:
-            _log.info("cleaned %d nodes, %d blobs, %d tokens", len(report.nodes), len(report.blobs), len(report.tokens))
+            _log.info(
+                "cleaned %d nodes, %d blobs, %d tokens",
+                len(report.nodes),
+                len(report.blobs),
+                len(report.tokens),
+            )
         for problem in report.problems:
             _log.warning("not cleaned: %s", problem)
         if report.waiting:
@@ -186,14 +195,21 @@ class LeaderHealing(_Rounds):
         now, absent = boot_clock(), self._sensor_absent()
         alone = absent >= self._backstop_secs
         if alone and not self._alone:
-            _log.warning("no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent)
+            _log.warning(
+                "no healing sensor has been armed for %g s: the leader reassigns dead tasks itself",
+                absent,
+            )
         elif self._alone and not alone:
             _log.info("a healing sensor is armed again, the leader leaves healing to it")
         self._alone = alone
         if not alone and now < self._next_poll:
             return
-        self._next_poll = now + min(float(self._nimbus.conf["nimbus.monitor.freq.secs"]), self._backstop_secs / 4)
-        settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=0.0 if alone else self._backstop_secs)
+        self._next_poll = now + min(
+            float(self._nimbus.conf["nimbus.monitor.freq.secs"]), self._backstop_secs / 4
+        )
+        settings = HealingSettings(
+            ctx.limits(), self._boot_id, patience_secs=0.0 if alone else self._backstop_secs
+        )
         step = healing_step(self._nimbus.shown_view(), self._healing, now, settings)
         alarm = step.memory.alarm
         if alarm != self._nimbus.alarm:
@@ -208,10 +224,17 @@ class LeaderHealing(_Rounds):
     def _report_reassignments(
         self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
     ) -> None:
-        reason = "no healing sensor was armed" if self._alone else f"no run did it for {self._backstop_secs:g} s"
+        reason = (
+            "no healing sensor was armed"
+            if self._alone
+            else f"no run did it for {self._backstop_secs:g} s"
+        )
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:
-            topology_id, why = report.topology_id, "; ".join(words.get(key, key) for key in report.causes)
+            topology_id, why = (
+                report.topology_id,
+                "; ".join(words.get(key, key) for key in report.causes),
+            )
             text = f"reassignment of {topology_id}: {report.status} ({report.error or why})"
             _log.warning("%s", text, extra={"topology": topology_id})
             if report.status == "assigned":

@@ -133,7 +133,10 @@ class Election:
             if isinstance(count := detail.get("missing"), int)
         }
         decision = leader_decision(
-            self._nimbus.identity.address, len(lacking), others, vacant_secs=now - self._vacant_since
+            self._nimbus.identity.address,
+            len(lacking),
+            others,
+            vacant_secs=now - self._vacant_since,
         )
         if not decision.allowed or lacking:
             self._log_once(logging.WARNING, decision.reason)
@@ -167,7 +170,9 @@ class Election:
             self._unanswered += 1
             if self._unanswered >= _UNANSWERED and self._nimbus.leadership.followers():
                 self._unanswered = 0
-                return Unavailable(f"{url} does not answer ({type(error).__name__}): see storm.local.hostname")
+                return Unavailable(
+                    f"{url} does not answer ({type(error).__name__}): see storm.local.hostname"
+                )
         else:
             self._unanswered = 0
         return None
@@ -188,7 +193,13 @@ class Election:
     def _register(self) -> None:
         """Show this nimbus among the followers; written on change and in a new session only."""
         me, missing = self._nimbus.identity, self._nimbus.status.known.missing
-        detail = {"v": 1, "http": me.http, "missing": missing, "started_secs": me.started_secs, "version": me.version}
+        detail = {
+            "v": 1,
+            "http": me.http,
+            "missing": missing,
+            "started_secs": me.started_secs,
+            "version": me.version,
+        }
         wanted = (self._nimbus.cluster.session.session_id, detail)
         if wanted != self._registered:
             self._nimbus.leadership.register_follower(me.address, me.uptime_secs, detail)

@@ -112,7 +112,9 @@ def thrift_host(conf: ClusterConf, host: str) -> str:
     """
     if Security.of(conf).tls or address_beyond_loopback(host) is None:
         return host
-    _log.warning("the Thrift service listens on loopback only: storm.tls.* lets other hosts call it")
+    _log.warning(
+        "the Thrift service listens on loopback only: storm.tls.* lets other hosts call it"
+    )
     return "127.0.0.1"
 
 
@@ -121,7 +123,9 @@ def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
     place = conf["blobstore.dir"]
     if conf["nimbus.blobstore.class"] == "fsspec":
         if not place:
-            raise InvalidRequest("nimbus.blobstore.class=fsspec needs blobstore.dir: set it to an fsspec URL")
+            raise InvalidRequest(
+                "nimbus.blobstore.class=fsspec needs blobstore.dir: set it to an fsspec URL"
+            )
         return FsspecBlobStore(place)
     # Several nimbuses of one machine must not share a local folder: each is a copy of its own.
     return LocalBlobStore(Path(place) / folder.name / "blobs" if place else folder / "blobs")
@@ -131,7 +135,9 @@ def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> C
     """The two-level read cache (``nimbus.cache.class``, ``nimbus.cache.reset``); ``None`` on another state store."""
     if not isinstance(cluster.state, ZooKeeperClusterState):
         return None
-    disk = open_disk_cache(folder / "cache", conf["nimbus.cache.class"], reset=conf["nimbus.cache.reset"])
+    disk = open_disk_cache(
+        folder / "cache", conf["nimbus.cache.class"], reset=conf["nimbus.cache.reset"]
+    )
     return CachedReads(cluster.state, disk)
 
 

@@ -21,7 +21,12 @@ from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.transactions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
+from storm_dagster.operations.transactions import (
+    NOTIFIER_KEY,
+    PendingAction,
+    forget_action,
+    pending_actions,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +47,9 @@ def load_listener(name: str) -> Any:
             "it must be importable by nimbus and take no arguments"
         ) from error
     if not callable(getattr(listener, "notify", None)):
-        raise InvalidRequest(f"{NOTIFIER_KEY}: {name!r:.200} has no method notify(topology_id, action)")
+        raise InvalidRequest(
+            f"{NOTIFIER_KEY}: {name!r:.200} has no method notify(topology_id, action)"
+        )
     return listener
 
 
@@ -91,7 +98,11 @@ class ActionNotifier:
         """The newest of them; the others are dropped, because nodes must not grow without bound."""
         late = waiting[: max(0, len(waiting) - _MOST_WAITING)]
         for action in late:
-            _log.error("the listener is not notified of %s of %s: too many wait", action.action, action.topology_id)
+            _log.error(
+                "the listener is not notified of %s of %s: too many wait",
+                action.action,
+                action.topology_id,
+            )
             forget_action(ctx, action)
         return waiting[len(late) :]
 
@@ -101,7 +112,11 @@ class ActionNotifier:
         what = f"{action.action} of {action.topology_id}"
         listener, name = self._listener, topology_name_of(action.topology_id)
         if not self._call(what, lambda: listener.notify(name, action.action), _LATE_SECS):
-            _log.warning("the action listener has not come back from %s for %g s: others wait", what, _LATE_SECS)
+            _log.warning(
+                "the action listener has not come back from %s for %g s: others wait",
+                what,
+                _LATE_SECS,
+            )
 
     def _call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
         """Call in a thread of its own; whether it returned within ``wait_secs``. Its errors are logged."""
@@ -111,7 +126,9 @@ class ActionNotifier:
             try:
                 function()
             except BaseException as error:
-                _log.warning("the action listener failed at %s: %s: %s", what, type(error).__name__, error)
+                _log.warning(
+                    "the action listener failed at %s: %s: %s", what, type(error).__name__, error
+                )
             finally:
                 self._idle.set()
 

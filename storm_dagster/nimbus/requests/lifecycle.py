@@ -45,13 +45,19 @@ class LifecycleRequests:
         """
         row = VERBS.get(verb)
         if row is None:
-            raise InvalidRequest(f"{verb!r:.40} is not a change of a topology: use {', '.join(VERBS)}")
+            raise InvalidRequest(
+                f"{verb!r:.40} is not a change of a topology: use {', '.join(VERBS)}"
+            )
         body = check_request(row.request, document, verb)
         fields = body.fields()
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
         topology = topology_by_name(view, name)
-        answer: dict[str, Any] = {"id": topology.id, "name": topology.base.name, "status": topology.base.status}
+        answer: dict[str, Any] = {
+            "id": topology.id,
+            "name": topology.base.name,
+            "status": topology.base.status,
+        }
         # The run decides; what cannot be done now needs no run.
         if verb in ("activate", "deactivate", "kill", "rebalance"):
             apply_event(topology.base, verb)
@@ -60,7 +66,9 @@ class LifecycleRequests:
         elif row.brings_code:
             self._check_upload(verb, topology.id, fields, epoch)
             if handle := fields.get("handle"):
-                answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
+                answer["conf"] = update_differences(
+                    self._nimbus.operations(epoch), topology, handle
+                )
         elif verb in ("complete-upgrade", "rollback"):
             check_ending(topology.base, back=verb == "rollback")
         if body.dry_run:
@@ -75,7 +83,11 @@ class LifecycleRequests:
                     raise with_token(error, fields["token"]) from error
                 raise
             _log.warning(
-                "%s of %s is done by the leader: %s", verb, topology.id, error, extra={"topology": topology.id}
+                "%s of %s is done by the leader: %s",
+                verb,
+                topology.id,
+                error,
+                extra={"topology": topology.id},
             )
         ctx = self._nimbus.operations(epoch)
         self._nimbus.unreported.take(ctx, request)
@@ -84,20 +96,30 @@ class LifecycleRequests:
         self._nimbus.unreported.add(ctx, report.name, text, gone=report.status is None)
         return {"run_id": None, **answer, "status": report.status or "KILLED"}
 
-    def _check_upload(self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int) -> None:
+    def _check_upload(
+        self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int
+    ) -> None:
         handle = fields.get("handle")
         if verb == "gray-upgrade":
-            selection = Selection(tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0))
-            check_upgrade(self._nimbus.operations(epoch), topology_id, selection, new=handle is not None)
+            selection = Selection(
+                tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0)
+            )
+            check_upgrade(
+                self._nimbus.operations(epoch), topology_id, selection, new=handle is not None
+            )
         elif handle is None:
-            raise InvalidRequest("an update names no upload: upload the new code and give its 'handle'")
+            raise InvalidRequest(
+                "an update names no upload: upload the new code and give its 'handle'"
+            )
         if handle is not None:
             self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
         """The plan of the rebalance, by the local planner; its error when it does not fit."""
         asked = {key: value for key, value in fields.items() if key != "wait_secs"}
-        report = rebalance(self._nimbus.operations(epoch), topology_id, **asked, wait_secs=0, dry_run=True)
+        report = rebalance(
+            self._nimbus.operations(epoch), topology_id, **asked, wait_secs=0, dry_run=True
+        )
         placement = report.placement
         return {
             "outcome": report.outcome,
@@ -105,15 +127,25 @@ class LifecycleRequests:
             "tasks_added": list(report.tasks_added),
             "tasks_removed": list(report.tasks_removed),
             "workers": [
-                {**{key: getattr(worker, key) for key in ("node", "host", "port", "kept")}, "tasks": list(worker.tasks)}
+                {
+                    **{key: getattr(worker, key) for key in ("node", "host", "port", "kept")},
+                    "tasks": list(worker.tasks),
+                }
                 for worker in (placement.workers if placement else ())
             ],
-            "moves": moves_document(report.assignment, placement, report.components) if placement else [],
+            "moves": moves_document(report.assignment, placement, report.components)
+            if placement
+            else [],
             "warnings": list(placement.warnings) if placement else [],
         }
 
     def _launch(
-        self, topology: TopologyView, reference: str, row: Verb, fields: Mapping[str, Any], request: str
+        self,
+        topology: TopologyView,
+        reference: str,
+        row: Verb,
+        fields: Mapping[str, Any],
+        request: str,
     ) -> str:
         """Launch the run of the change; ``reference`` is the name or id that the caller gave."""
         dagster = self._nimbus.dagster
@@ -121,7 +153,9 @@ class LifecycleRequests:
         tags = {"storm/topology": name, REQUEST_TAG: request}
         if row.name == "rebalance":
             ops = {dagster.names.stage_op("assignment"): {"config": dict(fields)}}
-            return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG, partition=name)
+            return dagster.launch_once(
+                row.job, {"ops": ops}, tags, identity=REQUEST_TAG, partition=name
+            )
         # A kill by id must not reach a later topology of that name.
         by_id = row.name == "kill" and reference == topology.id
         config = {"name": reference if by_id else name, **fields}

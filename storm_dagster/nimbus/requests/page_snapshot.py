@@ -16,7 +16,14 @@ from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, Kind, WindowStats, is_system_name, merge, task_windows
+from storm_dagster.nimbus.requests.window_stats import (
+    WINDOWS,
+    Kind,
+    WindowStats,
+    is_system_name,
+    merge,
+    task_windows,
+)
 
 _TABLES = {
     name: {field: attrgetter(place) for field, place in table.items()}
@@ -102,7 +109,9 @@ class ComponentSnapshot:
             "lag": self.lag,
             "lag_by_partition": dict(self.lag_by_partition),
             "latency": recent.percentiles(),
-            "stream_latency": {key: found for key in keys if (found := recent.stream_percentiles(key))},
+            "stream_latency": {
+                key: found for key in keys if (found := recent.stream_percentiles(key))
+            },
         }
 
     @property
@@ -177,7 +186,9 @@ class TopologySnapshot:
         """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""
         shown = [part for part in self.components.values() if include_sys or not part.is_system]
         every = [part.windows[window].totals(include_sys=include_sys) for part in shown]
-        spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(include_sys=include_sys)
+        spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(
+            include_sys=include_sys
+        )
         return {
             "emitted": sum(one.emitted for one in every),
             "transferred": sum(one.transferred for one in every),
@@ -215,7 +226,9 @@ class TopologySize:
     def of(*topologies: TopologyView) -> "TopologySize":
         """The size of all of them together."""
         tables = [(one.tasks, one.base.executors) for one in topologies if one.tasks is not None]
-        workers = [worker for one in topologies if one.assignment for worker in one.assignment.workers]
+        workers = [
+            worker for one in topologies if one.assignment for worker in one.assignment.workers
+        ]
         return TopologySize(
             tasks=sum(len(part.ids) for table, _ in tables for part in table.components.values()),
             executors=sum(len(each) for found in tables for each in executors_of(*found).values()),
@@ -225,9 +238,13 @@ class TopologySize:
         )
 
 
-def topologies_by_owner(view: ClusterView, owner: str | None = None) -> dict[str, list[TopologyView]]:
+def topologies_by_owner(
+    view: ClusterView, owner: str | None = None
+) -> dict[str, list[TopologyView]]:
     """Owner -> his topologies; those without one belong to ``""``. With ``owner`` only his."""
-    wanted = (topology for topology in view.topologies.values() if owner in (None, topology.base.owner))
+    wanted = (
+        topology for topology in view.topologies.values() if owner in (None, topology.base.owner)
+    )
     return dict(sorted(multimap((topology.base.owner, topology) for topology in wanted).items()))
 
 
@@ -251,7 +268,8 @@ def snapshot_topology(
             kind=kind,
             tasks=table.components[component_id].ids,
             executors=tuple(
-                _executor(component_id, kind, group, slots.get(group[0]), reported_tasks) for group in groups
+                _executor(component_id, kind, group, slots.get(group[0]), reported_tasks)
+                for group in groups
             ),
             errors=tuple(by_component.get(component_id, ())),
             lag=_lag(reported_tasks.get(str(task)) for task in table.components[component_id].ids),
@@ -285,7 +303,11 @@ def workers_of(
     """The workers of a topology in order of host and port."""
     table = topology.tasks or TaskTable(components={})
     component_of = table.component_of()
-    first = {group[0] for groups in executors_of(table, topology.base.executors).values() for group in groups}
+    first = {
+        group[0]
+        for groups in executors_of(table, topology.base.executors).values()
+        for group in groups
+    }
     reported_workers: Mapping[str, Any] = (report or {}).get("workers") or {}
     found: list[WorkerSnapshot] = []
     for worker in sorted(topology.workers, key=lambda one: (one.host, one.port, one.node)):
@@ -312,7 +334,9 @@ def workers_of(
     return found
 
 
-def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -> list[SupervisorSnapshot]:
+def supervisors_of(
+    view: ClusterView, *, now_secs: int, workers: bool = False
+) -> list[SupervisorSnapshot]:
     """Every live supervisor in order of host and id; with ``workers`` also what runs on it."""
     used = view.used_ports()
     running: dict[str, list[WorkerSnapshot]] = {}
@@ -333,14 +357,22 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
             blacklisted=info.host in view.blacklist,
             used_memory_mb=memory[supervisor_id] / 2**20,
             used_cpu=float(cpu[supervisor_id]),
-            workers=tuple(sorted(running.get(supervisor_id, ()), key=lambda one: (one.port, one.topology_id))),
+            workers=tuple(
+                sorted(running.get(supervisor_id, ()), key=lambda one: (one.port, one.topology_id))
+            ),
         )
-        for supervisor_id, info in sorted(view.supervisors.items(), key=lambda pair: (pair[1].host, pair[0]))
+        for supervisor_id, info in sorted(
+            view.supervisors.items(), key=lambda pair: (pair[1].host, pair[0])
+        )
     ]
 
 
 def _executor(
-    component: str, kind: Kind, group: Sequence[int], slot: WorkerSlot | None, report: Mapping[str, Any]
+    component: str,
+    kind: Kind,
+    group: Sequence[int],
+    slot: WorkerSlot | None,
+    report: Mapping[str, Any],
 ) -> ExecutorSnapshot:
     entries = [report[str(task)] for task in group if str(task) in report]
     each = [task_windows(entry, kind) for entry in entries]
@@ -366,12 +398,18 @@ def lag_by_partition(reported: Mapping[str, Any], tasks: Iterable[int]) -> dict[
         lags = ((reported.get(str(task)) or {}).get("metrics") or {}).get("lag_by_partition")
         for name, lag in lags.items() if isinstance(lags, Mapping) else ():
             # A user's component may report anything under this name.
-            if isinstance(lag, list | tuple) and len(lag) == 2 and all(isinstance(one, _NUMBER) for one in lag):
+            if (
+                isinstance(lag, list | tuple)
+                and len(lag) == 2
+                and all(isinstance(one, _NUMBER) for one in lag)
+            ):
                 found[str(name)] = (lag[0], lag[1])
     return dict(sorted(found.items()))
 
 
 def _lag(entries: Iterable[Mapping[str, Any] | None]) -> float | None:
     values = [(entry.get("metrics") or {}).get("lag") for entry in entries if entry is not None]
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [
+        value for value in values if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
     return sum(numbers) if numbers else None

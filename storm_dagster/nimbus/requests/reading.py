@@ -21,12 +21,22 @@ from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, fields_of, snapshot_topology, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import (
+    TopologySnapshot,
+    fields_of,
+    snapshot_topology,
+    supervisors_of,
+)
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
-from storm_dagster.operations.read.explaining import explain_document, findings_of, local_state_problems, problems
+from storm_dagster.operations.read.explaining import (
+    explain_document,
+    findings_of,
+    local_state_problems,
+    problems,
+)
 
 _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
@@ -74,7 +84,9 @@ class ClusterReader:
     def list_topologies(self) -> dict[str, Any]:
         """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks."""
         document = status.list_document(
-            self.view(), now_secs=int(time.time()), launch_secs=self._nimbus.conf["nimbus.task.launch.secs"]
+            self.view(),
+            now_secs=int(time.time()),
+            launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
         degraded = {id_of_blob_key(key) for key in self._nimbus.status.known.lacking}
         for row in document["topologies"]:
@@ -97,7 +109,10 @@ class ClusterReader:
         return {
             **document,
             "back_pressure": snapshot.back_pressure,
-            "findings": [one.to_document() for one in findings_of(topology, stats, now_secs=now_secs, errors=errors)],
+            "findings": [
+                one.to_document()
+                for one in findings_of(topology, stats, now_secs=now_secs, errors=errors)
+            ],
             "problems": [
                 *self._problems(view, topology, document),
                 *local_state_problems(topology, self._nimbus.cluster.read_state_home(topology.id)),
@@ -105,16 +120,22 @@ class ClusterReader:
             **self._upgrade_of(topology),
         }
 
-    def state(self, name: str, component: str, key: str | None, limit: str | None, after: str | None) -> dict[str, Any]:
+    def state(
+        self, name: str, component: str, key: str | None, limit: str | None, after: str | None
+    ) -> dict[str, Any]:
         """``state --json``: a page of the keyed state of a component (:func:`read_state`)."""
         topology = topology_by_name(self.view(), name)
         return read_state(topology, component, self.security, key=key, limit=limit, after=after)
 
     def dead_letters(self, name: str, replay: bool = False, **asked: str | None) -> dict[str, Any]:
         """``dead-letters --json``: a page of dead letters, which are emitted again with ``replay``."""
-        return dead_letters(topology_by_name(self.view(), name), self.security, replay=replay, **asked)
+        return dead_letters(
+            topology_by_name(self.view(), name), self.security, replay=replay, **asked
+        )
 
-    def _problems(self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]) -> list[str]:
+    def _problems(
+        self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]
+    ) -> list[str]:
         """Why tasks do not run, with the remedy; asked only when some do not."""
         down = [row["id"] for row in document["tasks"] if row["status"] in ("dead", "unassigned")]
         if not down or topology.base.status == "KILLED":
@@ -131,7 +152,9 @@ class ClusterReader:
         if topology.assignment is None or topology.tasks is None:
             return {}
         state = self._nimbus.cluster.read_upgrade(topology.id)
-        return {"upgrade": UpgradeSnapshot(state, topology.assignment, topology.tasks).to_document()}
+        return {
+            "upgrade": UpgradeSnapshot(state, topology.assignment, topology.tasks).to_document()
+        }
 
     def conf(self, name: str) -> Mapping[str, Any] | None:
         """The conf by which requests for a topology are authorized; ``None`` when it does not run or cannot be read.
@@ -139,7 +162,9 @@ class ClusterReader:
         Then only administrators may do anything with it: what is not known is allowed to nobody.
         """
         try:
-            document = json.loads(self._nimbus.blobs.read(conf_key(topology_by_name(self.view(), name).code_dir)))
+            document = json.loads(
+                self._nimbus.blobs.read(conf_key(topology_by_name(self.view(), name).code_dir))
+            )
         except (StormDagsterError, ValueError):
             return None
         return document if isinstance(document, Mapping) else None
@@ -147,7 +172,10 @@ class ClusterReader:
     def snapshot(self, name: str) -> TopologySnapshot:
         """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""
         topology = topology_by_name(self.view(), name)
-        stats, errors = self._stats_of(topology), status.errors_of(self._reading_context(), topology.id)
+        stats, errors = (
+            self._stats_of(topology),
+            status.errors_of(self._reading_context(), topology.id),
+        )
         return snapshot_topology(topology, stats, now_secs=int(time.time()), errors=errors)
 
     def stats(self, name: str) -> Mapping[str, Any] | None:
@@ -177,12 +205,18 @@ class ClusterReader:
         conf = mask(self.runnable(topology_id).conf)
         if LIMITED_USER.get() is None:
             return conf
-        return {key: value for key, value in conf.items() if key.startswith("topology.") or key not in CONF_KEYS}
+        return {
+            key: value
+            for key, value in conf.items()
+            if key.startswith("topology.") or key not in CONF_KEYS
+        }
 
     def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
         """Topology id -> how many nimbuses hold the code that it runs; at most 2 s old."""
         topologies = self.view().topologies
-        keys = {each: jar_key(topologies[each].code_dir) for each in topology_ids if each in topologies}
+        keys = {
+            each: jar_key(topologies[each].code_dir) for each in topology_ids if each in topologies
+        }
         read_at, known = self._copies
         if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= keys.keys():
             return {topology_id: known[topology_id] for topology_id in keys}
@@ -204,10 +238,14 @@ class ClusterReader:
                 f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
             ) from None
         except ValueError:
-            raise Corrupt(f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again") from None
+            raise Corrupt(
+                f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again"
+            ) from None
         if not isinstance(document, dict):
             return {"reasons": document}
-        down = [row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")]
+        down = [
+            row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")
+        ]
         return explain_document(view, topology, self.runnable(topology.id), document, down, task)
 
     def cluster(self) -> dict[str, Any]:
@@ -250,20 +288,27 @@ class ClusterReader:
 
     def figures(self, topology: TopologyView) -> tuple[Mapping[str, Any] | None, float]:
         """For a page: the statistics, which are those of a minute ago at worst, and their age in seconds."""
-        return self._stats.latest(topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS)
+        return self._stats.latest(
+            topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS
+        )
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
         """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``); empty without any."""
         question = HistoryQuestion(component, day)
         found, _ = self._history.latest(
-            (topology.id, component, day), lambda: self._masters.ask(topology, question), self._askers, _PATIENCE_SECS
+            (topology.id, component, day),
+            lambda: self._masters.ask(topology, question),
+            self._askers,
+            _PATIENCE_SECS,
         )
         return found or {}
 
     def errors(self, topology: TopologyView) -> list[tuple[str, TaskError]]:
         """The newest errors of a topology as (component, error), newest first; at most 2 s old."""
         context = self._reading_context()
-        found = self._errors.get(topology.id, lambda: {"errors": status.errors_of(context, topology.id)})
+        found = self._errors.get(
+            topology.id, lambda: {"errors": status.errors_of(context, topology.id)}
+        )
         return found["errors"] if found else []
 
     def code(self, topology: TopologyView) -> Runnable | None:
@@ -275,7 +320,9 @@ class ClusterReader:
             except StormDagsterError:
                 return {"code": None}
 
-        found, _ = self._history.latest(("code", topology.code_dir), read, self._askers, _PATIENCE_SECS)
+        found, _ = self._history.latest(
+            ("code", topology.code_dir), read, self._askers, _PATIENCE_SECS
+        )
         return found["code"] if found else None
 
     def _nimbuses(self) -> list[dict[str, Any]]:

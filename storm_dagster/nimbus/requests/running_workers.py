@@ -55,7 +55,11 @@ class WorkerLevels:
 
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
         """Logger -> ``{"level", "secs", "reset"}``: what is changed in any worker that answers."""
-        return {name: change for _, answer in self._ask_all(topology, {}) for name, change in (answer or {}).items()}
+        return {
+            name: change
+            for _, answer in self._ask_all(topology, {})
+            for name, change in (answer or {}).items()
+        }
 
     def _ask_all(
         self, topology: TopologyView, changes: dict[str, LevelChange]
@@ -72,7 +76,9 @@ class WorkerLevels:
             return list(pool.map(ask, topology.workers))
 
 
-def stacks_of_worker(topology: TopologyView, host: str, port: int, security: Security) -> dict[str, Any]:
+def stacks_of_worker(
+    topology: TopologyView, host: str, port: int, security: Security
+) -> dict[str, Any]:
     """Thread -> frames of one worker.
 
     :class:`KeyNotFound` when the topology has no worker there, :class:`Unavailable` when that does not run or answer.
@@ -82,9 +88,13 @@ def stacks_of_worker(topology: TopologyView, host: str, port: int, security: Sec
             continue
         answer = _ask(topology, worker, security, "stacks")
         if answer is None:
-            raise Unavailable(f"the worker at {host}:{port} does not run at this moment: see its log")
+            raise Unavailable(
+                f"the worker at {host}:{port} does not run at this moment: see its log"
+            )
         return answer["stacks"]
-    raise KeyNotFound(f"topology {topology.base.name!r} has no worker at {host}:{port}".replace("\n", " "))
+    raise KeyNotFound(
+        f"topology {topology.base.name!r} has no worker at {host}:{port}".replace("\n", " ")
+    )
 
 
 def stacks_at(view: ClusterView, port: int, security: Security) -> str:
@@ -97,7 +107,9 @@ def stacks_at(view: ClusterView, port: int, security: Security) -> str:
             live = topology.live_workers.get(worker.slot)
             header = f"topology {topology.id} worker {worker.host}:{port} pid {live.pid if live else '-'}"
             try:
-                blocks.append(stacks_text(header, stacks_of_worker(topology, worker.host, port, security)))
+                blocks.append(
+                    stacks_text(header, stacks_of_worker(topology, worker.host, port, security))
+                )
             except StormDagsterError as error:
                 blocks.append(stacks_text(header, None, error.message))
     if not blocks:
@@ -126,10 +138,15 @@ def read_state(
     part = components.get(component)
     if part is None:
         known = ", ".join(sorted(name for name in components if not name.startswith("__")))
-        raise KeyNotFound(f"topology {topology.base.name!r} has no component {component!r:.80}: it has {known}")
+        raise KeyNotFound(
+            f"topology {topology.base.name!r} has no component {component!r:.80}: it has {known}"
+        )
 
     def question(task: int, offset: int, most: int) -> dict[str, Any]:
-        return {"op": "state", "state": StateQuestion(task, _keys(key), offset if key is None else 0, most)}
+        return {
+            "op": "state",
+            "state": StateQuestion(task, _keys(key), offset if key is None else 0, most),
+        }
 
     entries, following = _read_pages(topology, part.ids, security, limit, after, question)
     return {"id": topology.id, "component": component, "entries": entries, "next": following}
@@ -148,14 +165,20 @@ def dead_letters(
 
     With ``replay`` the spouts emit them again; those that were already, or cannot be, are left out.
     """
-    spouts = {name: part.ids for name, part in _components(topology).items() if part.type == "spout"}
+    spouts = {
+        name: part.ids for name, part in _components(topology).items() if part.type == "spout"
+    }
     if component is not None and component not in spouts:
-        raise KeyNotFound(f"topology {topology.base.name!r} has no spout {component!r:.80}: it has {', '.join(spouts)}")
+        raise KeyNotFound(
+            f"topology {topology.base.name!r} has no spout {component!r:.80}: it has {', '.join(spouts)}"
+        )
 
     def question(task: int, number: int, most: int) -> dict[str, Any]:
         return {"op": "dead_letters", "letters": LetterQuestion(task, number, most, replay)}
 
-    tasks = sorted(task for name, ids in spouts.items() if component in (None, name) for task in ids)
+    tasks = sorted(
+        task for name, ids in spouts.items() if component in (None, name) for task in ids
+    )
     letters, following = _read_pages(topology, tasks, security, limit, after, question)
     return {"id": topology.id, "letters": letters, "next": following}
 
@@ -184,8 +207,12 @@ def _read_pages(
         asked = question(task, offset if task == first else 0, most - len(entries))
         page = _ask(topology, workers.get(task), security, secs=5.0, **asked)
         if page is None:
-            component = topology.tasks.component_of().get(task) if topology.tasks is not None else None
-            raise Unavailable(f"task {task} of {component!r} does not run at this moment: see `explain`, ask again")
+            component = (
+                topology.tasks.component_of().get(task) if topology.tasks is not None else None
+            )
+            raise Unavailable(
+                f"task {task} of {component!r} does not run at this moment: see `explain`, ask again"
+            )
         entries += [{"task": task, **entry} for entry in page["entries"]]
         if page["next"] is not None:
             return entries, f"{task}:{page['next']}"
@@ -204,12 +231,16 @@ def _ask(
     live = topology.live_workers.get(worker.slot) if worker is not None else None
     if worker is None or live is None:
         return None
-    return ask_worker(worker.host, worker.port, live.token, op, secs, link_key_of(security, topology.id), **asked)
+    return ask_worker(
+        worker.host, worker.port, live.token, op, secs, link_key_of(security, topology.id), **asked
+    )
 
 
 def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:
     if topology.tasks is None or topology.assignment is None:
-        raise Unavailable(f"topology {topology.base.name!r} has no assignment yet: wait until it is healed")
+        raise Unavailable(
+            f"topology {topology.base.name!r} has no assignment yet: wait until it is healed"
+        )
     return topology.tasks.components
 
 
@@ -237,5 +268,7 @@ def _begin(after: str | None) -> tuple[int, int]:
         return 0, 0
     match = _AFTER.fullmatch(after)
     if match is None:
-        raise InvalidRequest(f"after must be `next` of an earlier page, such as 5:100, got {after!r:.40}")
+        raise InvalidRequest(
+            f"after must be `next` of an earlier page, such as 5:100, got {after!r:.40}"
+        )
     return int(match[1]), int(match[2])

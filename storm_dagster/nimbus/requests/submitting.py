@@ -39,9 +39,13 @@ class Submissions:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._tokens: TimeCacheMap[str, str] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
+        self._tokens: TimeCacheMap[str, str] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
+        )
         """Token -> name of each launch that was sent to Dagster: its run may exist even if no response came."""
-        self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
+        self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
+        )
         nimbus.expiring += [self._tokens, self._names]
         self._locks = _KeyedLocks()
 
@@ -108,7 +112,9 @@ class Submissions:
         tags = {"storm/topology": name, TOKEN_TAG: token}
         self._tokens.put(token, name)
         try:
-            run_id = dagster.launch_once(SUBMIT_JOB, {"ops": ops}, tags, identity=TOKEN_TAG, partition=name)
+            run_id = dagster.launch_once(
+                SUBMIT_JOB, {"ops": ops}, tags, identity=TOKEN_TAG, partition=name
+            )
         except Unavailable as error:
             raise with_token(error, token) from error
         self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
@@ -117,7 +123,9 @@ class Submissions:
 
 def with_token(error: Unavailable, token: str) -> Unavailable:
     """The error of a launch, with the token under which the request can be repeated safely."""
-    return Unavailable(f"{error.message}; repeat the request with its token (--token {token}): it is done once")
+    return Unavailable(
+        f"{error.message}; repeat the request with its token (--token {token}): it is done once"
+    )
 
 
 class _KeyedLocks:

@@ -34,7 +34,9 @@ class TopologyStats:
         self._silent: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def ask(self, topology: TopologyView, history: HistoryQuestion | None = None) -> Mapping[str, Any] | None:
+    def ask(
+        self, topology: TopologyView, history: HistoryQuestion | None = None
+    ) -> Mapping[str, Any] | None:
         """``{"tasks": ..., "workers": ...}``, with ``history`` rows of its rings.
 
         ``None`` when the topology master does not run or does not answer.
@@ -46,9 +48,16 @@ class TopologyStats:
                 return None
         try:
             key = link_key_of(self._security, topology.id)
-            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key, history=history)
+            answer = ask_topology_master(
+                topology, timeout=_ANSWER_SECS, link_key=key, history=history
+            )
         except StormDagsterError as error:
-            _log.info("the topology master of %s answered with an error: %s", topology.id, error, extra=extra)
+            _log.info(
+                "the topology master of %s answered with an error: %s",
+                topology.id,
+                error,
+                extra=extra,
+            )
             answer = None
         now = time.monotonic()
         # An older one does not know of a history, and answers everything else.
@@ -110,7 +119,11 @@ class SharedAnswers:
                 return future, False
             if future is not None:
                 return future, False
-            self._known = {one: known for one, known in self._known.items() if now - known[0] < self._oldest_secs}
+            self._known = {
+                one: known
+                for one, known in self._known.items()
+                if now - known[0] < self._oldest_secs
+            }
             future = self._asked[key] = Future()
             return future, True
 
@@ -124,6 +137,10 @@ class SharedAnswers:
                 # No answer is not kept: a topology that is just starting is asked again at once.
                 del self._asked[key]
                 if answer is not None:
-                    longest = self._secs if self._times is None else self._times * (time.thread_time() - began)
+                    longest = (
+                        self._secs
+                        if self._times is None
+                        else self._times * (time.thread_time() - began)
+                    )
                     self._known[key] = (time.monotonic(), min(self._secs, longest), answer)
             future.set_result(answer)

@@ -69,7 +69,9 @@ class LeaderOutbox:
         gone: bool = False,
     ) -> None:
         """Add an event. ``gone``: the topology was removed, so that its partition key is to go."""
-        event = UnreportedEvent(asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone)
+        event = UnreportedEvent(
+            asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone
+        )
         with self._lock:
             self._events = [*self._events, event][-_MOST_EVENTS:]
             self._store(ctx)
@@ -87,7 +89,9 @@ class LeaderOutbox:
             # Only the leader writes it, and the epoch shows who that is: any version.
             ctx.cluster.fenced(ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
         except StormDagsterError as error:
-            _log.warning("what is to be reported to Dagster is kept in memory only: %s", error.message)
+            _log.warning(
+                "what is to be reported to Dagster is kept in memory only: %s", error.message
+            )
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
         """Report the events, oldest first, until Dagster does not answer; how many were reported."""

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from storm_dagster.model.latency import Buckets, Latencies, merge_latencies, percentiles, read_latencies, sum_buckets
+from storm_dagster.model.latency import (
+    Buckets,
+    Latencies,
+    merge_latencies,
+    percentiles,
+    read_latencies,
+    sum_buckets,
+)
 
 _COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 ALL_TIME = ":all-time"
@@ -81,18 +88,27 @@ class WindowStats:
 
     def percentiles(self) -> dict[str, dict[str, float]]:
         """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is no sample."""
-        return {kind: found for kind in sorted(self.latencies) if (found := percentiles(self.buckets(kind)))}
+        return {
+            kind: found
+            for kind in sorted(self.latencies)
+            if (found := percentiles(self.buckets(kind)))
+        }
 
     def stream_percentiles(self, key: str) -> dict[str, dict[str, float]]:
         """As :meth:`percentiles`, of one stream."""
-        every = {kind: percentiles(by_key.get(key, {})) for kind, by_key in sorted(self.latencies.items())}
+        every = {
+            kind: percentiles(by_key.get(key, {}))
+            for kind, by_key in sorted(self.latencies.items())
+        }
         return {kind: found for kind, found in every.items() if found}
 
     def shown(self, include_sys: bool) -> WindowStats:
         """The numbers without the streams of the system, unless with ``include_sys``."""
         if include_sys:
             return self
-        return replace(self, **{one.name: _of_users(getattr(self, one.name)) for one in fields(Totals)})
+        return replace(
+            self, **{one.name: _of_users(getattr(self, one.name)) for one in fields(Totals)}
+        )
 
     @property
     def outputs(self) -> list[str]:
@@ -106,7 +122,9 @@ class WindowStats:
 
     def of(self, key: str) -> Totals:
         """The statistics of one stream."""
-        return Totals(**{one.name: getattr(self, one.name).get(key, one.default) for one in fields(Totals)})
+        return Totals(
+            **{one.name: getattr(self, one.name).get(key, one.default) for one in fields(Totals)}
+        )
 
     def totals(self, *, include_sys: bool = False) -> Totals:
         """The sum over streams; those of the system only with ``include_sys``."""
@@ -129,7 +147,11 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, Windo
     latencies = entry.get("latencies") or {}
     return {
         window: replace(
-            _one_window(by_window.get(window, lifetime), latest.get(window) or entry.get("stats") or {}, kind),
+            _one_window(
+                by_window.get(window, lifetime),
+                latest.get(window) or entry.get("stats") or {},
+                kind,
+            ),
             latencies=_with_process(read_latencies(latencies.get(window, latencies.get(ALL_TIME)))),
         )
         for window in WINDOWS

@@ -46,8 +46,12 @@ class Blobs:
         idl = load_idl()
         checked = _visible(key)
         meta = self._nimbus.blobs.meta(checked)
-        everybody = idl.AccessControl(type=idl.AccessControlType.OTHER, name="", access=_READ_WRITE_ADMIN)
-        settable = idl.SettableBlobMeta(acl=[everybody], replication_factor=self.replication(checked))
+        everybody = idl.AccessControl(
+            type=idl.AccessControlType.OTHER, name="", access=_READ_WRITE_ADMIN
+        )
+        settable = idl.SettableBlobMeta(
+            acl=[everybody], replication_factor=self.replication(checked)
+        )
         return idl.ReadableBlobMeta(settable=settable, version=version_number(meta))
 
     def set_meta(self, key: str | None, meta: Any) -> None:
@@ -62,7 +66,9 @@ class Blobs:
     def begin_download(self, key: str | None) -> Any:
         """A BeginDownloadResult."""
         session, meta = self._downloads.begin(_visible(key))
-        return load_idl().BeginDownloadResult(version=version_number(meta), session=session, data_size=meta.size)
+        return load_idl().BeginDownloadResult(
+            version=version_number(meta), session=session, data_size=meta.size
+        )
 
     def delete(self, key: str | None) -> None:
         """Delete a blob; :class:`RefusedCall` for the code of a topology that exists."""
@@ -101,7 +107,9 @@ class Blobs:
         self._nimbus.status.require()
         checked = check_blob_key(key)
         if checked.startswith(_INTERNAL):
-            raise RefusedCall(f"blob key {checked!r:.80} belongs to the system: choose another prefix")
+            raise RefusedCall(
+                f"blob key {checked!r:.80} belongs to the system: choose another prefix"
+            )
         owner = id_of_blob_key(checked)
         if owner is not None and owner in self._nimbus.cluster.active_storms():
             raise RefusedCall(

@@ -10,7 +10,13 @@ from typing import Any, NoReturn
 
 from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.conf import mask
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    InvalidTopology,
+    NotAlive,
+    StormDagsterError,
+    error_from_document,
+)
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -44,7 +50,10 @@ def _change(name: str, entry: Any) -> LevelChange | None:
     if not entry.target_log_level:
         raise InvalidRequest(f"no level is given for logger {name!r:.80}: set target_log_level")
     return level_change(
-        name, entry.target_log_level, entry.reset_log_level_timeout_secs or 0, entry.reset_log_level or None
+        name,
+        entry.target_log_level,
+        entry.reset_log_level_timeout_secs or 0,
+        entry.reset_log_level or None,
     )
 
 
@@ -81,7 +90,12 @@ class NimbusHandler:
     # -- changes -------------------------------------------------------------------------------------------
 
     def submitTopology(
-        self, name: str | None, location: str | None, conf: str | None, topology: Any, options: Any = None
+        self,
+        name: str | None,
+        location: str | None,
+        conf: str | None,
+        topology: Any,
+        options: Any = None,
     ) -> None:
         """Submit, active (the default) or inactive."""
         self._submission.submit(name, location, conf, topology, options)
@@ -97,7 +111,11 @@ class NimbusHandler:
         if options is not None:
             _refuse_overrides(options)
             executors = options.num_executors or None
-            document = {"wait_secs": _wait_secs(options), "workers": options.num_workers, "executors": executors}
+            document = {
+                "wait_secs": _wait_secs(options),
+                "workers": options.num_workers,
+                "executors": executors,
+            }
         self._act(name, "rebalance", document)
 
     def _act(self, name: str | None, verb: str, document: Mapping[str, Any] = {}) -> None:
@@ -105,7 +123,9 @@ class NimbusHandler:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
         deadline = time.monotonic() + ANSWER_SECS - 0.5
         try:
-            answer = within(deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}")
+            answer = within(
+                deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}"
+            )
         except Late:
             if verb == "rebalance":
                 raise
@@ -176,14 +196,20 @@ class NimbusHandler:
         """Change levels of loggers in the workers of a topology, by id or name; :class:`InvalidRequest` for a level that
         is none."""
         entries = (config.named_logger_level if config is not None else None) or {}
-        changes = {each: change for each, entry in entries.items() if (change := _change(each, entry)) is not None}
+        changes = {
+            each: change
+            for each, entry in entries.items()
+            if (change := _change(each, entry)) is not None
+        }
         self._levels.change(topology_by_name(self._reader.view(), _text(name)), changes)
 
     def getLogConfig(self, name: str | None) -> Any:
         """A LogConfig: what is changed in any worker that answers, and for how long."""
         idl = load_idl()
         found: dict[str, Any] = {}
-        for logger, change in self._levels.current(topology_by_name(self._reader.view(), _text(name))).items():
+        for logger, change in self._levels.current(
+            topology_by_name(self._reader.view(), _text(name))
+        ).items():
             secs = int(change.get("secs") or 0)
             found[logger] = idl.LogLevel(
                 action=idl.LogLevelAction.UNCHANGED,
@@ -194,7 +220,9 @@ class NimbusHandler:
             )
         return idl.LogConfig(named_logger_level=found)
 
-    def profile_actions(self, topology: TopologyView, component_id: str | None, action: int | None) -> list[Any]:
+    def profile_actions(
+        self, topology: TopologyView, component_id: str | None, action: int | None
+    ) -> list[Any]:
         """None: workers are no JVMs, and what can be asked of them is answered at once."""
         return []
 
@@ -210,7 +238,9 @@ class NimbusHandler:
 
 def _text(value: str | None) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest("the topology is not named: give its id (or name, where the method asks for one)")
+        raise InvalidRequest(
+            "the topology is not named: give its id (or name, where the method asks for one)"
+        )
     return value
 
 
@@ -233,10 +263,14 @@ def _refuse_overrides(options: Any) -> None:
     except ValueError:
         conf = None
     if not isinstance(conf, dict):
-        raise InvalidTopology("topology_conf_overrides is no JSON object: send one, or leave it out")
+        raise InvalidTopology(
+            "topology_conf_overrides is no JSON object: send one, or leave it out"
+        )
     wrong = [key for key in sorted(conf) if not key.startswith(("nimbus.", "storm."))]
     given = (options.topology_resources_overrides or {}).items()
-    wrong += [f"the resources of {component}" for component, resources in sorted(given) if resources]
+    wrong += [
+        f"the resources of {component}" for component, resources in sorted(given) if resources
+    ]
     if wrong:
         raise InvalidTopology(
             f"a rebalance changes workers and executors, not {', '.join(wrong):.200}: update the topology for those"

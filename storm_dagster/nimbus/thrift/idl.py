@@ -36,13 +36,20 @@ METHODS: Mapping[str, Mapping[str, Any]] = load_table(__name__, "methods")
 def load_idl() -> ModuleType:
     """The classes of the file; ``.Nimbus`` is the service."""
     return thriftpy2.load(
-        Path(__file__).with_name("storm.thrift"), module_name="storm_dagster.nimbus.thrift.storm_thrift"
+        Path(__file__).with_name("storm.thrift"),
+        module_name="storm_dagster.nimbus.thrift.storm_thrift",
     )
 
 
 def decoder(raw: bytes) -> Any:
     """A protocol that reads ``raw``; text that is no UTF-8 is an error, old clients' messages are read as well."""
-    return _Protocol(_Buffer(raw), strict_read=False, decode_response=True, strict_decode=True, max_depth=_MOST_DEPTH)
+    return _Protocol(
+        _Buffer(raw),
+        strict_read=False,
+        decode_response=True,
+        strict_decode=True,
+        max_depth=_MOST_DEPTH,
+    )
 
 
 def encode_message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
@@ -74,7 +81,9 @@ class RefusedCall(errors.InvalidRequest):
 
 
 # First match wins. An exception that the method does not declare is passed over.
-_FITTING: tuple[tuple[type[errors.StormDagsterError] | tuple[type[errors.StormDagsterError], ...], str], ...] = (
+_FITTING: tuple[
+    tuple[type[errors.StormDagsterError] | tuple[type[errors.StormDagsterError], ...], str], ...
+] = (
     (errors.AlreadyAlive, "AlreadyAliveException"),
     (errors.NotAlive, "NotAliveException"),
     (errors.KeyNotFound, "KeyNotFoundException"),
@@ -90,7 +99,9 @@ def set_declared(result: Any, error: errors.StormDagsterError) -> bool:
     Without one the error is a TApplicationException whose message begins with the name of ours.
     """
     declared = {
-        spec[2].__name__: spec for spec in result.thrift_spec.values() if spec[1] != "success" and len(spec) == 4
+        spec[2].__name__: spec
+        for spec in result.thrift_spec.values()
+        if spec[1] != "success" and len(spec) == 4
     }
     for ours, theirs in _FITTING if not isinstance(error, errors.Misconfigured) else ():
         if isinstance(error, ours) and theirs in declared:

@@ -10,7 +10,14 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.requests import page_snapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, Kind, Totals, WindowStats, check_window, split_input
+from storm_dagster.nimbus.requests.window_stats import (
+    WINDOWS,
+    Kind,
+    Totals,
+    WindowStats,
+    check_window,
+    split_input,
+)
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
@@ -43,11 +50,16 @@ class Pages:
                 for one in part.executors
                 if one.node is not None
             ],
-            errors={component_id: _errors(part.errors, choice) for component_id, part in snapshot.components.items()},
+            errors={
+                component_id: _errors(part.errors, choice)
+                for component_id, part in snapshot.components.items()
+            },
             component_debug={},
         )
 
-    def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool | None) -> Any:
+    def topology_page(
+        self, topology: TopologyView, window: str | None, include_sys: bool | None
+    ) -> Any:
         """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of every window."""
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
@@ -55,7 +67,10 @@ class Pages:
         now = int(time.time())
 
         def shown(kind: Kind) -> dict[str, Any]:
-            return {part.id: _component(part, window, include_sys) for part in snapshot.shown(kind, include_sys)}
+            return {
+                part.id: _component(part, window, include_sys)
+                for part in snapshot.shown(kind, include_sys)
+            }
 
         return idl.TopologyPageInfo(
             **_head(idl.TopologyPageInfo, self._summaries.topology(topology)),
@@ -63,11 +78,18 @@ class Pages:
             id_to_spout_agg_stats=shown("spout"),
             id_to_bolt_agg_stats=shown("bolt"),
             topology_stats=_topology_stats(snapshot, include_sys),
-            workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
+            workers=[
+                worker_summary(one, now_secs=now, include_sys=include_sys)
+                for one in snapshot.workers
+            ],
         )
 
     def component_page(
-        self, topology: TopologyView, component_id: str | None, window: str | None, include_sys: bool | None
+        self,
+        topology: TopologyView,
+        component_id: str | None,
+        window: str | None,
+        include_sys: bool | None,
     ) -> Any:
         """A ComponentPageInfo; :class:`NotAlive` names the components when there is no such one."""
         idl = load_idl()
@@ -88,14 +110,19 @@ class Pages:
             num_executors=len(part.executors),
             num_tasks=len(part.tasks),
             window_to_stats={
-                name: _aggregate(part, part.windows[name].totals(include_sys=include_sys)) for name in WINDOWS
+                name: _aggregate(part, part.windows[name].totals(include_sys=include_sys))
+                for name in WINDOWS
             },
             gsid_to_input_stats=_inputs(sums) if bolt else None,
             sid_to_output_stats=_outputs(part, sums),
             exec_stats=[
                 idl.ExecutorAggregateStats(
                     exec_summary=_executor(one, stats=False),
-                    stats=_aggregate(part, one.windows[window].totals(include_sys=include_sys), capacity=one.capacity),
+                    stats=_aggregate(
+                        part,
+                        one.windows[window].totals(include_sys=include_sys),
+                        capacity=one.capacity,
+                    ),
                 )
                 for one in part.executors
                 if one.node is not None
@@ -105,13 +132,23 @@ class Pages:
             resources_map={},
         )
 
-    def supervisor_page(self, supervisor_id: str | None, host: str | None, include_sys: bool | None) -> Any:
+    def supervisor_page(
+        self, supervisor_id: str | None, host: str | None, include_sys: bool | None
+    ) -> Any:
         """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there is none."""
         now = int(time.time())
         every = page_snapshot.supervisors_of(self._reader.view(), now_secs=now, workers=True)
-        chosen = [one for one in every if one.id == supervisor_id or (not supervisor_id and one.info.host == host)]
+        chosen = [
+            one
+            for one in every
+            if one.id == supervisor_id or (not supervisor_id and one.info.host == host)
+        ]
         if not chosen:
-            wanted = f"supervisor {supervisor_id!r:.200}" if supervisor_id else f"supervisor on {host!r:.200}"
+            wanted = (
+                f"supervisor {supervisor_id!r:.200}"
+                if supervisor_id
+                else f"supervisor on {host!r:.200}"
+            )
             alive = ", ".join(one.id for one in every) or "none"
             raise NotAlive(f"no {wanted} is alive (alive: {alive})")
         return load_idl().SupervisorPageInfo(
@@ -148,7 +185,11 @@ def _errors(errors: tuple[TaskError, ...], choice: int | None = None) -> list[An
 
 def _error(error: TaskError) -> Any:
     return load_idl().ErrorInfo(
-        error=error.error, error_time_secs=i32(error.time), host=error.host, port=i32(error.port), count=error.count
+        error=error.error,
+        error_time_secs=i32(error.time),
+        host=error.host,
+        port=i32(error.port),
+        count=error.count,
     )
 
 
@@ -182,7 +223,9 @@ def _executor_stats(one: page_snapshot.ExecutorSnapshot) -> Any:
     return idl.ExecutorStats(
         emitted=by_stream("emitted"),
         transferred=by_stream("transferred"),
-        specific=idl.ExecutorSpecificStats(**{one.kind: (idl.BoltStats if bolt else idl.SpoutStats)(**stats)}),
+        specific=idl.ExecutorSpecificStats(
+            **{one.kind: (idl.BoltStats if bolt else idl.SpoutStats)(**stats)}
+        ),
         rate=1.0,
     )
 
@@ -205,20 +248,26 @@ def _component(part: page_snapshot.ComponentSnapshot, window: str, include_sys: 
     return stats
 
 
-def _stats(kind: Kind, totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any) -> Any:
+def _stats(
+    kind: Kind, totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any
+) -> Any:
     """The ``counts`` of the totals and, with ``means``, the numbers of a spout or a bolt that the other kind lacks.
 
     ``more`` are further fields of the statistics that both kinds have, and ``capacity``.
     """
     idl, bolt = load_idl(), kind == "bolt"
-    specific = {field: getattr(totals, name) for field, name in _LATENCIES[kind].items()} if means else {}
+    specific = (
+        {field: getattr(totals, name) for field, name in _LATENCIES[kind].items()} if means else {}
+    )
     capacity = more.pop("capacity", None)
     if bolt:
         specific |= {"executed": totals.executed if means else None, "capacity": capacity}
     own = (idl.BoltAggregateStats if bolt else idl.SpoutAggregateStats)(**specific)
     return idl.ComponentAggregateStats(
         type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
-        common_stats=idl.CommonAggregateStats(**{name: getattr(totals, name) for name in counts}, **more),
+        common_stats=idl.CommonAggregateStats(
+            **{name: getattr(totals, name) for name in counts}, **more
+        ),
         specific_stats=idl.SpecificAggregateStats(**{kind: own}),
     )
 
@@ -236,11 +285,17 @@ def _outputs(part: page_snapshot.ComponentSnapshot, sums: WindowStats) -> dict[s
     """Output statistics by stream; of a spout also acks and failures."""
     bolt = part.kind == "bolt"
     counts = _COUNTS[:2] if bolt else _COUNTS
-    return {stream: _stats(part.kind, sums.of(stream), counts, means=not bolt) for stream in sums.outputs}
+    return {
+        stream: _stats(part.kind, sums.of(stream), counts, means=not bolt)
+        for stream in sums.outputs
+    }
 
 
 def _topology_stats(snapshot: page_snapshot.TopologySnapshot, include_sys: bool) -> Any:
     totals = {window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS}
     latencies = {window: float(each["complete_ms"]) for window, each in totals.items()}
-    counts = {f"window_to_{name}": {window: int(each[name]) for window, each in totals.items()} for name in _COUNTS}
+    counts = {
+        f"window_to_{name}": {window: int(each[name]) for window, each in totals.items()}
+        for name in _COUNTS
+    }
     return load_idl().TopologyStats(window_to_complete_latencies_ms=latencies, **counts)

@@ -14,7 +14,13 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    KeyNotFound,
+    Misconfigured,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.futures import in_thread
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.nimbus.requests.submitting import Submissions
@@ -142,7 +148,12 @@ class PendingSubmissions:
             except (Misconfigured, Unavailable) as error:
                 _log.warning("submission %s of %s waits: %s", pending.token, pending.name, error)
             except StormDagsterError as error:
-                _log.error("submission %s of %s, which was taken, failed: %s", pending.token, pending.name, error)
+                _log.error(
+                    "submission %s of %s, which was taken, failed: %s",
+                    pending.token,
+                    pending.name,
+                    error,
+                )
                 self.drop(pending)
             else:
                 self._forget(pending)

@@ -103,7 +103,11 @@ class ThriftServer:
         self.connections: set[_Connection] = set()
         self.held_bytes: int = 0
         """Bytes of frames and answers that are held for all clients now."""
-        self._most_held = max(64 << 20, 4 * limits.frame_bytes) if limits.held_bytes is None else limits.held_bytes
+        self._most_held = (
+            max(64 << 20, 4 * limits.frame_bytes)
+            if limits.held_bytes is None
+            else limits.held_bytes
+        )
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="nimbus-thrift-call")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
@@ -178,8 +182,12 @@ class ThriftServer:
             )
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.own_user_only and not is_own_peer(*map(writer.get_extra_info, ("sockname", "peername"))):
-            _log.warning("a connection of another user of this machine is refused: set storm.secret.file and TLS")
+        if self.own_user_only and not is_own_peer(
+            *map(writer.get_extra_info, ("sockname", "peername"))
+        ):
+            _log.warning(
+                "a connection of another user of this machine is refused: set storm.secret.file and TLS"
+            )
             writer.transport.abort()
             return
         if len(self.connections) >= self._limits.connections and not self._drop_one():
@@ -220,7 +228,9 @@ class ThriftServer:
         frame = bytearray()
         while len(frame) < size:
             chunk = await reader.read(min(_READ_BYTES, size - len(frame)))
-            if not chunk or connection not in self.connections:  # What a dropped one sent before pushes nobody out.
+            if (
+                not chunk or connection not in self.connections
+            ):  # What a dropped one sent before pushes nobody out.
                 return None
             frame += chunk
             self._hold(connection, len(chunk))
@@ -229,7 +239,9 @@ class ThriftServer:
     async def _reply(self, connection: _Connection, frame: bytes) -> None:
         connection.become("working")
         assert self._loop is not None
-        answer = await self._loop.run_in_executor(self._threads, self._answer, frame, connection.peer)
+        answer = await self._loop.run_in_executor(
+            self._threads, self._answer, frame, connection.peer
+        )
         self._hold(connection, -connection.held)
         if answer is None:
             return
@@ -247,12 +259,20 @@ class ThriftServer:
         connection.held += count
         self.held_bytes += count
         while self.held_bytes > self._most_held:
-            share = self._most_held // self._limits.connections  # Whoever holds less pushes nobody out.
-            holders = [c for c in self.connections if c.held > share and c.state in ("receiving", "sending")]
+            share = (
+                self._most_held // self._limits.connections
+            )  # Whoever holds less pushes nobody out.
+            holders = [
+                c
+                for c in self.connections
+                if c.held > share and c.state in ("receiving", "sending")
+            ]
             slowest = min(holders, key=lambda c: c.since, default=None)
             if slowest is None:
                 return
-            _log.warning("a Thrift client is dropped: %d bytes are held for all clients", self.held_bytes)
+            _log.warning(
+                "a Thrift client is dropped: %d bytes are held for all clients", self.held_bytes
+            )
             self.held_bytes -= slowest.held
             slowest.held = 0
             self.connections.discard(slowest)
@@ -265,7 +285,9 @@ class ThriftServer:
         slow = [c for c in self.connections if c.state == "receiving" and now - c.since > 5]
         found = min(idle or slow, key=lambda c: c.since, default=None)
         if found is None:
-            _log.warning("a Thrift client is refused: %d are connected and busy", len(self.connections))
+            _log.warning(
+                "a Thrift client is refused: %d are connected and busy", len(self.connections)
+            )
             return False
         self.connections.discard(found)
         found.drop()
@@ -284,5 +306,9 @@ class ThriftServer:
             for connection in list(self.connections):
                 limit = allowed.get(connection.state)
                 if limit is not None and now - connection.since > limit:
-                    _log.info("a Thrift client is dropped: %s for %.0f s", connection.state, now - connection.since)
+                    _log.info(
+                        "a Thrift client is dropped: %s for %.0f s",
+                        connection.state,
+                        now - connection.since,
+                    )
                     connection.drop()

@@ -20,7 +20,14 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
 from storm_dagster.nimbus.thrift.handler import NimbusHandler
-from storm_dagster.nimbus.thrift.idl import METHODS, decoder, encode_failure, encode_reply, load_idl, set_declared
+from storm_dagster.nimbus.thrift.idl import (
+    METHODS,
+    decoder,
+    encode_failure,
+    encode_reply,
+    load_idl,
+    set_declared,
+)
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftPeer, ThriftServer
 from storm_dagster.nimbus.thrift.structures import changes_a_topology
@@ -96,7 +103,9 @@ class Dispatcher:
     """
 
     def __init__(
-        self, handler: object, check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda *_: None
+        self,
+        handler: object,
+        check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda *_: None,
     ) -> None:
         self._handler = handler
         self._check = check
@@ -123,7 +132,10 @@ class Dispatcher:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
             text = text if row is None else f"{name} is not served: {row['refused']}"
             return encode_failure(name, seqid, TApplicationException.UNKNOWN_METHOD, text)
-        args, result = getattr(self._service, f"{name}_args")(), getattr(self._service, f"{name}_result")()
+        args, result = (
+            getattr(self._service, f"{name}_args")(),
+            getattr(self._service, f"{name}_result")(),
+        )
         try:
             args.read(protocol)
         except Exception as error:
@@ -135,7 +147,13 @@ class Dispatcher:
             value = getattr(self._handler, name)(*given)
             if "changes" in row:
                 about = given[0] if given and isinstance(given[0], str) else ""
-                _audit.info("user %r at %s: %s %r: done", peer.user or "anyone", peer.host, name, about[:200])
+                _audit.info(
+                    "user %r at %s: %s %r: done",
+                    peer.user or "anyone",
+                    peer.host,
+                    name,
+                    about[:200],
+                )
             if hasattr(result, "success"):
                 result.success = value
             return encode_reply(name, seqid, result)
@@ -155,17 +173,26 @@ class ThriftService:
     """Storm's Nimbus service on an open socket."""
 
     def __init__(
-        self, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, listener: socket.socket
+        self,
+        nimbus: Nimbus,
+        reader: ClusterReader,
+        submissions: Submissions,
+        listener: socket.socket,
     ) -> None:
         self._pending = PendingSubmissions(nimbus, submissions)
         self._handler = NimbusHandler(nimbus, reader, self._pending)
         limits = ServerLimits(
-            frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"], threads=nimbus.conf["nimbus.thrift.threads"]
+            frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"],
+            threads=nimbus.conf["nimbus.thrift.threads"],
         )
         security = Security.of(nimbus.conf)
-        dispatcher = Dispatcher(self._handler, Access(security, nimbus.conf.values, reader.conf, groups_of).check)
+        dispatcher = Dispatcher(
+            self._handler, Access(security, nimbus.conf.values, reader.conf, groups_of).check
+        )
         tls = security.server_context() if security.tls else None
-        self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls, own_user_only=owners_only(security))
+        self._server = ThriftServer(
+            dispatcher.answer, listener, limits, tls=tls, own_user_only=owners_only(security)
+        )
 
         self._ended = threading.Event()
         self._thread = threading.Thread(

@@ -27,13 +27,17 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 def read_topology_struct(topology: Any, name: str) -> TopologySpec:
     """The topology in a StormTopology structure; :class:`InvalidTopology` names what cannot run here."""
     if topology is None:
-        raise InvalidTopology(f"topology {name!r} was submitted without a topology: send a StormTopology")
+        raise InvalidTopology(
+            f"topology {name!r} was submitted without a topology: send a StormTopology"
+        )
     if topology.state_spouts:
         raise InvalidTopology(
             f"topology {name!r} has state spouts ({', '.join(sorted(topology.state_spouts))}): use spouts"
         )
     if topology.worker_hooks:
-        raise InvalidTopology(f"topology {name!r} has worker hooks, which are serialized Java objects: remove them")
+        raise InvalidTopology(
+            f"topology {name!r} has worker hooks, which are serialized Java objects: remove them"
+        )
     if needed := [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]:
         raise InvalidTopology(
             f"topology {name!r} depends on {len(needed)} further archives ({needed[0]!r:.80}): put what it needs into its own"
@@ -41,7 +45,9 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
     try:
         spouts, bolts = (
             {
-                component_id: _component(component_id, kind, getattr(spec, f"{kind}_object"), spec.common)
+                component_id: _component(
+                    component_id, kind, getattr(spec, f"{kind}_object"), spec.common
+                )
                 for component_id, spec in (getattr(topology, f"{kind}s") or {}).items()
             }
             for kind in ("spout", "bolt")
@@ -56,7 +62,9 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
 def _component(component_id: str, kind: str, component: Any, common: Any) -> ComponentSpec:
     where = f"{kind} {component_id!r}"
     if common is None:
-        raise InvalidTopology(f"{where} has no ComponentCommon: its inputs and streams are not declared")
+        raise InvalidTopology(
+            f"{where} has no ComponentCommon: its inputs and streams are not declared"
+        )
     parallelism = common.parallelism_hint
     return ComponentSpec(
         object=_object(where, component),
@@ -81,14 +89,22 @@ def _object(where: str, component: Any) -> ComponentObject:
     if component is not None and component.shell is not None:
         command = component.shell.execution_command
         if not command:
-            raise InvalidTopology(f"{where} is a shell component without a command: give its execution_command")
+            raise InvalidTopology(
+                f"{where} is a shell component without a command: give its execution_command"
+            )
         script = component.shell.script
         # Storm hands the whole script over as one argument, and streamparse_run splits it.
         return ComponentObject(shell=(command, script) if script else (command,))
     if component is None or (component.java_object is None and component.serialized_java is None):
-        raise InvalidTopology(f"{where} is of an unknown kind: only shell components can be submitted over Thrift")
+        raise InvalidTopology(
+            f"{where} is of an unknown kind: only shell components can be submitted over Thrift"
+        )
     java = component.java_object
-    kind = "a serialized Java object" if java is None else f"the Java class {java.full_class_name!r:.200}"
+    kind = (
+        "a serialized Java object"
+        if java is None
+        else f"the Java class {java.full_class_name!r:.200}"
+    )
     raise InvalidTopology(
         f"{where} is {kind}, which cannot run here: use a shell component, or submit a Python topology with "
         "`storm-dagster submit`"
@@ -106,7 +122,9 @@ def read_conf(text: str | None, where: str) -> dict[str, Any]:
     if conf is None:
         return {}
     if not isinstance(conf, dict):
-        raise InvalidTopology(f"the conf of {where} must be a JSON object, got {type(conf).__name__}")
+        raise InvalidTopology(
+            f"the conf of {where} must be a JSON object, got {type(conf).__name__}"
+        )
     return conf
 
 
@@ -152,7 +170,9 @@ def topology_struct(spec: TopologySpec) -> Any:
     idl = load_idl()
     return idl.StormTopology(
         spouts={
-            component_id: idl.SpoutSpec(spout_object=_shown_object(part), common=_shown_common(part))
+            component_id: idl.SpoutSpec(
+                spout_object=_shown_object(part), common=_shown_common(part)
+            )
             for component_id, part in spec.spouts.items()
         },
         bolts={
@@ -167,7 +187,9 @@ def _shown_object(part: ComponentSpec) -> Any:
     idl = load_idl()
     if part.object.shell is not None:
         command, *script = part.object.shell
-        return idl.ComponentObject(shell=idl.ShellComponent(execution_command=command, script=" ".join(script)))
+        return idl.ComponentObject(
+            shell=idl.ShellComponent(execution_command=command, script=" ".join(script))
+        )
     return idl.ComponentObject(java_object=_python(str(part.object.python), part.object.args))
 
 
@@ -181,7 +203,9 @@ def _shown_common(part: ComponentSpec) -> Any:
     idl = load_idl()
     return idl.ComponentCommon(
         inputs={
-            idl.GlobalStreamId(componentId=item.component, streamId=item.stream): _shown_grouping(item.grouping)
+            idl.GlobalStreamId(componentId=item.component, streamId=item.stream): _shown_grouping(
+                item.grouping
+            )
             for item in part.inputs
         },
         streams={
@@ -202,4 +226,6 @@ def _shown_grouping(grouping: GroupingSpec) -> Any:
     if java:
         fields = [idl.JavaObjectArg(string_arg=field) for field in grouping.fields]
         return idl.Grouping(custom_object=idl.JavaObject(full_class_name=java, args_list=fields))
-    return idl.Grouping(**{member: list(grouping.fields) if member == "fields" else idl.NullStruct()})
+    return idl.Grouping(
+        **{member: list(grouping.fields) if member == "fields" else idl.NullStruct()}
+    )

@@ -52,13 +52,20 @@ class _Checked:
 class TopologySubmission:
     """Takes submissions at the leader."""
 
-    def __init__(self, nimbus: Nimbus, pending: PendingSubmissions, lifecycle: LifecycleRequests) -> None:
+    def __init__(
+        self, nimbus: Nimbus, pending: PendingSubmissions, lifecycle: LifecycleRequests
+    ) -> None:
         self._nimbus = nimbus
         self._pending = pending
         self._lifecycle = lifecycle
 
     def submit(
-        self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
+        self,
+        name: str | None,
+        location: str | None,
+        json_conf: str | None,
+        topology: Any,
+        options: Any,
     ) -> None:
         """Take the topology: stored whole, its Dagster run launched, and the topology published, so that it is listed,
         unless that takes longer than :data:`ANSWER_SECS`; then the rest goes on by itself.
@@ -81,12 +88,20 @@ class TopologySubmission:
         self._submit(checked, handle, deadline)
 
     def _check(
-        self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
+        self,
+        name: str | None,
+        location: str | None,
+        json_conf: str | None,
+        topology: Any,
+        options: Any,
     ) -> _Checked:
         checked = check_topology_name(name)
         source = f"the conf of topology {checked!r}"
         conf, warnings = validate_conf(
-            read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn", submitted=True
+            read_conf(json_conf, f"topology {checked!r}"),
+            source=source,
+            unknown="warn",
+            submitted=True,
         )
         deploy = ("update", {}) if conf.get("topology.hot.deploy.enable") else None
         if conf.get("topology.upgrade"):  # It counts before a hot deploy, as in JStorm.
@@ -97,7 +112,9 @@ class TopologySubmission:
         spec = read_topology_struct(topology, checked)
         for component_id, kind, part in spec.components():
             source = f"conf of {kind} {component_id!r}"
-            warnings.extend(validate_conf(part.conf, source=source, unknown="warn", submitted=True)[1])
+            warnings.extend(
+                validate_conf(part.conf, source=source, unknown="warn", submitted=True)[1]
+            )
         # Refused in the answer, not only by the run's first stage.
         normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:
@@ -131,7 +148,10 @@ class TopologySubmission:
         handle = self._nimbus.uploads.begin()
         blobs = self._nimbus.blobs
         try:
-            if blobs.put_content(f"upload.{handle}.archive", checked.archive_sha256, WriteTerms()) is None:
+            if (
+                blobs.put_content(f"upload.{handle}.archive", checked.archive_sha256, WriteTerms())
+                is None
+            ):
                 raise InvalidTopology(_no_archive(None))
             blobs.put(f"upload.{handle}.source", b"thrift")
             blobs.put(f"upload.{handle}.conf", encode_json(checked.conf))
@@ -150,7 +170,9 @@ class TopologySubmission:
             self._pending.drop(pending)
             raise
         if not self._pending.launch(pending, deadline):
-            _log.info("topology %s is taken; its run is launched when Dagster answers", checked.name)
+            _log.info(
+                "topology %s is taken; its run is launched when Dagster answers", checked.name
+            )
             return
         # Whoever lists topologies after submitting expects to see this one; the run goes on in any case.
         try:
@@ -171,10 +193,14 @@ class TopologySubmission:
                 next_poll = time.monotonic() + 1.0
             time.sleep(_POLL_SECS)
 
-    def _deploy(self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float) -> None:
+    def _deploy(
+        self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float
+    ) -> None:
         def launch() -> None:
             try:
-                self._lifecycle.act(checked.name, verb, {"handle": handle, "token": _new_token(), **body})
+                self._lifecycle.act(
+                    checked.name, verb, {"handle": handle, "token": _new_token(), **body}
+                )
             except BaseException:
                 self._nimbus.uploads.cancel(handle)
                 raise
@@ -195,7 +221,9 @@ def _inactive(options: Any) -> bool:
         )
     status = load_idl().TopologyInitialStatus
     if options.initial_status not in (None, status.ACTIVE, status.INACTIVE):
-        raise InvalidTopology(f"initial status {options.initial_status!r} is none: use ACTIVE (1) or INACTIVE (2)")
+        raise InvalidTopology(
+            f"initial status {options.initial_status!r} is none: use ACTIVE (1) or INACTIVE (2)"
+        )
     return options.initial_status == status.INACTIVE
 
 

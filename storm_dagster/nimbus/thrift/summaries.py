@@ -31,7 +31,9 @@ def resources(one: page_snapshot.TopologySize | page_snapshot.WorkerSnapshot) ->
     return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
 
 
-def worker_summary(worker: page_snapshot.WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
+def worker_summary(
+    worker: page_snapshot.WorkerSnapshot, *, now_secs: int, include_sys: bool
+) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
         **fields_of("WorkerSummary", worker),
@@ -60,7 +62,10 @@ class Summaries:
         nimbuses = self.nimbuses()
         leader = next((one for one in nimbuses if one.isLeader), None)
         return load_idl().ClusterSummary(
-            supervisors=[self.supervisor(snapshot) for snapshot in page_snapshot.supervisors_of(view, now_secs=now)],
+            supervisors=[
+                self.supervisor(snapshot)
+                for snapshot in page_snapshot.supervisors_of(view, now_secs=now)
+            ],
             nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
             topologies=self.topologies(),
             nimbuses=nimbuses,
@@ -68,13 +73,17 @@ class Summaries:
 
     def topologies(self) -> list[Any]:
         """A TopologySummary for each, by name; those whose records are damaged are left out."""
-        ordered = sorted(self._reader.view().topologies.values(), key=lambda one: (one.base.name, one.id))
+        ordered = sorted(
+            self._reader.view().topologies.values(), key=lambda one: (one.base.name, one.id)
+        )
         if self._nimbus.blobs.shared:
             return [self.topology(one, 1) for one in ordered]
         # Shared with other pages for a moment: counting the copies of 300 topologies takes as long as all the rest.
         copies = self._reader.replication(one.id for one in ordered)
         return [
-            self.topology(one, copies.get(one.id) or int(self._nimbus.blobs.exists(code_key(one.code_dir))))
+            self.topology(
+                one, copies.get(one.id) or int(self._nimbus.blobs.exists(code_key(one.code_dir)))
+            )
             for one in ordered
         ]
 
@@ -113,7 +122,11 @@ class Summaries:
             return "not placed yet"
         placed = len(topology.assignment.task_slots())
         wanted = len(topology.tasks.component_of()) if topology.tasks else placed
-        return "Fully Scheduled" if placed >= wanted else f"{wanted - placed} of {wanted} tasks are not placed"
+        return (
+            "Fully Scheduled"
+            if placed >= wanted
+            else f"{wanted - placed} of {wanted} tasks are not placed"
+        )
 
     def topology_version(self, topology: TopologyView) -> str:
         """The code that it runs: the first digits of the archive's hash, when this nimbus has it."""
@@ -124,7 +137,9 @@ class Summaries:
         """How many nimbuses are known to hold the newest content; a blob that is not announced counts as held here."""
         if self._nimbus.blobs.shared:
             return 1
-        return len(self._nimbus.registry.read([key])[key].newest_holders()) or int(self._nimbus.blobs.exists(key))
+        return len(self._nimbus.registry.read([key])[key].newest_holders()) or int(
+            self._nimbus.blobs.exists(key)
+        )
 
     def supervisor(self, snapshot: page_snapshot.SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""

@@ -81,7 +81,9 @@ class UploadSessions:
             raise _disk(error) from error
         if not self._open.put(session, upload):
             upload.discard()
-            raise Unavailable(f"{_MOST_OPEN} {self._what}s are open already: finish or cancel some, or wait")
+            raise Unavailable(
+                f"{_MOST_OPEN} {self._what}s are open already: finish or cancel some, or wait"
+            )
         return session
 
     def append(self, session: str | None, chunk: bytes | None) -> None:
@@ -108,7 +110,9 @@ class UploadSessions:
         with self._take(session) as upload:
             try:
                 self._nimbus.uploads.bind(str(session))
-                meta, _ = self._nimbus.blobs.put_file(upload.key, upload.path, upload.digest.hexdigest(), WriteTerms())
+                meta, _ = self._nimbus.blobs.put_file(
+                    upload.key, upload.path, upload.digest.hexdigest(), WriteTerms()
+                )
             finally:
                 self._end(session, upload)
         return meta
@@ -152,7 +156,9 @@ class Downloads:
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
-        self._open: TimeCacheMap[str, _Download] = _sessions(nimbus, lambda _, d: self._close(d), _MOST_DOWNLOADS)
+        self._open: TimeCacheMap[str, _Download] = _sessions(
+            nimbus, lambda _, d: self._close(d), _MOST_DOWNLOADS
+        )
 
     def begin(self, key: str) -> tuple[str, BlobMeta]:
         """A new session, and what it downloads; :class:`KeyNotFound` for a blob that is not here."""
@@ -160,14 +166,18 @@ class Downloads:
         session = secrets.token_hex(16)
         if not self._open.put(session, _Download(stream)):
             stream.close()
-            raise Unavailable(f"{_MOST_DOWNLOADS} downloads are open already: finish some, or wait until they expire")
+            raise Unavailable(
+                f"{_MOST_DOWNLOADS} downloads are open already: finish some, or wait until they expire"
+            )
         return session, meta
 
     def read(self, session: str | None) -> bytes:
         """The next chunk; at the end an empty one, once, with which the session ends."""
         download = self._open.touch(session) if isinstance(session, str) else None
         if download is None:
-            raise KeyNotFound(f"no download {session!r:.60}: it has ended or expired; begin a new one")
+            raise KeyNotFound(
+                f"no download {session!r:.60}: it has ended or expired; begin a new one"
+            )
         with download.lock:
             if download.stream.closed:
                 raise KeyNotFound(f"download {session} has expired: begin a new one")
@@ -189,7 +199,9 @@ class Downloads:
             download.stream.close()
 
 
-def _sessions(nimbus: Nimbus, on_expire: Callable[[str, V], None], most: int) -> TimeCacheMap[str, V]:
+def _sessions(
+    nimbus: Nimbus, on_expire: Callable[[str, V], None], most: int
+) -> TimeCacheMap[str, V]:
     expiry_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
     sessions = TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=most)
     nimbus.expiring.append(sessions)
@@ -197,4 +209,6 @@ def _sessions(nimbus: Nimbus, on_expire: Callable[[str, V], None], most: int) ->
 
 
 def _disk(error: OSError) -> Unavailable:
-    return Unavailable(f"the chunk cannot be stored ({error.strerror}): free space on nimbus's disk")
+    return Unavailable(
+        f"the chunk cannot be stored ({error.strerror}): free space on nimbus's disk"
+    )

@@ -20,18 +20,24 @@ _MOST_HOSTS = 10_000
 def check_host(host: object) -> str:
     """A host name or address; :class:`InvalidRequest` otherwise."""
     if not isinstance(host, str) or not _HOST.fullmatch(host):
-        raise InvalidRequest(f"{host!r:.80} is not a host name: use the host that `storm-dagster supervisors` shows")
+        raise InvalidRequest(
+            f"{host!r:.80} is not a host name: use the host that `storm-dagster supervisors` shows"
+        )
     return host
 
 
-def change_blacklist(ctx: OperationsContext, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> tuple[str, ...]:
+def change_blacklist(
+    ctx: OperationsContext, *, add: Iterable[str] = (), remove: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Add and remove hosts in one fenced transaction; the hosts that are listed now.
 
     Nothing is written when nothing changes. A host without a supervisor may be listed: it may come back. Two at
     once both have their effect: the loser reads again."""
     adding, removing = {check_host(host) for host in add}, {check_host(host) for host in remove}
     if adding & removing:
-        raise InvalidRequest(f"{min(adding & removing)!r} is to be added and removed: ask for one of them")
+        raise InvalidRequest(
+            f"{min(adding & removing)!r} is to be added and removed: ask for one of them"
+        )
     epoch = ctx.current_epoch()
 
     def attempt(_: ClusterView) -> tuple[str, ...]:
@@ -41,10 +47,14 @@ def change_blacklist(ctx: OperationsContext, *, add: Iterable[str] = (), remove:
         before = set(stored.hosts)
         after = (before | adding) - removing
         if len(after) > _MOST_HOSTS:
-            raise InvalidRequest(f"the blacklist would hold {len(after)} hosts, {_MOST_HOSTS} are allowed: remove some")
+            raise InvalidRequest(
+                f"the blacklist would hold {len(after)} hosts, {_MOST_HOSTS} are allowed: remove some"
+            )
         if after != before:
             record = stored.model_copy(update={"hosts": tuple(sorted(after))})
-            transaction = ctx.cluster.fenced(epoch).set(paths.BLACKLIST, encode_record(record), version)
+            transaction = ctx.cluster.fenced(epoch).set(
+                paths.BLACKLIST, encode_record(record), version
+            )
             commit(ctx, transaction, "blacklist")
             ctx.log.info("blacklist: %s", ", ".join(sorted(after)) or "empty")
         return tuple(sorted(after))

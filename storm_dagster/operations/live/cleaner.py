@@ -11,7 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Corrupt, Fenced, InvalidRequest, KeyNotFound, StormDagsterError
+from storm_dagster.model.errors import (
+    Corrupt,
+    Fenced,
+    InvalidRequest,
+    KeyNotFound,
+    StormDagsterError,
+)
 from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
 from storm_dagster.model.records import Assignment, TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
@@ -20,7 +26,12 @@ from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
 from storm_dagster.operations.submit.sweeping import end_spark_queries
-from storm_dagster.operations.transactions import bump_assignments_version, commit, delete_tree, retry_on_conflict
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    delete_tree,
+    retry_on_conflict,
+)
 from storm_dagster.zk.shards import delete_ops
 from storm_dagster.zk.state_protocol import read_children
 
@@ -94,10 +105,15 @@ def find_garbage(
     pinned_handles = {
         handle
         for token, handle in inventory.handles.items()
-        if token in counting and not (token in inventory.tokens and inventory.tokens[token].published)
+        if token in counting
+        and not (token in inventory.tokens and inventory.tokens[token].published)
     }
     # Taken, and not launched yet: there is no token before Dagster answers.
-    pending = {key[7:-8] for key in inventory.blobs if key.startswith("upload.") and key.endswith(".pending")}
+    pending = {
+        key[7:-8]
+        for key in inventory.blobs
+        if key.startswith("upload.") and key.endswith(".pending")
+    }
 
     handles = Counter(key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs)
 
@@ -131,14 +147,20 @@ def find_garbage(
         waiting += not found
         return found
 
-    blobs = [key for key in inventory.blobs if (limit := limit_of(key)) is not None and old(f"blob {key}", limit)]
+    blobs = [
+        key
+        for key in inventory.blobs
+        if (limit := limit_of(key)) is not None and old(f"blob {key}", limit)
+    ]
     used = pinned_ids | set(inventory.busy_workers)
     nodes = [
         f"{parent}/{topology_id}"
         for parent, ids in inventory.nodes.items()
         for topology_id in ids
         # What somebody else wrote there stays.
-        if topology_id not in used and _is_topology_id(topology_id) and old(f"node {parent}/{topology_id}", grace_secs)
+        if topology_id not in used
+        and _is_topology_id(topology_id)
+        and old(f"node {parent}/{topology_id}", grace_secs)
     ]
     return CleanResult(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
 
@@ -184,13 +206,19 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
 def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
     """The versions in use, of the topologies that have blobs of more than their first one."""
     found: dict[str, frozenset[str]] = {}
-    ids = {id_of_blob_key(key) or "" for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)}
+    ids = {
+        id_of_blob_key(key) or ""
+        for key in blobs
+        if id_of_blob_key(key) != code_dir_of_blob_key(key)
+    }
     for topology_id in ids:
         with suppress(Corrupt):  # Nothing is decided about what cannot be read.
             assignment = ctx.cluster.assignment_info(topology_id)
             upgrade = ctx.cluster.read_upgrade(topology_id).record
             if assignment is not None:
-                found[topology_id] = frozenset((assignment.code_dir, upgrade.code_dir if upgrade else ""))
+                found[topology_id] = frozenset(
+                    (assignment.code_dir, upgrade.code_dir if upgrade else "")
+                )
     return found
 
 
@@ -219,7 +247,11 @@ def _handle_of(ctx: OperationsContext, key: str) -> str | None:
 
 
 def clean(
-    ctx: OperationsContext, memory: CleanerMemory | None = None, *, boot_now: float | None = None, **limits: float
+    ctx: OperationsContext,
+    memory: CleanerMemory | None = None,
+    *,
+    boot_now: float | None = None,
+    **limits: float,
 ) -> tuple[CleanResult, dict[str, float]]:
     """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
 
@@ -269,12 +301,18 @@ def _old_backups(ctx: OperationsContext) -> list[str]:
     The age is by the clock of who wrote it: nothing that runs is decided by a backup."""
     stored = read_children(ctx.cluster.state, paths.ASSIGNMENTS_BAK)
     topologies = ctx.cluster.state.find_children(paths.TOPOLOGY) or []
-    alive = {topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)}
+    alive = {
+        topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)
+    }
     ages = sorted((at.mzxid, name, raw) for name, (raw, at) in stored.items())
     old = ctx.now_secs() - _BACKUP_SECS
     surplus = {name for _, name, _ in ages[:-_MOST_BACKUPS]}
     gone = [(name, raw) for _, name, raw in ages if name not in alive]
-    return [paths.assignment_backup(name) for name, raw in gone if name in surplus or _written_secs(raw, old) < old]
+    return [
+        paths.assignment_backup(name)
+        for name, raw in gone
+        if name in surplus or _written_secs(raw, old) < old
+    ]
 
 
 def _written_secs(raw: bytes, unknown: float) -> float:
@@ -291,7 +329,9 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
             topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
 
             def unassign(view: ClusterView) -> None:
-                transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: None})
+                transaction = bump_assignments_version(
+                    ctx.cluster.fenced(epoch), view, {topology_id: None}
+                )
                 if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
                     commit(ctx, transaction, "clean.assignment")
 
@@ -306,12 +346,16 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
         return False
 
 
-def _delete_blobs(ctx: OperationsContext, epoch: int, keys: Iterable[str], problems: list[str]) -> list[str]:
+def _delete_blobs(
+    ctx: OperationsContext, epoch: int, keys: Iterable[str], problems: list[str]
+) -> list[str]:
     gone: list[str] = []
     for key in keys:
         found = ctx.cluster.epoch()
         if found is None or found[0] != epoch:
-            raise Fenced(f"leadership epoch {epoch} is over: cleaning stops, the new leader goes on with it")
+            raise Fenced(
+                f"leadership epoch {epoch} is over: cleaning stops, the new leader goes on with it"
+            )
         end_spark_queries(ctx, key)
         try:
             with step(ctx, "clean.blob"):

@@ -24,7 +24,13 @@ from storm_dagster.operations.submit.code_storage import check_uploaded_archive
 from storm_dagster.operations.submit.publishing import check_replaceable
 from storm_dagster.operations.submit.staging import read_record, read_token, read_topology
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
-from storm_dagster.operations.transactions import announce, append_assignment, commit, retry_on_conflict, with_change
+from storm_dagster.operations.transactions import (
+    announce,
+    append_assignment,
+    commit,
+    retry_on_conflict,
+    with_change,
+)
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -53,12 +59,20 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
         check_replaceable(topology, "restarted")
         assignment, base = topology.assignment, topology.base
         if assignment is None:
-            raise Unavailable(f"topology {base.name!r} has no assignment yet: wait until it is healed")
-        report = LifecycleResult(topology.id, base.name, base.status, changed=True, previous=base.status)
+            raise Unavailable(
+                f"topology {base.name!r} has no assignment yet: wait until it is healed"
+            )
+        report = LifecycleResult(
+            topology.id, base.name, base.status, changed=True, previous=base.status
+        )
         if assignment.restarts >= wanted.setdefault(topology.id, assignment.restarts + 1):
             return report  # The reply of our own commit was lost.
-        after = with_change(ctx, assignment.model_copy(update={"restarts": wanted[topology.id]}), "restarted")
-        transaction = ctx.cluster.fenced(epoch).check(paths.topology(topology.id), topology.base_at.version)
+        after = with_change(
+            ctx, assignment.model_copy(update={"restarts": wanted[topology.id]}), "restarted"
+        )
+        transaction = ctx.cluster.fenced(epoch).check(
+            paths.topology(topology.id), topology.base_at.version
+        )
         append_assignment(ctx, transaction, view, base.name, after)
         announce(ctx, transaction, topology.id, "restart")
         commit(ctx, transaction, "restart")
@@ -68,7 +82,12 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
 
 
 def update(
-    ctx: OperationsContext, name: str, *, token: str, handle: str | None, allow_degraded: bool = False
+    ctx: OperationsContext,
+    name: str,
+    *,
+    token: str,
+    handle: str | None,
+    allow_degraded: bool = False,
 ) -> LifecycleResult:
     """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
 
@@ -80,7 +99,12 @@ def update(
         old = topology_by_name(ctx.cluster.load_view(), name)
         check_replaceable(old)
         submission.stage_conf(
-            ctx, name=old.base.name, token=token, handle=handle, allow_degraded=allow_degraded, replaces=old.id
+            ctx,
+            name=old.base.name,
+            token=token,
+            handle=handle,
+            allow_degraded=allow_degraded,
+            replaces=old.id,
         )
         submission.stage_code(ctx, token=token)
         submission.stage_tasks(ctx, token=token)
@@ -105,7 +129,9 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
     try:
         if topology is not None and topology.live_workers:
-            longest = min(float(message_timeout_secs(load_runnable(ctx, topology).conf)), _LONGEST_DRAIN_SECS)
+            longest = min(
+                float(message_timeout_secs(load_runnable(ctx, topology).conf)), _LONGEST_DRAIN_SECS
+            )
             drained = drain(ctx, topology.id, longest)
         began = ctx.monotonic()
         published = submission.publish_assignment(ctx, token=token)
@@ -120,11 +146,18 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
         try:
             sweep(ctx, ctx.current_epoch(), replaced)
             delete_code(ctx, replaced)
-        except StormDagsterError as error:  # The update has taken place, and the cleaner deletes what this misses.
+        except (
+            StormDagsterError
+        ) as error:  # The update has taken place, and the cleaner deletes what this misses.
             ctx.log.warning("what %s left is deleted later: %s", replaced, error)
     swap_secs = ctx.monotonic() - began
     return LifecycleResult(
-        report.topology_id, report.name, report.status, changed=True, drain_secs=drained, swap_secs=swap_secs
+        report.topology_id,
+        report.name,
+        report.status,
+        changed=True,
+        drain_secs=drained,
+        swap_secs=swap_secs,
     )
 
 
@@ -164,7 +197,9 @@ def _silence(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
     def attempt(view: ClusterView) -> bool:
         topology = view.topologies.get(topology_id)
         if topology is None or topology.base.status not in ("ACTIVE", "INACTIVE"):
-            raise Conflict(f"topology {topology_id} was changed by somebody else meanwhile: try again")
+            raise Conflict(
+                f"topology {topology_id} was changed by somebody else meanwhile: try again"
+            )
         if topology.base.status == "INACTIVE":
             return topology.base.delay_secs == delay_secs
         after = apply_event(topology.base, "drain", delay_secs=delay_secs)
@@ -182,7 +217,11 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
 
     def attempt(view: ClusterView) -> None:
         topology = view.topologies.get(topology_id)
-        if topology is None or topology.base.status != "INACTIVE" or topology.base.delay_secs is None:
+        if (
+            topology is None
+            or topology.base.status != "INACTIVE"
+            or topology.base.delay_secs is None
+        ):
             return
         after = apply_event(topology.base, "activate")
         transaction = ctx.cluster.fenced(epoch)
@@ -198,7 +237,11 @@ def _quiet(topology: TopologyView, link_key: str) -> bool:
     tokens = {slot: node.token for slot, node in topology.live_workers.items()}
     asked = [worker for worker in topology.assignment.workers if worker.slot in tokens]
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        return all(pool.map(lambda one: _worker_quiet(one.host, one.port, tokens[one.slot], link_key), asked))
+        return all(
+            pool.map(
+                lambda one: _worker_quiet(one.host, one.port, tokens[one.slot], link_key), asked
+            )
+        )
 
 
 def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
@@ -207,5 +250,7 @@ def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
     except StormDagsterError:
         return False
     workers: Mapping[str, Any] = answer.get("workers") or {}
-    systems = [worker.get("system") or {} for name, worker in workers.items() if name.endswith(f":{port}")]
+    systems = [
+        worker.get("system") or {} for name, worker in workers.items() if name.endswith(f":{port}")
+    ]
     return all(not one.get("waiting_tuples") and not one.get("open_trees") for one in systems)

@@ -8,7 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.reassignment import assignment_of, causes_still_true, monitor_batch, same_workers
+from storm_dagster.core.reassignment import (
+    assignment_of,
+    causes_still_true,
+    monitor_batch,
+    same_workers,
+)
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.multimap import multimap
@@ -18,7 +23,13 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.transactions import ReplyLost, append_assignment, commit, retry_on_conflict, with_change
+from storm_dagster.operations.transactions import (
+    ReplyLost,
+    append_assignment,
+    commit,
+    retry_on_conflict,
+    with_change,
+)
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "reassign", "store.placement.json")
@@ -43,11 +54,15 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
         except StormDagsterError as error:
             ctx.log.warning("reassigning %s failed: %s", topology_id, error.message)
             keys = tuple(cause.key for cause in mine)
-            reports.append(ReassignResult(topology_id, mine[0].name, "failed", keys, error=error.message))
+            reports.append(
+                ReassignResult(topology_id, mine[0].name, "failed", keys, error=error.message)
+            )
     return reports
 
 
-def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[PlacementResult, str | None]:
+def plan_or_fall_back(
+    ctx: OperationsContext, batch: PlacementBatch
+) -> tuple[PlacementResult, str | None]:
     """The placement, and why the local planner made it (``None`` when PySpark did)."""
     try:
         return ctx.planner(batch), None
@@ -56,7 +71,9 @@ def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[Pl
         return ctx.fallback(batch), error.message
 
 
-def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]) -> ReassignResult:
+def _reassign_one(
+    ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
+) -> ReassignResult:
     committed: list[ReassignResult] = []
     planned: list[PlacementResult] = []
     # First of all: what is placed again then runs the former code.
@@ -78,14 +95,24 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
         placement = result.placement(name)
         dead = frozenset(task for cause in true for task in cause.tasks)
         report = ReassignResult(
-            topology_id, name, "unchanged", keys, planner=result.planner, why_planner=why, placement=placement
+            topology_id,
+            name,
+            "unchanged",
+            keys,
+            planner=result.planner,
+            why_planner=why,
+            placement=placement,
         )
         if placement.status == "failed":
             return replace(report, status="failed", error=placement.error)
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
             return replace(report, assignment=topology.assignment)
         assignment = assignment_of(
-            placement, topology_id=topology_id, previous=topology.assignment, now_secs=ctx.now_secs(), restarted=dead
+            placement,
+            topology_id=topology_id,
+            previous=topology.assignment,
+            now_secs=ctx.now_secs(),
+            restarted=dead,
         )
         assignment = with_change(
             ctx,

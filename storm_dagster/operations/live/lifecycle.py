@@ -12,7 +12,11 @@ from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.deploy import restart, update  # noqa: F401 (see `operation_of`)
-from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
+from storm_dagster.operations.live.rebalance import (
+    ABANDON_REBALANCE,
+    FINISH_REBALANCE,
+    finish_rebalance,
+)
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
@@ -50,7 +54,11 @@ FINISH_DUE = operation(
 )
 
 
-_ACTIONS: dict[Event, Action] = {"activate": "activate", "deactivate": "deactivate", "kill": "killTopology"}
+_ACTIONS: dict[Event, Action] = {
+    "activate": "activate",
+    "deactivate": "deactivate",
+    "kill": "killTopology",
+}
 
 
 def operation_of(verb: str) -> Callable[..., Any]:
@@ -92,7 +100,10 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
 
 
 def _change(
-    ctx: OperationsContext, name: str, event: Event, delay: Callable[[TopologyView], int] | None = None
+    ctx: OperationsContext,
+    name: str,
+    event: Event,
+    delay: Callable[[TopologyView], int] | None = None,
 ) -> LifecycleResult:
     """One fenced transaction on the base, or none when nothing changes."""
     epoch = ctx.current_epoch()
@@ -108,11 +119,15 @@ def _change(
         changed = after is not before
         if changed:
             transaction = ctx.cluster.fenced(epoch)
-            transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
+            transaction.set(
+                paths.topology(topology.id), encode_record(after), topology.base_at.version
+            )
             announce(ctx, transaction, topology.id, _ACTIONS[event])
             commit(ctx, transaction, event)
             ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
-        return LifecycleResult(topology.id, before.name, after.status, changed, delay_secs, previous=before.status)
+        return LifecycleResult(
+            topology.id, before.name, after.status, changed, delay_secs, previous=before.status
+        )
 
     return retry_on_conflict(ctx, f"{event} {name}", attempt)
 
@@ -133,7 +148,9 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
                 f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: kill it first"
             )
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
-            transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: None})
+            transaction = bump_assignments_version(
+                ctx.cluster.fenced(epoch), view, {topology_id: None}
+            )
             transaction.check(paths.topology(topology_id), topology.base_at.version)
             delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id))
             commit(ctx, transaction, "unassign")
@@ -192,7 +209,9 @@ def finish_due(
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     view = view or ctx.cluster.load_view()
-    due, seen = due_actions(view, memory or DueMemory(), boot_id=boot_id, boot_now=now, late_secs=late_secs)
+    due, seen = due_actions(
+        view, memory or DueMemory(), boot_id=boot_id, boot_now=now, late_secs=late_secs
+    )
     done: list[DoneAction] = []
     failed: dict[str, str] = {}
     for action in due:

@@ -26,8 +26,12 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
     if level is None:
         return LevelChange()
     if isinstance(secs, bool) or not isinstance(secs, int) or not 0 <= secs <= _LONGEST_SECS:
-        raise InvalidRequest(f"the level of logger {logger!r:.80} cannot be kept for {secs!r:.40} s")
-    return LevelChange(level=check_level(level), secs=secs, reset=check_level(reset) if reset is not None else None)
+        raise InvalidRequest(
+            f"the level of logger {logger!r:.80} cannot be kept for {secs!r:.40} s"
+        )
+    return LevelChange(
+        level=check_level(level), secs=secs, reset=check_level(reset) if reset is not None else None
+    )
 
 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
@@ -45,7 +49,11 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         stored = decode_record(KeptLevels, found[0], path) if found is not None else KeptLevels()
         before = stored.loggers
         now_ms = int(time.time() * 1000)
-        after = {logger: kept for logger, kept in before.items() if level_in_force(kept, now_ms) is not None}
+        after = {
+            logger: kept
+            for logger, kept in before.items()
+            if level_in_force(kept, now_ms) is not None
+        }
         for logger, change in changes.items():
             after.pop(logger, None)
             if change.level is not None:
@@ -59,7 +67,9 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         if after == before:
             return
         record = encode_record(stored.model_copy(update={"loggers": after}))
-        transaction = ctx.cluster.fenced(epoch).check(paths.topology(topology.id), topology.base_at.version)
+        transaction = ctx.cluster.fenced(epoch).check(
+            paths.topology(topology.id), topology.base_at.version
+        )
         transaction.put(path, record, None if found is None else found[1].version)
         commit(ctx, transaction, "log_levels")
 

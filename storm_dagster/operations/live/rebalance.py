@@ -10,13 +10,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storm_dagster.core.reassignment import Runnable, assignment_of, offered_supervisors, rebalance_batch, same_workers
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    offered_supervisors,
+    rebalance_batch,
+    same_workers,
+)
 from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
 from storm_dagster.model.conf import check_value
-from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    InvalidRequest,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
@@ -92,7 +104,10 @@ def rebalance(
     def begin(view: ClusterView) -> RebalanceResult:
         topology = topology_by_name(view, name)
         for raw, asked in sent:  # Its reply was lost.
-            if ctx.cluster.state.get_data(_pending_path(topology.id)) == raw and asked.topology_id == topology.id:
+            if (
+                ctx.cluster.state.get_data(_pending_path(topology.id)) == raw
+                and asked.topology_id == topology.id
+            ):
                 return asked
         require_offered_host(view, topology)
         runnable = load_runnable(ctx, topology)
@@ -106,7 +121,9 @@ def rebalance(
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
         transaction = ctx.cluster.fenced(epoch)
-        transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
+        transaction.set(
+            paths.topology(topology.id), encode_record(marked), topology.base_at.version
+        )
         transaction.create(_pending_path(topology.id), encode_record(wanted))
         announce(ctx, transaction, topology.id, "rebalance")
         report = _report(topology, marked, plan, "waiting", delay=delay)
@@ -132,11 +149,17 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
     why = "no supervisor is registered: start one"
     if hosts:
         why = f"every host is blacklisted ({', '.join(hosts):.200}): `storm-dagster blacklist remove HOST`"
-    raise Unavailable(f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}")
+    raise Unavailable(
+        f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}"
+    )
 
 
 def _check_request(
-    topology: TopologyView, runnable: Runnable, workers: int | None, executors: dict[str, int], reassign: bool
+    topology: TopologyView,
+    runnable: Runnable,
+    workers: int | None,
+    executors: dict[str, int],
+    reassign: bool,
 ) -> PendingRebalance:
     name = topology.base.name
     wrong = None if workers is None else check_value("topology.workers", workers)
@@ -147,8 +170,14 @@ def _check_request(
     for component, count in executors.items():
         if component not in known:
             near = difflib.get_close_matches(component, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"components are {', '.join(sorted(known))}"
-            raise InvalidRequest(f"topology {name!r} has no component {component!r} to rebalance: {hint}")
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"components are {', '.join(sorted(known))}"
+            )
+            raise InvalidRequest(
+                f"topology {name!r} has no component {component!r} to rebalance: {hint}"
+            )
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidRequest(
                 f"rebalance of {name!r}: {component!r} cannot have {count!r} executors: give at least 1"
@@ -162,30 +191,52 @@ def _check_request(
                 f"topology.max.task.parallelism is {limit}"
             )
     chosen = topology.base.workers if workers is None else workers
-    return PendingRebalance(workers=chosen, executors={**topology.base.executors, **executors}, reassign=reassign)
+    return PendingRebalance(
+        workers=chosen, executors={**topology.base.executors, **executors}, reassign=reassign
+    )
 
 
 def _plan(
-    ctx: OperationsContext, view: ClusterView, topology: TopologyView, runnable: Runnable, wanted: PendingRebalance
+    ctx: OperationsContext,
+    view: ClusterView,
+    topology: TopologyView,
+    runnable: Runnable,
+    wanted: PendingRebalance,
 ) -> _Plan:
     if topology.tasks is None or topology.assignment is None:
-        raise Unavailable(f"topology {topology.base.name!r} has no assignment yet: wait until it is healed")
+        raise Unavailable(
+            f"topology {topology.base.name!r} has no assignment yet: wait until it is healed"
+        )
     present = topology.base.executors
-    changed = {component: n for component, n in wanted.executors.items() if n != present.get(component)}
+    changed = {
+        component: n for component, n in wanted.executors.items() if n != present.get(component)
+    }
     table = rescale(topology.tasks, changed, fixed_task_components(runnable.spec))
     batch = rebalance_batch(
-        view, topology, runnable, table, executors=wanted.executors, workers=wanted.workers, reassign=wanted.reassign
+        view,
+        topology,
+        runnable,
+        table,
+        executors=wanted.executors,
+        workers=wanted.workers,
+        reassign=wanted.reassign,
     )
     result = plan_or_raise(ctx, batch, topology.base.name)
     placement = result.placement(topology.base.name)
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
-    differs = disturbs or wanted.workers != topology.base.workers or wanted.executors != topology.base.executors
+    differs = (
+        disturbs
+        or wanted.workers != topology.base.workers
+        or wanted.executors != topology.base.executors
+    )
     (asked,) = batch.topologies
     bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
     return _Plan(wanted, table, result, differs, disturbs, bound)
 
 
-def _report(topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0) -> RebalanceResult:
+def _report(
+    topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
+) -> RebalanceResult:
     before = topology.tasks.component_of() if topology.tasks else {}
     after = plan.table.component_of()
     placement = plan.result.placement(base.name)
@@ -224,7 +275,9 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             for error in abandoned:
                 raise error
             done = [report for report, _ in sent if report.assignment == topology.assignment]
-            return done[0] if done else _unchanged(topology)  # The reply was lost, or somebody else finished it.
+            return (
+                done[0] if done else _unchanged(topology)
+            )  # The reply was lost, or somebody else finished it.
         path = _pending_path(topology_id)
         found = ctx.cluster.state.get_data_with_version(path)
         wanted = (
@@ -243,11 +296,15 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             return answers[0]
 
         try:
-            plan = _plan(replace(ctx, planner=planner), view, topology, load_runnable(ctx, topology), wanted)
+            plan = _plan(
+                replace(ctx, planner=planner), view, topology, load_runnable(ctx, topology), wanted
+            )
         except (Unavailable, InvalidRequest, Conflict) as error:
             if isinstance(error, Unavailable) and not answers:
                 raise  # Nobody said that it does not fit.
-            transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
+            transaction.set(
+                paths.topology(topology_id), encode_record(after), topology.base_at.version
+            )
             try:
                 commit(ctx, transaction, "abandon_rebalance")
             except ReplyLost:
@@ -280,13 +337,19 @@ def _unchanged(topology: TopologyView) -> RebalanceResult:
 
 
 def _asked(base: StormBase, wanted: PendingRebalance) -> str:
-    changes = [f"{wanted.workers} workers instead of {base.workers}"] if wanted.workers != base.workers else []
+    changes = (
+        [f"{wanted.workers} workers instead of {base.workers}"]
+        if wanted.workers != base.workers
+        else []
+    )
     changes += [
         f"{name} with {count} executors instead of {base.executors.get(name, 0)}"
         for name, count in wanted.executors.items()
         if count != base.executors.get(name)
     ]
-    return ", ".join(changes) or ("every task was placed again" if wanted.reassign else "balance was restored")
+    return ", ".join(changes) or (
+        "every task was placed again" if wanted.reassign else "balance was restored"
+    )
 
 
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
@@ -296,8 +359,14 @@ def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, 
     """
     if plan.wanted.reassign or topology.assignment is None or plan.bound:
         return {}
-    offered = {f"{part.id}:{port}" for part in offered_supervisors(view, placing=[topology.id]) for port in part.ports}
-    before = {f"{worker.node}:{worker.port}": worker.tasks for worker in topology.assignment.workers}
+    offered = {
+        f"{part.id}:{port}"
+        for part in offered_supervisors(view, placing=[topology.id])
+        for port in part.ports
+    }
+    before = {
+        f"{worker.node}:{worker.port}": worker.tasks for worker in topology.assignment.workers
+    }
     return {"moves": {"before": before, "slack": 1}} if before.keys() <= offered else {}
 
 
@@ -319,7 +388,10 @@ def _apply(
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
         tasks = ctx.cluster.state.get_data_with_version(paths.tasks(topology.id))
         if tasks is None or decode_record(TaskTable, tasks[0]) != topology.tasks:
-            raise conflict(f"the tasks of {topology.id} changed while it was rebalanced", paths.tasks(topology.id))
+            raise conflict(
+                f"the tasks of {topology.id} changed while it was rebalanced",
+                paths.tasks(topology.id),
+            )
         assignment = assignment_of(
             placement,
             topology_id=topology.id,
@@ -334,7 +406,9 @@ def _apply(
             transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
         append_assignment(ctx, transaction, view, after.name, assignment)
         report = replace(
-            report, assignment=assignment, version=(report.version if report.version is not None else -1) + 1
+            report,
+            assignment=assignment,
+            version=(report.version if report.version is not None else -1) + 1,
         )
     moves = _moves(view, topology, plan)
     changed = report.assignment is not topology.assignment

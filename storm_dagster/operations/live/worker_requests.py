@@ -28,7 +28,11 @@ def link_key_of(security: Security, topology_id: str) -> str:
 
     Derived from the oldest secret that counts: while the secret is changed, workers that start reach those that run.
     """
-    return "" if security.secret is None else security.derived(f"worker links of {topology_id}", -1).hex()
+    return (
+        ""
+        if security.secret is None
+        else security.derived(f"worker links of {topology_id}", -1).hex()
+    )
 
 
 # Every Dagster process loads this module, and few of them talk to a worker: ZeroMQ is imported when it is needed.
@@ -61,7 +65,13 @@ def secure_client(socket: "zmq.Socket[Any]", link_key: str) -> None:
 
 
 def ask_worker(
-    host: str, port: int, token: str, op: Question, timeout: float = 2.0, link_key: str = "", **more: Any
+    host: str,
+    port: int,
+    token: str,
+    op: Question,
+    timeout: float = 2.0,
+    link_key: str = "",
+    **more: Any,
 ) -> dict[str, Any]:
     """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
 
@@ -97,7 +107,10 @@ def ask_worker(
 
 
 def ask_topology_master(
-    view: TopologyView, timeout: float = 2.0, link_key: str = "", history: HistoryQuestion | None = None
+    view: TopologyView,
+    timeout: float = 2.0,
+    link_key: str = "",
+    history: HistoryQuestion | None = None,
 ) -> dict[str, Any] | None:
     """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is silent.
 
@@ -107,7 +120,10 @@ def ask_topology_master(
     "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``
     """
     masters = view.tasks.components.get(TOPOLOGY_MASTER) if view.tasks is not None else None
-    worker = next((each for each in view.workers if masters and masters.ids and masters.ids[0] in each.ids), None)
+    worker = next(
+        (each for each in view.workers if masters and masters.ids and masters.ids[0] in each.ids),
+        None,
+    )
     node = None if worker is None else view.live_workers.get(worker.slot)
     if worker is None or node is None:
         return None
@@ -115,6 +131,8 @@ def ask_topology_master(
     patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
     op: Question = "stats" if history is None else "history"
     try:
-        return ask_worker(worker.host, worker.port, node.token, op, patience, link_key, history=history)
+        return ask_worker(
+            worker.host, worker.port, node.token, op, patience, link_key, history=history
+        )
     except Unavailable:
         return None

@@ -40,11 +40,18 @@ def findings_of(
     errors: Collection[tuple[str, TaskError]] = (),
 ) -> list[Finding]:
     """What :func:`diagnose` finds in a running topology; nothing in one that is not active, or is just starting."""
-    if topology.base.status != "ACTIVE" or now_secs - topology.base.launch_time_secs < _STARTING_SECS:
+    if (
+        topology.base.status != "ACTIVE"
+        or now_secs - topology.base.launch_time_secs < _STARTING_SECS
+    ):
         return []
     if stats is not None and "components" not in stats:
         return []  # Of a worker of the release before, which measures no rates.
-    recent = [(component, error.error) for component, error in errors if now_secs - error.time < _ERRORS_SECS]
+    recent = [
+        (component, error.error)
+        for component, error in errors
+        if now_secs - error.time < _ERRORS_SECS
+    ]
     return diagnose(measure_topology(topology, stats, newest_errors(recent)))
 
 
@@ -54,7 +61,9 @@ def measure_topology(
     """The measurements; ``stats`` is the topology master's answer (``None``: it gave none)."""
     table = topology.tasks or TaskTable(components={})
     assigned = topology.assignment.workers if topology.assignment else ()
-    slots = {task: WorkerMeasure(worker.host, worker.port) for worker in assigned for task in worker.ids}
+    slots = {
+        task: WorkerMeasure(worker.host, worker.port) for worker in assigned for task in worker.ids
+    }
     masters = table.components[TOPOLOGY_MASTER].ids if TOPOLOGY_MASTER in table.components else ()
     given: Mapping[str, Any] = stats or {}
     return TopologyMeasure(
@@ -65,10 +74,17 @@ def measure_topology(
         timeout_secs=given.get("timeout_secs", 30.0),
         report_secs=given.get("report_secs", 3.0),
         components={
-            name: _component(name, topology, table, given, slots) for name in table.components if name[:2] != "__"
+            name: _component(name, topology, table, given, slots)
+            for name in table.components
+            if name[:2] != "__"
         },
         workers=tuple(
-            WorkerMeasure(one["host"], int(key.rpartition(":")[2]), one.get("silent_secs", 0.0), one.get("restarts", 0))
+            WorkerMeasure(
+                one["host"],
+                int(key.rpartition(":")[2]),
+                one.get("silent_secs", 0.0),
+                one.get("restarts", 0),
+            )
             for key, one in sorted(given.get("workers", {}).items())
         ),
         errors=errors,
@@ -76,7 +92,11 @@ def measure_topology(
 
 
 def _component(
-    name: str, topology: TopologyView, table: TaskTable, stats: Mapping[str, Any], slots: Mapping[int, WorkerMeasure]
+    name: str,
+    topology: TopologyView,
+    table: TaskTable,
+    stats: Mapping[str, Any],
+    slots: Mapping[int, WorkerMeasure],
 ) -> ComponentMeasure:
     part = table.components[name]
     flow: Mapping[str, Any] = stats.get("components", {}).get(name, {})
@@ -87,7 +107,9 @@ def _component(
         executors=topology.base.executors.get(name, len(part.ids)),
         sources=frozenset(key.rpartition(":")[0] for key in stats.get("edges", {}).get(name, {})),
         **{
-            key: flow[key] for key in ("acked", "failed", "p99_ms", "waiting", "held", "lag", "lag_rate") if key in flow
+            key: flow[key]
+            for key in ("acked", "failed", "p99_ms", "waiting", "held", "lag", "lag_rate")
+            if key in flow
         },
         tasks=tuple(
             TaskMeasure(task, f"{slots[task].host}:{slots[task].port}", one["rate"], one["busy"])
@@ -118,13 +140,18 @@ def explain_document(
     document["fused"] = fused_components(runnable.spec, runnable.conf)
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
-    document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
+    document["slots"] = {
+        str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())
+    }
     placement = _stored_placement(stored)
     workers = placement.workers if placement is not None else ()
     placed = {each: (worker.node, worker.port) for worker in workers for each in worker.tasks}
     moved = {number for number, slot in slots.items() if placed.get(number, slot) != slot}
     if moved:
-        document["reasons"] = {**stored["reasons"], **{str(number): _OF_A_FORMER_ONE for number in moved}}
+        document["reasons"] = {
+            **stored["reasons"],
+            **{str(number): _OF_A_FORMER_ONE for number in moved},
+        }
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
     document["unassigned"], document["waiting"] = _slot_outlook(view, topology, runnable, lost)
     if task is not None:
@@ -143,7 +170,9 @@ def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:
         return None
 
 
-def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]) -> list[str]:
+def problems(
+    view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]
+) -> list[str]:
     """Reasons why the tasks ``down`` do not run: a sentence for each reason, with its remedy."""
     if topology.tasks is None or not down:
         return []
@@ -189,23 +218,35 @@ def _slot_outlook(
         return {}, {}
     name = topology.base.name
     dead = [
-        Cause(topology.id, name, 0, "dead_worker", worker.node, worker.host, worker.port, worker.ids)
+        Cause(
+            topology.id, name, 0, "dead_worker", worker.node, worker.host, worker.port, worker.ids
+        )
         for worker in topology.workers
         if not lost.isdisjoint(worker.ids)
     ]
-    outcome = plan_placement(monitor_batch(view, topology, runnable, topology.tasks, dead)).placement(name)
+    outcome = plan_placement(
+        monitor_batch(view, topology, runnable, topology.tasks, dead)
+    ).placement(name)
     if outcome.status == "failed":
         return {str(task): outcome.error or "no reason was given" for task in sorted(lost)}, {}
-    now = {task: f"{worker.node}:{worker.port}" for worker in outcome.workers for task in worker.tasks}
+    now = {
+        task: f"{worker.node}:{worker.port}" for worker in outcome.workers for task in worker.tasks
+    }
     return {}, {str(task): now[task] for task in sorted(lost)}
 
 
-def choice_document(topology: TopologyToPlace, placement: TopologyPlacement, task: int) -> dict[str, Any] | None:
+def choice_document(
+    topology: TopologyToPlace, placement: TopologyPlacement, task: int
+) -> dict[str, Any] | None:
     """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by comparing."""
     choice = choice_of(topology, placement, task)
     if choice is None:
         return None
-    return {"task": task, **asdict(choice), "alternatives": [asdict(other) for other in choice.alternatives]}
+    return {
+        "task": task,
+        **asdict(choice),
+        "alternatives": [asdict(other) for other in choice.alternatives],
+    }
 
 
 def moves_document(
@@ -215,8 +256,16 @@ def moves_document(
 
     ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not listed.
     """
-    old = {task: f"{worker.node}:{worker.port}" for worker in (before.workers if before else ()) for task in worker.ids}
-    new = {task: f"{worker.node}:{worker.port}" for worker in placement.workers for task in worker.tasks}
+    old = {
+        task: f"{worker.node}:{worker.port}"
+        for worker in (before.workers if before else ())
+        for task in worker.ids
+    }
+    new = {
+        task: f"{worker.node}:{worker.port}"
+        for worker in placement.workers
+        for task in worker.tasks
+    }
     rows: list[dict[str, Any]] = []
     for task in sorted(old.keys() | new.keys()):
         if old.get(task) == new.get(task):
@@ -226,6 +275,12 @@ def moves_document(
         if target and placement.worker_reasons.get(target):
             why = f"{why}; {target}: {placement.worker_reasons[target]}"
         rows.append(
-            {"task": task, "component": components.get(task, "?"), "from": old.get(task), "to": target, "why": why}
+            {
+                "task": task,
+                "component": components.get(task, "?"),
+                "from": old.get(task),
+                "to": target,
+                "why": why,
+            }
         )
     return rows

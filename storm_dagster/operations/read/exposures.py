@@ -37,17 +37,33 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
     if security.tls:
         yield "warning", "no secret: links of workers are not authenticated", _SECRET
         return
-    who = "daemons and workers serve this user and root" if can_tell_users() else "every local user may do all"
-    yield "warning", f"no secret: {who}; ZooKeeper takes connections of every user of this machine", _SECRET
+    who = (
+        "daemons and workers serve this user and root"
+        if can_tell_users()
+        else "every local user may do all"
+    )
+    yield (
+        "warning",
+        f"no secret: {who}; ZooKeeper takes connections of every user of this machine",
+        _SECRET,
+    )
 
 
 def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
     if Security.of(place.conf).tls:
         yield "ok", "HTTP and Thrift speak TLS", ""
         if not place.conf["storm.zookeeper.ssl.enable"]:
-            yield "ok", "traffic to ZooKeeper is not encrypted", "trust its network, or set storm.zookeeper.ssl.enable"
+            yield (
+                "ok",
+                "traffic to ZooKeeper is not encrypted",
+                "trust its network, or set storm.zookeeper.ssl.enable",
+            )
     elif (outside := address_beyond_loopback(str(place.conf["storm.local.hostname"]))) is not None:
-        yield "warning", f"no TLS: answers from {outside} can be read on the way", "set storm.tls.cert, .key and .ca"
+        yield (
+            "warning",
+            f"no TLS: answers from {outside} can be read on the way",
+            "set storm.tls.cert, .key and .ca",
+        )
     else:
         yield "ok", "no TLS, and every port is on loopback", ""
 
@@ -57,7 +73,10 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
     from storm_dagster.zk.root import is_open_to_all
 
     conf = place.conf
-    if ClusterFile.read(place.home) is None and conf.origins["storm.zookeeper.servers"] == "default":
+    if (
+        ClusterFile.read(place.home) is None
+        and conf.origins["storm.zookeeper.servers"] == "default"
+    ):
         yield "ok", "none is configured; the one of dev serves this machine", ""
         return
     answering: list[str] = []
@@ -72,10 +91,18 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         version = tuple(map(int, found.groups()))
         if version < _SAFE_ZOOKEEPER:
             shown = ".".join(map(str, version))
-            yield "warning", f"{server} is ZooKeeper {shown}, with known holes", "upgrade it to 3.9.2 or newer"
+            yield (
+                "warning",
+                f"{server} is ZooKeeper {shown}, with known holes",
+                "upgrade it to 3.9.2 or newer",
+            )
     if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"]), tls):
         remedy = "stop the cluster, set storm.secret.file, then `storm-dagster zookeeper secure`"
-        yield "warning", "everybody who reaches ZooKeeper may change the cluster and make it run code", remedy
+        yield (
+            "warning",
+            "everybody who reaches ZooKeeper may change the cluster and make it run code",
+            remedy,
+        )
     elif answering:
         yield "ok", "nodes of the cluster are closed to others", ""
 
@@ -86,7 +113,11 @@ def _home(place: ClusterPlace) -> Iterator[HealthResult]:
     # Workers of other users pass through it; what lies in it is closed.
     passed = 0o011 if place.conf.get("supervisor.run.worker.as.user") else 0
     if mode & 0o077 & ~passed:
-        yield "warning", f"{home} has mode {mode:o}: others can read code, logs and tokens", f"chmod 700 {home}"
+        yield (
+            "warning",
+            f"{home} has mode {mode:o}: others can read code, logs and tokens",
+            f"chmod 700 {home}",
+        )
     else:
         yield "ok", f"{home} is closed to other users", ""
 
@@ -111,7 +142,12 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     try:
         # Without our credentials, as an untrusted client.
         bare = re.sub(r"(?<=://)[^/@]*@", "", url)
-        is_open = bool(url) and httpx.post(bare, json={"query": "{__typename}"}, timeout=5, trust_env=False).is_success
+        is_open = (
+            bool(url)
+            and httpx.post(
+                bare, json={"query": "{__typename}"}, timeout=5, trust_env=False
+            ).is_success
+        )
     except (httpx.HTTPError, httpx.InvalidURL):
         is_open = False
     if is_open:
@@ -126,12 +162,20 @@ def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
     if place.conf.get("supervisor.run.worker.as.user"):
         yield "ok", "workers run under users of their own", ""
         return
-    remedy = "let only administrators submit, or give each team its own cluster under a user of its own"
-    yield "warning", "WORKERS RUN AS THE DAEMONS' USER: WHOEVER MAY SUBMIT IS AN ADMINISTRATOR", remedy
+    remedy = (
+        "let only administrators submit, or give each team its own cluster under a user of its own"
+    )
+    yield (
+        "warning",
+        "WORKERS RUN AS THE DAEMONS' USER: WHOEVER MAY SUBMIT IS AN ADMINISTRATOR",
+        remedy,
+    )
 
 
 def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterator[HealthResult]]]:
     """The checks by name; an error when the conf cannot be read, by which each would fail."""
     Security.of(place.conf)
     names = ("callers", "TLS", "ZooKeeper", "HOME", "Spark", "Dagster", "workers")
-    return dict(zip(names, (_callers, _tls, _zookeeper, _home, _spark, _dagster, _workers), strict=True))
+    return dict(
+        zip(names, (_callers, _tls, _zookeeper, _home, _spark, _dagster, _workers), strict=True)
+    )

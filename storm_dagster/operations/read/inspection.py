@@ -54,7 +54,9 @@ def take_snapshot(
     """One snapshot of the cluster; with ``home`` also of the worker processes of this machine."""
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
-    visible = [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
+    visible = [
+        topology for topology in view.topologies.values() if topology.base.status != "KILLED"
+    ]
     keys = code_keys(view)
     copies, nimbuses = _copies(ctx, keys)
     return ClusterSnapshot(
@@ -63,7 +65,9 @@ def take_snapshot(
         tokens=read_tokens(ctx)[0],
         blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
-        wanted_copies={topology.id: _wanted_copies(ctx, topology, nimbuses) for topology in visible},
+        wanted_copies={
+            topology.id: _wanted_copies(ctx, topology, nimbuses) for topology in visible
+        },
         unschedulable=dict(_unschedulable(ctx, visible)),
         rebalance_requests=frozenset(
             topology.id
@@ -78,7 +82,9 @@ def take_snapshot(
 
 def code_keys(view: ClusterView) -> list[str]:
     """Blob keys of archive, conf and code of every topology that is not killed."""
-    visible = (topology for topology in view.topologies.values() if topology.base.status != "KILLED")
+    visible = (
+        topology for topology in view.topologies.values() if topology.base.status != "KILLED"
+    )
     return [key for topology in visible for key in names.code_keys(topology.code_dir)]
 
 
@@ -94,7 +100,9 @@ def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
 def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, int] | None, int]:
     """Blob key -> nimbuses that hold the newest content; ``None`` when nobody registers blobs (a shared store)."""
     state = ctx.cluster.state
-    nimbuses = len(state.find_children(paths.NIMBUS_SLAVE) or ()) + state.exists(paths.NIMBUS_MASTER)
+    nimbuses = len(state.find_children(paths.NIMBUS_SLAVE) or ()) + state.exists(
+        paths.NIMBUS_MASTER
+    )
     held = state.find_children_many([paths.blob(key) for key in keys])
     if all(holders is None for holders in held):
         return None, nimbuses
@@ -112,18 +120,24 @@ def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int
     with suppress(StormDagsterError):  # That it is missing or damaged is another rule's business.
         conf = decode_json(ctx.blobs.read(key), key)
     own = conf.get("topology.min.replication.count") if isinstance(conf, dict) else None
-    wanted = own if isinstance(own, int) else int(ctx.conf.get("topology.min.replication.count") or 1)
+    wanted = (
+        own if isinstance(own, int) else int(ctx.conf.get("topology.min.replication.count") or 1)
+    )
     return min(wanted, max(1, nimbuses))
 
 
-def _unschedulable(ctx: OperationsContext, topologies: Sequence[TopologyView]) -> Iterator[tuple[str, frozenset[int]]]:
+def _unschedulable(
+    ctx: OperationsContext, topologies: Sequence[TopologyView]
+) -> Iterator[tuple[str, frozenset[int]]]:
     for topology in topologies:
         if topology.tasks is None or topology.assignment is None:
             continue
         if topology.tasks.component_of().keys() == topology.assignment.task_slots().keys():
             continue
         with suppress(StormDagsterError, KeyError, TypeError, ValueError):
-            document = decode_json(ctx.blobs.read(placement_key(topology.id)), placement_key(topology.id))
+            document = decode_json(
+                ctx.blobs.read(placement_key(topology.id)), placement_key(topology.id)
+            )
             yield topology.id, frozenset(int(task) for task in document["unassigned"])
 
 
@@ -133,7 +147,12 @@ def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
         return GrayNodes(False)
     key = jar_key(state.record.code_dir)
     code = stored_hashes(ctx.blobs, [key]).get(key)
-    return GrayNodes(True, frozenset(state.upgrading), frozenset(state.upgraded), None if code is None else code[:16])
+    return GrayNodes(
+        True,
+        frozenset(state.upgrading),
+        frozenset(state.upgraded),
+        None if code is None else code[:16],
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +175,9 @@ class InspectionResult:
         return not self.violations
 
 
-def inspect_cluster(ctx: OperationsContext, *, home: Path | None = None, stable_secs: float = 10.0) -> InspectionResult:
+def inspect_cluster(
+    ctx: OperationsContext, *, home: Path | None = None, stable_secs: float = 10.0
+) -> InspectionResult:
     """Take at least two snapshots, and more while something is broken; what stays so for ``stable_secs`` counts.
 
     Gives up waiting after three times ``stable_secs``: what keeps changing is a warning. With ``home`` the
@@ -171,7 +192,9 @@ def inspect_cluster(ctx: OperationsContext, *, home: Path | None = None, stable_
         found = violations_of(snapshot)
         now = ctx.monotonic()
         counted, pending = confirm_violations(pending, found, boot_now=now, stable_secs=stable_secs)
-        idle.update((violation, None) for violation in counted if violation.rule == "no_idle_writes")
+        idle.update(
+            (violation, None) for violation in counted if violation.rule == "no_idle_writes"
+        )
         former, snapshots = snapshot, snapshots + 1
         hard = [violation for violation in found if violation.rule not in heals]
         over = now - began >= 3 * stable_secs
@@ -180,7 +203,9 @@ def inspect_cluster(ctx: OperationsContext, *, home: Path | None = None, stable_
         ctx.sleep(_BETWEEN_SECS)
     bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
     # Live tokens and uploads are none.
-    garbage, _ = survey(ctx, boot_now=time.monotonic(), grace_secs=0.0, token_secs=math.inf, upload_secs=math.inf)
+    garbage, _ = survey(
+        ctx, boot_now=time.monotonic(), grace_secs=0.0, token_secs=math.inf, upload_secs=math.inf
+    )
     return InspectionResult(
         violations=tuple(bad),
         warnings=tuple(violation for violation in found if violation not in bad),

@@ -31,7 +31,13 @@ from storm_dagster.model.placement import (
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_dagster.model.plan_document import PlanComponent, PlanDocument, PlanTopology, decode_plan, place
+from storm_dagster.model.plan_document import (
+    PlanComponent,
+    PlanDocument,
+    PlanTopology,
+    decode_plan,
+    place,
+)
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskTable
 from storm_dagster.model.topology import (
@@ -46,7 +52,9 @@ from storm_dagster.operations.context import Planner
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
-def plan_text(text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+def plan_text(
+    text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
     """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
     from storm_dagster.spark.planner import planner_for
 
@@ -66,7 +74,9 @@ def _pinned_session(conf: Conf) -> str | None:
     from storm_dagster.spark.planner import ClusterSessionIds
 
     try:
-        with StormClusterState.open({**conf, "storm.zookeeper.connection.timeout": 2000}) as cluster:
+        with StormClusterState.open(
+            {**conf, "storm.zookeeper.connection.timeout": 2000}
+        ) as cluster:
             kept = ClusterSessionIds(cluster.state).read()
     except StormDagsterError:
         return None
@@ -106,7 +116,8 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
     cluster = {**default_conf(), **values}
     supervisors = tuple(
-        SupervisorSlots(**{**node.model_dump(), "host": node.host or node.id}) for node in document.supervisors
+        SupervisorSlots(**{**node.model_dump(), "host": node.host or node.id})
+        for node in document.supervisors
     )
     hosts = {node.id: node.host for node in supervisors}
     return PlacementBatch(
@@ -125,8 +136,14 @@ def _to_place(
     conf = total_conf(cluster, own)
     spec = TopologySpec(
         name=topology.name,
-        spouts={name: _component(part, f"{source}.spouts.{name}") for name, part in topology.spouts.items()},
-        bolts={name: _component(part, f"{source}.bolts.{name}") for name, part in topology.bolts.items()},
+        spouts={
+            name: _component(part, f"{source}.spouts.{name}")
+            for name, part in topology.spouts.items()
+        },
+        bolts={
+            name: _component(part, f"{source}.bolts.{name}")
+            for name, part in topology.bolts.items()
+        },
     )
     try:
         spec = normalize_topology(conf, spec)
@@ -140,10 +157,17 @@ def _to_place(
     for key in ("dead", "unstopped"):
         _check_tasks(f"{source}.{key}", getattr(topology, key), table)
     built = topology_to_place(
-        name=topology.name, topology_id="", spec=spec, conf=conf, tasks=table, executors=executors_of(table, wanted)
+        name=topology.name,
+        topology_id="",
+        spec=spec,
+        conf=conf,
+        tasks=table,
+        executors=executors_of(table, wanted),
     )
     old = tuple(
-        PlacedWorker(**{**worker.model_dump(), "host": worker.host or hosts.get(worker.node, worker.node)})
+        PlacedWorker(
+            **{**worker.model_dump(), "host": worker.host or hosts.get(worker.node, worker.node)}
+        )
         for worker in topology.old
     )
     dead, unstopped = tuple(topology.dead), tuple(topology.unstopped)
@@ -158,7 +182,10 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
         object=ComponentObject(python="plan:component"),
         parallelism=part.parallelism,
         conf=conf,
-        inputs=tuple(InputSpec(component=name, grouping=Grouping.SHUFFLE) for name in dict.fromkeys(part.inputs)),
+        inputs=tuple(
+            InputSpec(component=name, grouping=Grouping.SHUFFLE)
+            for name in dict.fromkeys(part.inputs)
+        ),
         outputs={DEFAULT_STREAM: StreamSpec()},
     )
 
@@ -177,7 +204,9 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
     if not given:
         return table
     if unknown := sorted(given.keys() - table.components.keys()):
-        raise InvalidRequest(f"{source}.tasks.{unknown[0]}: component {unknown[0]!r} has no tasks: remove it")
+        raise InvalidRequest(
+            f"{source}.tasks.{unknown[0]}: component {unknown[0]!r} has no tasks: remove it"
+        )
     taken = {task for ids in given.values() for task in ids}
     components = {}
     cursor = 1
@@ -188,7 +217,9 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
                 ids.append(cursor)
             cursor += 1
         if not ids:
-            raise InvalidRequest(f"{source}.tasks.{name}: component {name!r} has no id here: give at least one")
+            raise InvalidRequest(
+                f"{source}.tasks.{name}: component {name!r} has no id here: give at least one"
+            )
         components[name] = part.model_copy(update={"tasks": encode_ranges(ids)})
     return table.model_copy(update={"components": components})
 
@@ -207,9 +238,13 @@ def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:
     result = planner(batch)
     return {
         "topologies": {
-            topology.name: _outcome(topology, result.placement(topology.name)) for topology in batch.topologies
+            topology.name: _outcome(topology, result.placement(topology.name))
+            for topology in batch.topologies
         },
-        "seconds": {"session": round(result.session_secs, 4), "assign": round(result.assign_secs, 4)},
+        "seconds": {
+            "session": round(result.session_secs, 4),
+            "assign": round(result.assign_secs, 4),
+        },
     }
 
 

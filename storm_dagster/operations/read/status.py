@@ -10,7 +10,16 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 
 TaskStatus = Literal["starting", "running", "dead", "unassigned"]
 
-STAT_NAMES = ("emitted", "transferred", "executed", "acked", "failed", "execute_ms", "process_ms", "complete_ms")
+STAT_NAMES = (
+    "emitted",
+    "transferred",
+    "executed",
+    "acked",
+    "failed",
+    "execute_ms",
+    "process_ms",
+    "complete_ms",
+)
 """All-time statistics of a task; the last three are latencies in milliseconds."""
 
 _COUNTS = STAT_NAMES[:5]
@@ -41,15 +50,22 @@ def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120)
     return {"topologies": topologies}
 
 
-def _not_running(view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> int:
+def _not_running(
+    view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
+) -> int:
     if topology.tasks is None or topology.base.status == "KILLED":
         return 0
     slots = {task: worker for worker in topology.workers for task in worker.ids}
     wanted = topology.tasks.component_of()
-    if len(slots) == len(wanted) and {worker.slot for worker in slots.values()} <= topology.live_workers.keys():
+    if (
+        len(slots) == len(wanted)
+        and {worker.slot for worker in slots.values()} <= topology.live_workers.keys()
+    ):
         return len(topology.dead_tasks & wanted.keys())
     statuses = _Statuses(view, topology, now_secs, launch_secs)
-    return sum(statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in wanted)
+    return sum(
+        statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in wanted
+    )
 
 
 def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskError]]:
@@ -67,9 +83,13 @@ class _Statuses:
     clock.
     """
 
-    def __init__(self, view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> None:
+    def __init__(
+        self, view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
+    ) -> None:
         self._topology = topology
-        self._opened = {slot: frozenset(decode_ranges(n.tasks)) for slot, n in topology.live_workers.items()}
+        self._opened = {
+            slot: frozenset(decode_ranges(n.tasks)) for slot, n in topology.live_workers.items()
+        }
         starts = topology.assignment.start_secs() if topology.assignment else {}
         self._waiting: set[tuple[str, int]] = set()
         for worker in topology.workers:
@@ -81,7 +101,9 @@ class _Statuses:
                 self._waiting.add(worker.slot)
         self._dead = topology.dead_tasks
 
-    def of(self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None) -> TaskStatus:
+    def of(
+        self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None
+    ) -> TaskStatus:
         """The status of one task; ``entry`` is the topology master's for it."""
         if worker is None:
             return "unassigned"
@@ -124,13 +146,18 @@ def show_document(
     return {
         **_head(topology, now_secs),
         "workers": [
-            _worker_document(worker, topology.live_workers.get(worker.slot), reported_workers, now_secs)
+            _worker_document(
+                worker, topology.live_workers.get(worker.slot), reported_workers, now_secs
+            )
             for worker in sorted(topology.workers, key=lambda worker: (worker.host, worker.slot))
         ],
         "tasks": tasks,
         "components": _components_document(topology, tasks, reported_tasks),
         "errors": [
-            {"component": component, **error.model_dump(include={"task", "host", "port", "time", "error", "count"})}
+            {
+                "component": component,
+                **error.model_dump(include={"task", "host", "port", "time", "error", "count"}),
+            }
             for component, error in errors
         ],
     }
@@ -155,7 +182,11 @@ def _worker_document(
 
 
 def _task_document(
-    task: int, component: str, worker: WorkerSlot | None, entry: Mapping[str, Any] | None, statuses: _Statuses
+    task: int,
+    component: str,
+    worker: WorkerSlot | None,
+    entry: Mapping[str, Any] | None,
+    statuses: _Statuses,
 ) -> dict[str, Any]:
     status = statuses.of(task, worker, entry)
     reported: Mapping[str, Any] = entry or {}
@@ -165,7 +196,9 @@ def _task_document(
         "component": component,
         **{part: getattr(worker, part, None) for part in ("node", "host", "port")},
         "status": status,
-        "uptime_secs": int(reported.get("uptime_secs") or 0) if status in ("starting", "running") else 0,
+        "uptime_secs": int(reported.get("uptime_secs") or 0)
+        if status in ("starting", "running")
+        else 0,
         "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
     }
 
@@ -183,16 +216,24 @@ def _components_document(
         ids = part.ids
         mine = [rows[task] for task in ids]
         stats: dict[str, float] = {name: sum(each[name] for each in mine) for name in _COUNTS}
-        for name, weight in (("execute_ms", "executed"), ("process_ms", "executed"), ("complete_ms", "acked")):
+        for name, weight in (
+            ("execute_ms", "executed"),
+            ("process_ms", "executed"),
+            ("complete_ms", "acked"),
+        ):
             total = sum(each[weight] for each in mine)
-            stats[name] = round(sum(each[name] * each[weight] for each in mine) / total, 3) if total else 0
+            stats[name] = (
+                round(sum(each[name] * each[weight] for each in mine) / total, 3) if total else 0
+            )
         documents[component_id] = {
             "type": part.type,
             "executors": topology.base.executors.get(component_id, len(ids)),
             "tasks": list(ids),
             "stats": stats,
             "metrics": {
-                str(task): dict(reported) for task in ids if (reported := (entry.get(str(task)) or {}).get("metrics"))
+                str(task): dict(reported)
+                for task in ids
+                if (reported := (entry.get(str(task)) or {}).get("metrics"))
             },
         }
     return documents

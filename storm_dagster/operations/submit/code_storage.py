@@ -56,7 +56,9 @@ def store_code(
         _store(ctx, code_key(code_dir), spec.to_json(), keep=keep),
     )
     wanted = int(total.get("topology.min.replication.count") or 1)
-    copies = _await_copies(ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0))
+    copies = _await_copies(
+        ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0)
+    )
     stored = CodeResult(code_dir, name, blobs, copies, wanted)
     if stored.degraded and not allow_degraded:
         lacking = [key for key, count in copies.items() if count < wanted]
@@ -75,7 +77,9 @@ def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobM
         return put_by_hash(ctx.blobs, key, raw)
 
 
-def _store_archive(ctx: OperationsContext, code_dir: str, name: str, archive: str, *, keep: bool) -> BlobMeta:
+def _store_archive(
+    ctx: OperationsContext, code_dir: str, name: str, archive: str, *, keep: bool
+) -> BlobMeta:
     target = jar_key(code_dir)
     stored = _meta(ctx, target)
     if stored is not None and keep:
@@ -94,7 +98,9 @@ def _store_archive(ctx: OperationsContext, code_dir: str, name: str, archive: st
         meta = ctx.blobs.put_existing(target, source.sha256)
         if meta is None:
             with ctx.blobs.open(archive) as stream:
-                meta = ctx.blobs.put(target, iter(partial(stream.read, _CHUNK), b""), expected_sha256=source.sha256)
+                meta = ctx.blobs.put(
+                    target, iter(partial(stream.read, _CHUNK), b""), expected_sha256=source.sha256
+                )
     return meta
 
 
@@ -105,17 +111,24 @@ def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
         return None
 
 
-def _await_copies(ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float) -> dict[str, int]:
+def _await_copies(
+    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
+) -> dict[str, int]:
     """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
     deadline = ctx.monotonic() + wait_secs
     while True:
-        copies = {meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ())) for meta in blobs}
+        copies = {
+            meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ()))
+            for meta in blobs
+        }
         if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
             return copies
         ctx.sleep(_HOLDER_POLL_SECS)
 
 
-def check_uploaded_archive(ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]) -> None:
+def check_uploaded_archive(
+    ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]
+) -> None:
     """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the components.
 
     A submission finds out from its workers; what takes the place of something that runs must not. Nothing of the
@@ -128,12 +141,19 @@ def check_uploaded_archive(ctx: OperationsContext, key: str, spec: TopologySpec,
             with ctx.blobs.open(key) as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink, _CHUNK)
         except KeyNotFound:
-            raise NotAlive(f"the archive {key!r} does not exist, its upload has expired: upload it again") from None
+            raise NotAlive(
+                f"the archive {key!r} does not exist, its upload has expired: upload it again"
+            ) from None
         unpack_archive(path, root)
         for component, kind, part in spec.components():
             if part.object.python is not None:
                 module = part.object.python.partition(":")[0]
-                _check_module(root, module, f"{kind} {component!r}", elsewhere=bool(conf.get("topology.python")))
+                _check_module(
+                    root,
+                    module,
+                    f"{kind} {component!r}",
+                    elsewhere=bool(conf.get("topology.python")),
+                )
 
 
 def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> None:

@@ -4,12 +4,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors, same_workers
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    new_batch,
+    offered_supervisors,
+    same_workers,
+)
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.core.submission.tasks import topology_master_task
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import (
+    Conflict,
+    Fenced,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
@@ -40,7 +53,9 @@ from storm_dagster.operations.transactions import (
 from storm_dagster.zk.shards import delete_ops
 
 STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
-PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "publish", "store.placement.json")
+PUBLISH_ASSIGNMENT = shared_steps(
+    "publish_assignment", "stage.placement", "publish", "store.placement.json"
+)
 ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 
 
@@ -51,12 +66,18 @@ def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> P
     if placement.status != "failed":
         return result
     message = placement.error or f"topology {name!r} cannot be placed: no reason was given"
-    error = error_from_document({"error": {"type": placement.error_type or "Unavailable", "message": message}})
+    error = error_from_document(
+        {"error": {"type": placement.error_type or "Unavailable", "message": message}}
+    )
     raise error if type(error) is not StormDagsterError else Unavailable(message)
 
 
 def write_reasons(
-    ctx: OperationsContext, topology_id: str, result: PlacementResult, name: str, more: Mapping[str, Any] | None = None
+    ctx: OperationsContext,
+    topology_id: str,
+    result: PlacementResult,
+    name: str,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``.
 
@@ -64,11 +85,17 @@ def write_reasons(
     and when it cannot be stored the placement stands.
     """
     placement = result.placement(name)
-    head = {"topology_id": topology_id, "planner": result.planner, "assign_secs": result.assign_secs}
+    head = {
+        "topology_id": topology_id,
+        "planner": result.planner,
+        "assign_secs": result.assign_secs,
+    }
     document = {**head, **placement.model_dump(mode="json"), **(more or {})}
     with step(ctx, "store.placement.json"):
         try:
-            ctx.accepting_fewer(minimum=1).blobs.put(placement_key(topology_id), encode_json(document))
+            ctx.accepting_fewer(minimum=1).blobs.put(
+                placement_key(topology_id), encode_json(document)
+            )
         except (StormDagsterError, OSError) as error:
             ctx.log.warning("the reasons for the placement of %s are not stored: %s", name, error)
 
@@ -90,7 +117,9 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     return _assignment_report(record, planned.result, view)
 
 
-def _assignment_report(record: StagingRecord, result: PlacementResult, view: ClusterView) -> AssignmentResult:
+def _assignment_report(
+    record: StagingRecord, result: PlacementResult, view: ClusterView
+) -> AssignmentResult:
     return AssignmentResult(
         topology_id=record.topology_id,
         name=record.name,
@@ -121,7 +150,9 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
     # What others were told has happened to it meanwhile is not undone.
     check_replaceable(replaced)
     if record.former not in ("", replaced.code_dir):
-        raise Conflict(f"topology {record.name!r} got other code while this was prepared: try again")
+        raise Conflict(
+            f"topology {record.name!r} got other code while this was prepared: try again"
+        )
 
 
 def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
@@ -133,7 +164,11 @@ def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
 
 
 def _plan(
-    ctx: OperationsContext, view: ClusterView, record: StagingRecord, staged: StagedTasks, runnable: Runnable
+    ctx: OperationsContext,
+    view: ClusterView,
+    record: StagingRecord,
+    staged: StagedTasks,
+    runnable: Runnable,
 ) -> StagedPlacement:
     batch = new_batch(
         view,
@@ -150,7 +185,10 @@ def _plan(
 
 
 def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacement) -> None:
-    document = {"assignments_version": planned.assignments_version, "result": planned.result.model_dump(mode="json")}
+    document = {
+        "assignments_version": planned.assignments_version,
+        "result": planned.result.model_dump(mode="json"),
+    }
     write_part(ctx, token, "placement", document)
 
 
@@ -178,7 +216,9 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
                 f"(now {view.epoch}): materialize storm/topology_conf again"
             )
         _check_target(view, record)
-        if planned.assignments_version != view.assignments_version or not _fits(planned, record, staged, view):
+        if planned.assignments_version != view.assignments_version or not _fits(
+            planned, record, staged, view
+        ):
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1
             _write_placement(ctx, token, planned)
@@ -192,7 +232,9 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     return report
 
 
-def _already(record: StagingRecord, planned: StagedPlacement, present: TopologyView) -> PublishResult:
+def _already(
+    record: StagingRecord, planned: StagedPlacement, present: TopologyView
+) -> PublishResult:
     assert present.assignment is not None and present.assignment_at is not None
     return PublishResult(
         topology_id=record.topology_id,
@@ -209,7 +251,9 @@ def _already(record: StagingRecord, planned: StagedPlacement, present: TopologyV
     )
 
 
-def _fits(planned: StagedPlacement, record: StagingRecord, staged: StagedTasks, view: ClusterView) -> bool:
+def _fits(
+    planned: StagedPlacement, record: StagingRecord, staged: StagedTasks, view: ClusterView
+) -> bool:
     """Whether every slot of the placement is still offered and free: supervisors come and go unversioned."""
     placing = [record.topology_id, *([record.replaces] if record.replaces else [])]
     offered = offered_supervisors(view, placing=placing, isolation=staged.isolation)
@@ -231,7 +275,9 @@ def _publish(
     if claimed is None or claimed[0].topology_id != topology_id:
         raise NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
     if claimed[0].published:
-        raise Conflict(f"{topology_id} was published before and has been killed: submit with a new token")
+        raise Conflict(
+            f"{topology_id} was published before and has been killed: submit with a new token"
+        )
     replaced = view.topologies.get(record.replaces) if record.replaces else None
     now = ctx.now_secs()
     assignment = assignment_of(
@@ -239,7 +285,9 @@ def _publish(
     ).model_copy(update={"code": code_hashes(ctx, topology_id)})
     if replaced is not None and replaced.assignment is not None:
         assignment = assignment.model_copy(update={"history": replaced.assignment.history})
-    assignment = with_change(ctx, assignment, "submitted" if replaced is None else "updated", f"as {topology_id}")
+    assignment = with_change(
+        ctx, assignment, "submitted" if replaced is None else "updated", f"as {topology_id}"
+    )
     base = StormBase(
         name=record.name,
         launch_time_secs=now,
@@ -271,11 +319,23 @@ def _publish(
     }
     for path, content in created.items():
         transaction.create(path, content)
-    append_assignment(ctx, transaction, view, record.name, assignment, *([] if replaced is None else [replaced.id]))
+    append_assignment(
+        ctx,
+        transaction,
+        view,
+        record.name,
+        assignment,
+        *([] if replaced is None else [replaced.id]),
+    )
     transaction.create(paths.topology(topology_id), encode_record(base))
     # Workers may write it, and make nothing below the base.
     transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
-    announce(ctx, transaction, topology_id, "updateTopology" if replaced is not None else "submitTopology")
+    announce(
+        ctx,
+        transaction,
+        topology_id,
+        "updateTopology" if replaced is not None else "submitTopology",
+    )
     commit(ctx, transaction, "publish")
     found = ctx.cluster.state.get_version(paths.assignment(topology_id))
     return PublishResult(
@@ -313,13 +373,23 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
         version = topology.base_at.version
         if base.status != "INACTIVE" or base.wanted_status != "ACTIVE":
             if base.status == "KILLED":
-                raise Conflict(f"topology {base.name!r} was killed before it was activated: submit it again")
-            return ActivateResult(topology_id, base.name, base.status, changed=False, version=version)
+                raise Conflict(
+                    f"topology {base.name!r} was killed before it was activated: submit it again"
+                )
+            return ActivateResult(
+                topology_id, base.name, base.status, changed=False, version=version
+            )
         changed = apply_event(base, "activate")
-        transaction = ctx.cluster.fenced(epoch).set(paths.topology(topology_id), encode_record(changed), version)
-        if base.delay_secs is None:  # Else a drain that nobody ended is undone, of which no listener was notified.
+        transaction = ctx.cluster.fenced(epoch).set(
+            paths.topology(topology_id), encode_record(changed), version
+        )
+        if (
+            base.delay_secs is None
+        ):  # Else a drain that nobody ended is undone, of which no listener was notified.
             announce(ctx, transaction, topology_id, "activate")
         commit(ctx, transaction, "activate")
-        return ActivateResult(topology_id, base.name, changed.status, changed=True, version=version + 1)
+        return ActivateResult(
+            topology_id, base.name, changed.status, changed=True, version=version + 1
+        )
 
     return retry_on_conflict(ctx, f"activating {topology_id}", attempt)

@@ -89,11 +89,15 @@ def newest_token_key(name: str) -> str:
 def upload_key(handle: str, part: str) -> str:
     """Blob key of one uploaded part: ``archive``, ``conf`` or ``topology``."""
     if not _TOKEN.fullmatch(handle):
-        raise InvalidRequest(f"upload handle {handle!r:.80} is not one that nimbus gave out: upload again")
+        raise InvalidRequest(
+            f"upload handle {handle!r:.80} is not one that nimbus gave out: upload again"
+        )
     return f"upload.{handle}.{part}"
 
 
-def read_token(ctx: OperationsContext, token: str, name: str | None = None) -> tuple[TokenRecord, int] | None:
+def read_token(
+    ctx: OperationsContext, token: str, name: str | None = None
+) -> tuple[TokenRecord, int] | None:
     """The record of a token and its data version, or ``None`` at its first use.
 
     :class:`Conflict` when it belongs to a topology of another ``name``.
@@ -104,7 +108,9 @@ def read_token(ctx: OperationsContext, token: str, name: str | None = None) -> t
         return None
     record = decode_record(TokenRecord, found[0], path)
     if name not in (None, record.name):
-        raise Conflict(f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own")
+        raise Conflict(
+            f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own"
+        )
     return record, found[1].version
 
 
@@ -112,11 +118,15 @@ def counter_version(ctx: OperationsContext) -> int:
     """Version of the node that counts topologies and versions of code."""
     version = ctx.cluster.state.get_version(paths.COUNTER)
     if version is None:
-        raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
+        raise Corrupt(
+            f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete"
+        )
     return version
 
 
-def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
+def allocate_topology_id(
+    ctx: OperationsContext, token: str, name: str, epoch: int
+) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new id.
 
     A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when the
@@ -127,9 +137,13 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
         if (known := read_token(ctx, token, name)) is not None:
             return known
         version = counter_version(ctx)
-        record = TokenRecord(topology_id=make_topology_id(name, version + 1, ctx.now_secs()), name=name, epoch=epoch)
+        record = TokenRecord(
+            topology_id=make_topology_id(name, version + 1, ctx.now_secs()), name=name, epoch=epoch
+        )
         transaction = (
-            ctx.cluster.fenced(epoch).set(paths.COUNTER, b"", version).create(paths.token(token), encode_record(record))
+            ctx.cluster.fenced(epoch)
+            .set(paths.COUNTER, b"", version)
+            .create(paths.token(token), encode_record(record))
         )
         try:
             commit(ctx, transaction, "token")
@@ -153,7 +167,9 @@ def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) ->
             put_by_hash(ctx.blobs, key, document.to_json())
         else:
             record = isinstance(document, Record)
-            ctx.blobs.put(key, encode_record(document, limit=None) if record else encode_json(document))
+            ctx.blobs.put(
+                key, encode_record(document, limit=None) if record else encode_json(document)
+            )
 
 
 def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
@@ -161,7 +177,9 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
     try:
         return ctx.blobs.read(key)
     except KeyNotFound:
-        step = {"tasks": "storm/task_info", "placement": "storm/assignment"}.get(part, "storm/topology_conf")
+        step = {"tasks": "storm/task_info", "placement": "storm/assignment"}.get(
+            part, "storm/topology_conf"
+        )
         raise NotAlive(
             f"submission {token!r} has no staged {part}, it never got there or has expired: "
             f"materialize {step} first, or submit again"
@@ -191,6 +209,10 @@ def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
     key = staging_key(token, "placement")
     document = decode_json(_read(ctx, token, "placement"), key)
     try:
-        return StagedPlacement(int(document["assignments_version"]), PlacementResult.model_validate(document["result"]))
+        return StagedPlacement(
+            int(document["assignments_version"]), PlacementResult.model_validate(document["result"])
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{key} is not a placement ({error}): materialize storm/assignment again") from None
+        raise Corrupt(
+            f"{key} is not a placement ({error}): materialize storm/assignment again"
+        ) from None

@@ -15,14 +15,23 @@ from storm_dagster.core.submission.conf import (
     normalize_conf,
     total_conf,
 )
-from storm_dagster.core.submission.tasks import number_tasks, wanted_executors, with_system_components
+from storm_dagster.core.submission.tasks import (
+    number_tasks,
+    wanted_executors,
+    with_system_components,
+)
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import mask, validate_conf
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
-from storm_dagster.operations.context import OperationsContext, check_name_free, decode_json, load_runnable
+from storm_dagster.operations.context import (
+    OperationsContext,
+    check_name_free,
+    decode_json,
+    load_runnable,
+)
 from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit import staging
@@ -36,11 +45,21 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the stag
     stage_assignment,
 )
 
-STAGE_CONF = shared_steps("stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest")
-STAGE_CODE = shared_steps("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
+STAGE_CONF = shared_steps(
+    "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
+)
+STAGE_CODE = shared_steps(
+    "stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser"
+)
 STAGE_TASKS = shared_steps("stage_tasks", "stage.tasks")
 SUBMIT = operation(
-    "submit", STAGE_CONF, STAGE_CODE, STAGE_TASKS, STAGE_ASSIGNMENT, PUBLISH_ASSIGNMENT, ACTIVATE_TOPOLOGY
+    "submit",
+    STAGE_CONF,
+    STAGE_CODE,
+    STAGE_TASKS,
+    STAGE_ASSIGNMENT,
+    PUBLISH_ASSIGNMENT,
+    ACTIVATE_TOPOLOGY,
 )
 
 
@@ -80,7 +99,9 @@ def stage_conf(
     check_name_free(view, name, (replaces, known[0].topology_id if known is not None else None))
     alive = view.topology_named(name)
     if replaces is not None and not published and (alive is None or alive.id != replaces):
-        raise NotAlive(f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology")
+        raise NotAlive(
+            f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
+        )
     if published:
         return _take_epoch(ctx, token, epoch)
     warnings: list[str] = []
@@ -89,7 +110,9 @@ def stage_conf(
         replaced = alive if replaces is not None else None
         former = replaced.code_dir if replaced else ""
         submitted, spec, warnings, archive = read_source(ctx, handle, replaced)
-        conf, spec = normalize_submission(ctx.values(), submitted, spec.model_copy(update={"name": name}))
+        conf, spec = normalize_submission(
+            ctx.values(), submitted, spec.model_copy(update={"name": name})
+        )
     else:
         conf, spec, archive, former = _read_staged(ctx, name, token, handle)
     topology_id = staging.allocate_topology_id(ctx, token, name, epoch)[0].topology_id
@@ -117,7 +140,9 @@ def _conf_result(
     token: str, record: staging.StagingRecord, conf: dict[str, Any], spec: TopologySpec, **more: Any
 ) -> ConfResult:
     ids = {"topology_id": record.topology_id, "name": record.name, "epoch": record.epoch}
-    return ConfResult(**ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **more)
+    return ConfResult(
+        **ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **more
+    )
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
@@ -164,10 +189,14 @@ def _read_staged(
     if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
-        raise NotAlive(f"submission {token!r} has nothing staged and names no upload: submit from the start")
+        raise NotAlive(
+            f"submission {token!r} has nothing staged and names no upload: submit from the start"
+        )
     record = staging.read_record(ctx, token)
     if record.name != name:
-        raise Conflict(f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own")
+        raise Conflict(
+            f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own"
+        )
     return *staging.read_topology(ctx, token), record.archive, record.former
 
 
@@ -207,7 +236,9 @@ def check_confs(
 ) -> tuple[dict[str, Any], TopologySpec, list[str]]:
     """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for a wrong one."""
     conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
-    own, more = validate_conf(spec.conf, source="the topology's own conf", unknown=unknown, submitted=True)
+    own, more = validate_conf(
+        spec.conf, source="the topology's own conf", unknown=unknown, submitted=True
+    )
     warnings.extend(more)
     for component_id, kind, part in spec.components():
         source = f"conf of {kind} {component_id!r}"
@@ -216,10 +247,14 @@ def check_confs(
 
 
 def _no_upload(handle: str) -> NotAlive:
-    return NotAlive(f"upload {handle!r} does not exist, it has expired or was never finished: upload again")
+    return NotAlive(
+        f"upload {handle!r} does not exist, it has expired or was never finished: upload again"
+    )
 
 
-def update_differences(ctx: OperationsContext, topology: TopologyView, handle: str) -> dict[str, dict[str, Any]]:
+def update_differences(
+    ctx: OperationsContext, topology: TopologyView, handle: str
+) -> dict[str, dict[str, Any]]:
     """Changes to the conf by an update of a running topology with an upload: key -> ``{"old", "new"}``, no secrets.
 
     :class:`InvalidTopology` for an upload that no topology can be made of.

@@ -4,7 +4,13 @@ from contextlib import suppress
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import code_dir_of_blob_key, code_key, code_keys, id_of_blob_key, placement_key
+from storm_dagster.model.names import (
+    code_dir_of_blob_key,
+    code_key,
+    code_keys,
+    id_of_blob_key,
+    placement_key,
+)
 from storm_dagster.model.records import StormBase
 from storm_dagster.model.spark_remote import derived_spark_token
 from storm_dagster.operations.context import OperationsContext, load_code
@@ -22,9 +28,14 @@ _SWEPT = {
 SWEEP = shared_steps("sweep", *_SWEPT, "sweep.workers")
 DELETE_CODE = shared_steps(
     "delete_code",
-    *(f"delete.{suffix}" for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")),
+    *(
+        f"delete.{suffix}"
+        for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")
+    ),
 )
-DELETE_BLOBS = shared_steps("delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest")
+DELETE_BLOBS = shared_steps(
+    "delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest"
+)
 
 _WORKER_POLL_SECS = 0.1
 
@@ -45,7 +56,9 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
     found = ctx.cluster.epoch()
     if found is None or found[0] != epoch:
-        raise Fenced(f"leadership epoch {epoch} is over, no blob was deleted: stop acting, ask the new leader")
+        raise Fenced(
+            f"leadership epoch {epoch} is over, no blob was deleted: stop acting, ask the new leader"
+        )
 
 
 def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -> None:
@@ -90,7 +103,10 @@ def end_spark_queries(ctx: OperationsContext, key: str) -> None:
             return
         known = load_code(ctx, code_dir)
         remote = known.conf.get("topology.spark.remote") or known.conf.get("spark.remote")
-        if remote and any({"query", "checkpoint"} <= part.object.args.keys() for _, _, part in known.spec.components()):
+        if remote and any(
+            {"query", "checkpoint"} <= part.object.args.keys()
+            for _, _, part in known.spec.components()
+        ):
             # Every Dagster process loads this module.
             from storm_dagster.spark.query_sessions import end_query_session
 

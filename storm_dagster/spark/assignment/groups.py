@@ -10,7 +10,12 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from storm_dagster.core.scheduling.requested_workers import DifferNeed, RequestedSlot, ReusableSlot, SlotRequest
+from storm_dagster.core.scheduling.requested_workers import (
+    DifferNeed,
+    RequestedSlot,
+    ReusableSlot,
+    SlotRequest,
+)
 from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, FreePorts
 from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.task_assignment import Allocated
@@ -29,9 +34,13 @@ def request_slots(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) ->
     requests: list[Row] = []
     for topology, facts in _by_topology(rows).items():
         text = next(row["text"] for row in facts if row["kind"] == "about")
-        event = TopologyEvent(TopologySummary(**json.loads(text)), executors.get(topology, _NO_EXECUTORS), facts)
+        event = TopologyEvent(
+            TopologySummary(**json.loads(text)), executors.get(topology, _NO_EXECUTORS), facts
+        )
         request = event.request()._asdict()
-        requests.append({"cluster": key[0].as_py(), "topology": topology, "text": text, "request": request})
+        requests.append(
+            {"cluster": key[0].as_py(), "topology": topology, "text": text, "request": request}
+        )
     return pa.Table.from_pylist(requests, schema=SLOT_REQUESTS)
 
 
@@ -53,7 +62,10 @@ def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Tab
 
 
 def _free_ports(slots: pa.Table, isolated: Collection[str]) -> FreePorts:
-    columns = [slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")]
+    columns = [
+        slots.column(name).to_pylist()
+        for name in ("node", "rank", "host", "total", "port", "holders")
+    ]
     rows = sorted(zip(*columns, strict=True), key=lambda row: row[:2])
     return FreePorts(
         ((node, host, total) for node, rank, host, total, _, _ in rows if rank == 1),
@@ -68,13 +80,19 @@ def _allocate(about: TopologySummary, row: Row, ports: FreePorts) -> list[Row]:
         return [{"kind": "failed", "text": json.dumps(allocated.refusal._asdict())}]
     return [
         *({"kind": "freed", "ref": worker} for worker in allocated.freed),
-        *({"kind": "slot", "number": number, **vars(slot)} for number, slot in enumerate(allocated.slots)),
+        *(
+            {"kind": "slot", "number": number, **vars(slot)}
+            for number, slot in enumerate(allocated.slots)
+        ),
     ]
 
 
 def _request(row: Row) -> SlotRequest:
     nested = {
-        "requested": [RequestedSlot(**{**wanted, "hint": _slot(wanted["hint"])}) for wanted in row["requested"]],
+        "requested": [
+            RequestedSlot(**{**wanted, "hint": _slot(wanted["hint"])})
+            for wanted in row["requested"]
+        ],
         "own": [_slot(own) for own in row["own"]],
         "reusable": [ReusableSlot(**worker) for worker in row["reusable"]],
         "needs": [DifferNeed(**need) for need in row["needs"]],
@@ -105,4 +123,6 @@ def _assigned(executors: Executors, facts: list[Row]) -> list[Row]:
         [row["ref"] for row in by_kind.pop("freed", ())],
         next((Refusal(**json.loads(row["text"])) for row in by_kind.pop("failed", ())), None),
     )
-    return TopologyEvent(about, executors, (row for part in by_kind.values() for row in part)).assign(allocated)
+    return TopologyEvent(
+        about, executors, (row for part in by_kind.values() for row in part)
+    ).assign(allocated)

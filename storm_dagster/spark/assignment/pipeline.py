@@ -16,7 +16,12 @@ from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.plan import placement_of
 from storm_dagster.core.scheduling.units import Codes, Row, service_order, several_tasks, summary_of
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement, TopologyToPlace
+from storm_dagster.model.placement import (
+    PlacementBatch,
+    PlacementResult,
+    TopologyPlacement,
+    TopologyToPlace,
+)
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 from storm_dagster.spark.assignment import schema
 from storm_dagster.spark.assignment.groups import allocate_slots, assign_tasks, request_slots
@@ -48,10 +53,15 @@ def plan_many_with_spark(
         placed = _placed(session, frames, _cut(batches, tasks_of_group)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
-    return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
+    return [
+        PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds)
+        for placements in results
+    ]
 
 
-def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[tuple[TopologyPlacement, ...]]:
+def _read_results(
+    batches: Sequence[PlacementBatch], placed: pa.Table
+) -> list[tuple[TopologyPlacement, ...]]:
     """Placements of each batch, in the order of service."""
     rows = multimap(((row["cluster"], row["topology"]), row) for row in placed.to_pylist())
     return [
@@ -67,12 +77,20 @@ def _cut(batches: Sequence[PlacementBatch], tasks_of_group: int) -> tuple[int, i
     """(number of partitions, number of topologies in one Arrow group)."""
     tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
     total = max(1, sum(tasks))
-    partitions = 1 if total <= tasks_of_group else max(2, min(_MOST_PARTITIONS, total // _TASKS_OF_PARTITION))
+    partitions = (
+        1
+        if total <= tasks_of_group
+        else max(2, min(_MOST_PARTITIONS, total // _TASKS_OF_PARTITION))
+    )
     return partitions, max(1, tasks_of_group * len(tasks) // total)
 
 
 def _in_groups(
-    function: Callable[..., pa.Table], runs: DataFrame, rows: DataFrame, cut: tuple[int, int], result: pa.Schema
+    function: Callable[..., pa.Table],
+    runs: DataFrame,
+    rows: DataFrame,
+    cut: tuple[int, int],
+    result: pa.Schema,
 ) -> DataFrame:
     """``function`` of the executors of some topologies and of the rows about them: in Arrow groups, in parallel."""
     partitions, together = cut
@@ -119,7 +137,9 @@ def _about(topologies: DataFrame) -> DataFrame:
 
 def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
     # Of an empty table Spark does not read the columns.
-    return session.createDataFrame(table if table.num_rows else [], schema=from_arrow_schema(table.schema))
+    return session.createDataFrame(
+        table if table.num_rows else [], schema=from_arrow_schema(table.schema)
+    )
 
 
 def _plain_requests(topologies: DataFrame) -> DataFrame:
@@ -153,7 +173,9 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
     }
     fields = [
         known.get(field.name, F.array()).cast(schema.ddl_type(field.type)).alias(field.name)
-        for field in (schema.SLOT_REQUEST.field(index) for index in range(schema.SLOT_REQUEST.num_fields))
+        for field in (
+            schema.SLOT_REQUEST.field(index) for index in range(schema.SLOT_REQUEST.num_fields)
+        )
     ]
     return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("request"))
 
@@ -177,9 +199,17 @@ def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions:
         .groupBy("cluster", "node", "port")
         .agg(F.count_distinct("topology").cast("int").alias("holders"))
     )
-    joined = slots.join(held.hint("merge" if partitions == 1 else "broadcast"), ["cluster", "node", "port"], "left")
+    joined = slots.join(
+        held.hint("merge" if partitions == 1 else "broadcast"), ["cluster", "node", "port"], "left"
+    )
     return joined.select(
-        "cluster", "node", "host", "total", "port", rank, F.coalesce("holders", F.lit(0)).alias("holders")
+        "cluster",
+        "node",
+        "host",
+        "total",
+        "port",
+        rank,
+        F.coalesce("holders", F.lit(0)).alias("holders"),
     )
 
 
@@ -205,17 +235,24 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
     runs: list[Sequence[Any]] = []
     history: list[Row] = []
     for cluster, batch in enumerate(batches):
-        supervisors += [(cluster, node.id, node.host, node.ports, node.used) for node in batch.supervisors]
+        supervisors += [
+            (cluster, node.id, node.host, node.ports, node.used) for node in batch.supervisors
+        ]
         for place, topology in enumerate(service_order(batch.topologies)):
             codes: Codes = {}
             mine = list(executor_runs(topology, codes))
-            past = [{**row, "cluster": cluster, "topology": place} for row in history_rows(topology, codes)]
+            past = [
+                {**row, "cluster": cluster, "topology": place}
+                for row in history_rows(topology, codes)
+            ]
             history += past
             runs += [(cluster, place, bool(past), *run) for run in mine]
             counts = [0] * len(codes)
             for component, _, count, _, _ in mine:
                 counts[component] += count
-            topologies.append((cluster, place, bool(past), summary_of(topology, codes, counts)._asdict()))
+            topologies.append(
+                (cluster, place, bool(past), summary_of(topology, codes, counts)._asdict())
+            )
     return Frames(
         _table(supervisors, schema.SUPERVISORS),
         _table(topologies, schema.TOPOLOGIES),
@@ -237,7 +274,10 @@ def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
     grouped = {task for tasks in several.values() for task in tasks}
     first, count, owner = 0, 0, ""
     # One more at the end yields the last run.
-    for task, component in [*sorted(item for item in topology.tasks.items() if item[0] not in grouped), (0, "")]:
+    for task, component in [
+        *sorted(item for item in topology.tasks.items() if item[0] not in grouped),
+        (0, ""),
+    ]:
         if count and component == owner and task == first + count:
             count += 1
             continue

@@ -40,7 +40,9 @@ SUPERVISORS = pa.schema(_fields("cluster: int, node host: text, ports used: ints
 TOPOLOGIES = pa.schema(_fields("cluster topology: int, history: bool, about: about", about=ABOUT))
 """``topology`` is the place in the order of service; ``history``: it has an assignment or user-defined workers."""
 
-RUNS = pa.schema(_fields("cluster topology: int, history: bool, component first count size: int, members: ints"))
+RUNS = pa.schema(
+    _fields("cluster topology: int, history: bool, component first count size: int, members: ints")
+)
 """``count`` executors of ``size`` consecutive tasks each, from task ``first`` on; one executor of ``members``
 when its tasks are not consecutive."""
 
@@ -68,7 +70,9 @@ SLOT_REQUEST = pa.struct(
 )
 """``core.scheduling.requested_workers.SlotRequest``."""
 
-SLOT_REQUESTS = pa.schema(_fields("cluster topology: int, text: text, request: request", request=SLOT_REQUEST))
+SLOT_REQUESTS = pa.schema(
+    _fields("cluster topology: int, text: text, request: request", request=SLOT_REQUEST)
+)
 """One row for each topology; ``text`` is ``ABOUT`` as JSON: every group of a stage
 carries its schema, and a wide one costs more than the rows."""
 
@@ -92,9 +96,14 @@ PLACED = pa.schema(
 
 def read_executors(runs: pa.Table) -> dict[int, Executors]:
     """Topology -> its executors, from the runs of some topologies."""
-    columns = (runs.column(name).to_pylist() for name in ("topology", "first", "component", "count", "size", "members"))
+    columns = (
+        runs.column(name).to_pylist()
+        for name in ("topology", "first", "component", "count", "size", "members")
+    )
     found: dict[int, Executors] = {}
-    for topology, part in groupby(sorted(zip(*columns, strict=True), key=itemgetter(0, 1)), itemgetter(0)):
+    for topology, part in groupby(
+        sorted(zip(*columns, strict=True), key=itemgetter(0, 1)), itemgetter(0)
+    ):
         units: list[int] = []
         components: list[int] = []
         groups: list[Sequence[int]] = []

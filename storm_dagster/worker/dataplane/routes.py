@@ -196,14 +196,22 @@ def build_routes(
             targets = sorted(tasks_of.get(reader, ()))
             for item in reading.inputs:
                 if item.component == component and item.stream == stream and targets:
-                    _subscribe(route, item.grouping, [link(target, stream) for target in targets], task, context)
+                    _subscribe(
+                        route,
+                        item.grouping,
+                        [link(target, stream) for target in targets],
+                        task,
+                        context,
+                    )
         route.copies = len(route.fans)
         if route.copies == 1 and not route.many and route.direct is None:
             route.only = route.fans[0]
     return routes
 
 
-def _subscribe(route: "Route", grouping: GroupingSpec, links: list[Any], task: int, context: Any) -> None:
+def _subscribe(
+    route: "Route", grouping: GroupingSpec, links: list[Any], task: int, context: Any
+) -> None:
     rule = GROUPINGS[grouping.type]
     by_task = {link.task: link for link in links}
     if rule.needs == "direct":
@@ -212,7 +220,9 @@ def _subscribe(route: "Route", grouping: GroupingSpec, links: list[Any], task: i
     if rule.local:
         links = [link for link in links if link.append is not None] or links
     if rule.needs == "object":
-        made = resolve(grouping.object or "")(context, route.component, route.stream, list(by_task), **grouping.args)
+        made = resolve(grouping.object or "")(
+            context, route.component, route.stream, list(by_task), **grouping.args
+        )
         choose = custom_chooser(by_task, made)
     elif rule.chooser:
         names = grouping.fields if rule.needs == "fields" else ()

@@ -68,7 +68,9 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component: str) -> None:
     """``InvalidRequest`` unless each value is of the type that its field declares."""
     for field, kind, value in zip(stream.fields, stream.types, values, strict=False):
-        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind in ("int", "float")):
+        if not isinstance(value, _TYPES[kind]) or (
+            isinstance(value, bool) and kind in ("int", "float")
+        ):
             raise InvalidRequest(
                 f"component {component!r} emits {value!r:.60} ({type(value).__name__}) as field {field!r} of stream "
                 f"{name!r}, which is declared {kind}: convert it, or declare another type"
@@ -106,7 +108,13 @@ def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
 
 
 def deliver(
-    link: Any, tree: Tree | None, ledger: Ledger, component: str, stream: str, task: int, values: Sequence[Any]
+    link: Any,
+    tree: Tree | None,
+    ledger: Ledger,
+    component: str,
+    stream: str,
+    task: int,
+    values: Sequence[Any],
 ) -> None:
     """Send a tuple to one target."""
     append = link.append
@@ -136,7 +144,9 @@ def send_to_targets(
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:
         if route.direct:
-            raise InvalidRequest(f"stream {route.stream!r} is direct: name the receiving task with direct_task=...")
+            raise InvalidRequest(
+                f"stream {route.stream!r} is direct: name the receiving task with direct_task=..."
+            )
         links = []
     else:
         links = route.links(values)

@@ -22,7 +22,13 @@ import zmq
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.peers import can_tell_users, is_own_peer
 from storm_dagster.model.values import encode_value
-from storm_dagster.model.wire import MAX_FRAME_BYTES, MAX_FRAME_CONTAINERS, Frame, can_travel, encode_frame
+from storm_dagster.model.wire import (
+    MAX_FRAME_BYTES,
+    MAX_FRAME_CONTAINERS,
+    Frame,
+    can_travel,
+    encode_frame,
+)
 from storm_dagster.operations.live.worker_requests import secure_client, secure_server
 from storm_dagster.worker.dataplane.routes import split_bundle
 
@@ -55,10 +61,20 @@ no pings while its queue is full, and what waits in a link is lost with it."""
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
 
-_KEEP_ALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
+_KEEP_ALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 10,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
 """The kernel drops connections whose other side responds no more."""
 _ROUTER = {
-    **{zmq.LINGER: 0, zmq.RCVHWM: _RECEIVE_FRAMES, zmq.RCVBUF: _SOCKET_BYTES, zmq.MAXMSGSIZE: MAX_FRAME_BYTES},
+    **{
+        zmq.LINGER: 0,
+        zmq.RCVHWM: _RECEIVE_FRAMES,
+        zmq.RCVBUF: _SOCKET_BYTES,
+        zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+    },
     # Any name makes ZeroMQ refuse the protocol before 3.0, which none of us speaks: it loses 14 kB with each such peer.
     zmq.ZAP_DOMAIN: b"worker",
 }
@@ -91,7 +107,9 @@ class Peer:
     """See ``WorkerBits``."""
     dirty: list[Any] = field(default_factory=list)
     """Links with buffered bundles."""
-    by_task: dict[str, dict[int, list[int]]] = field(default_factory=lambda: {name: {} for name in _BY_TASK})
+    by_task: dict[str, dict[int, list[int]]] = field(
+        default_factory=lambda: {name: {} for name in _BY_TASK}
+    )
     """One of ``KINDS`` and ``VERDICTS`` -> task -> numbers."""
     touched: list[tuple[int, str, list[int]]] = field(default_factory=list)
     reasons: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -122,7 +140,9 @@ class Peer:
         processed."""
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
-        by_task: dict[str, Any] = {name: list(numbers.items()) for name, numbers in self.by_task.items() if numbers}
+        by_task: dict[str, Any] = {
+            name: list(numbers.items()) for name, numbers in self.by_task.items() if numbers
+        }
         frame = first = Frame(
             token,
             pressure=self.pressure,
@@ -177,11 +197,18 @@ def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
         while True:
             # 16 bits of the event and 32 of the file descriptor. What PyZMQ reads them with loads all of asyncio.
             event, endpoint = events.recv_multipart()
-            with contextlib.suppress(OSError, IndexError), _duplicate(int.from_bytes(event[2:], sys.byteorder)) as link:
+            with (
+                contextlib.suppress(OSError, IndexError),
+                _duplicate(int.from_bytes(event[2:], sys.byteorder)) as link,
+            ):
                 own, peer = link.getsockname(), link.getpeername()
-                if str(own[1]) == endpoint.rpartition(b":")[2].decode() and not is_own_peer(own, peer):
+                if str(own[1]) == endpoint.rpartition(b":")[2].decode() and not is_own_peer(
+                    own, peer
+                ):
                     link.shutdown(socket.SHUT_RDWR)
-                    log("connections of other users of this machine are ended: set storm.secret.file")
+                    log(
+                        "connections of other users of this machine are ended: set storm.secret.file"
+                    )
                     log = _log.debug
 
 
@@ -212,8 +239,13 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
             root, edge, many = item
             raws: list[Any] = many
             try:
-                raws = [one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one)) for one in many]
-                raw = encode_frame(Frame(frame.token, [(task, source, stream, [(root, edge, raws)])], to=frame.to))
+                raws = [
+                    one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one))
+                    for one in many
+                ]
+                raw = encode_frame(
+                    Frame(frame.token, [(task, source, stream, [(root, edge, raws)])], to=frame.to)
+                )
                 if can_travel(raw):
                     yield raw
                     continue
@@ -236,7 +268,13 @@ class Transport:
     ``blocked_secs``: how long a peer may receive nothing."""
 
     def __init__(
-        self, host: str, port: int, token: str, batch: int, link_key: str = "", blocked_secs: float = 30.0
+        self,
+        host: str,
+        port: int,
+        token: str,
+        batch: int,
+        link_key: str = "",
+        blocked_secs: float = 30.0,
     ) -> None:
         self.token = token
         self._link_key = link_key
@@ -265,7 +303,9 @@ class Transport:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
 
-    def _socket(self, kind: int, options: Mapping[zmq.SocketOption, int | bytes]) -> zmq.Socket[bytes]:
+    def _socket(
+        self, kind: int, options: Mapping[zmq.SocketOption, int | bytes]
+    ) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         for option, value in {**options, **_KEEP_ALIVE}.items():
             socket.setsockopt(option, value)
@@ -273,7 +313,9 @@ class Transport:
 
     # -- peers ------------------------------------------------------------------------------------------
 
-    def set_peers(self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]) -> list[bytes]:
+    def set_peers(
+        self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]
+    ) -> list[bytes]:
         """Connect to these slots, and drop all others; their backlogs."""
         living = set(alive)
         unsent: list[bytes] = []
@@ -286,7 +328,9 @@ class Transport:
             peer = self.peers.get(slot)
             if peer is None:
                 # Not of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
-                beat = dict.fromkeys((zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL), self._silent_millis)
+                beat = dict.fromkeys(
+                    (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL), self._silent_millis
+                )
                 beat[zmq.HEARTBEAT_IVL] = _PING_MILLIS
                 socket = self._socket(zmq.DEALER, {**_DEALER, **beat})
                 secure_client(socket, self._link_key)
@@ -305,7 +349,9 @@ class Transport:
             backlog = peer.backlog
             if not peer.alive:
                 # Kept for the next worker: a process that is ending may still be connected.
-                while len(backlog) > _DROP_FRAMES or (peer.backlog_bytes > _DROP_BYTES and len(backlog) > 1):
+                while len(backlog) > _DROP_FRAMES or (
+                    peer.backlog_bytes > _DROP_BYTES and len(backlog) > 1
+                ):
                     peer.backlog_bytes -= len(backlog.popleft())
                     peer.dropped += 1
                 continue
@@ -321,7 +367,9 @@ class Transport:
         return [
             slot
             for slot, peer in self.peers.items()
-            if peer.backlog and peer.alive and (len(peer.backlog) > _BUSY_FRAMES or peer.backlog_bytes > _BUSY_BYTES)
+            if peer.backlog
+            and peer.alive
+            and (len(peer.backlog) > _BUSY_FRAMES or peer.backlog_bytes > _BUSY_BYTES)
         ]
 
     def waiting(self) -> bool:

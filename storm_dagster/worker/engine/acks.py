@@ -66,7 +66,9 @@ class WorkerBits:
             return 0
         if token not in self._bits:
             self._lost = {one: entry for one, entry in self._lost.items() if entry[1] > now}
-            taken = reduce(or_, [*self._bits.values(), *(bits for bits, _ in self._lost.values())], 0)
+            taken = reduce(
+                or_, [*self._bits.values(), *(bits for bits, _ in self._lost.values())], 0
+            )
             self._bits[token] = ~taken & (taken + 1)
         return self._bits[token]
 
@@ -76,7 +78,10 @@ class WorkerBits:
 
     def tokens_of(self, bits: int) -> Iterator[str]:
         """The start tokens of workers, lost ones included."""
-        for token, own in (*self._bits.items(), *((token, entry[0]) for token, entry in self._lost.items())):
+        for token, own in (
+            *self._bits.items(),
+            *((token, entry[0]) for token, entry in self._lost.items()),
+        ):
             if own & bits and ":" not in token:
                 yield token
 
@@ -84,7 +89,9 @@ class WorkerBits:
 class AckExchange:
     """Routes acks to ackers and results to spouts: directly in this worker, to others in the next frame."""
 
-    def __init__(self, shared: Shared, transport: Transport | None, runners: dict[int, Runner]) -> None:
+    def __init__(
+        self, shared: Shared, transport: Transport | None, runners: dict[int, Runner]
+    ) -> None:
         self._shared = shared
         self._transport = transport
         self.runners = runners
@@ -129,15 +136,22 @@ class AckExchange:
             self._homes.append((task, placement.slots.get(task), bit, task in self.ackers))
             others.append(~bit)
         ledger.others = tuple(others) if len(transport.peers) > 1 else ()
-        moved = {index for index, home in enumerate(before) if self._homes[index : index + 1] != [home]}
+        moved = {
+            index for index, home in enumerate(before) if self._homes[index : index + 1] != [home]
+        }
         if len(self._homes) != len(before):
             moved = set(range(len(before)))
         if not (gone or moved):
             return
-        for origin in (*self.spouts, *(runner.results for runner in self.runners.values() if runner.results)):
+        for origin in (
+            *self.spouts,
+            *(runner.results for runner in self.runners.values() if runner.results),
+        ):
             # A copy: a windowed bolt's thread removes entries.
             for root, ((_, _, tree, *_), _) in [*origin.pending.entries.items()]:
-                if tree is not None and (tree.peers & gone or (moved and root % len(before) in moved)):
+                if tree is not None and (
+                    tree.peers & gone or (moved and root % len(before) in moved)
+                ):
                     # What its tuples in this worker still send belongs to no tree.
                     tree.failed = True
                     origin.lost.append(root)
@@ -146,7 +160,9 @@ class AckExchange:
             acker.table.lose(acker.table.touching(gone), result)
         self.deliver_results(result)
 
-    def _touch(self, acker: Acker, token: str, roots: list[int], now: float, result: AckerResult) -> None:
+    def _touch(
+        self, acker: Acker, token: str, roots: list[int], now: float, result: AckerResult
+    ) -> None:
         bit = self.workers.bit_of(token, now) if self.workers.has_room(token) else 0
         if bit:
             acker.table.touch(roots, bit)
@@ -194,7 +210,11 @@ class AckExchange:
     def _peer_of(self, task: int) -> Any:
         assert self.placement is not None
         slot = self.placement.slots.get(task)
-        return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
+        return (
+            self._transport.peers.get(slot)
+            if self._transport is not None and slot is not None
+            else None
+        )
 
     def _notify(self, verdict: str, task: int, roots: list[int]) -> bool:
         """Tell a spout or windowed task (0: all of them) what became of its trees. Whether one is here."""
@@ -204,7 +224,9 @@ class AckExchange:
             origin = runner if runner is None or isinstance(runner, SpoutBase) else runner.results
             if origin is not None:
                 found, entries = True, origin.pending.entries
-                getattr(origin, verdict).extend(roots if task else [root for root in roots if root in entries])
+                getattr(origin, verdict).extend(
+                    roots if task else [root for root in roots if root in entries]
+                )
         return found
 
     def flush(self, now: float) -> bool:

@@ -16,7 +16,9 @@ from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
 
 
-def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
+def make_runner(
+    shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool
+) -> Runner:
     """Create the runner of one task of a user's component.
 
     A class that cannot be imported gets a plain runner, which reports the error when it starts."""
@@ -76,7 +78,9 @@ def senders_first(spec: TopologySpec, runners: Iterable[Runner]) -> list[Runner]
     order: list[str] = []
     rest = {name: {item.component for item in part.inputs} for name, _, part in spec.components()}
     while rest:
-        ready = [name for name, read in rest.items() if not read & rest.keys()] or [next(iter(rest))]
+        ready = [name for name, read in rest.items() if not read & rest.keys()] or [
+            next(iter(rest))
+        ]
         order += ready
         for name in ready:
             del rest[name]

@@ -12,7 +12,18 @@ from storm_dagster.model.latency import Buckets, percentiles, sum_buckets
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.wire import HistoryQuestion, TaskReport, WorkerReport
 
-COLUMNS = ("rate", "acked", "failed", "p50_ms", "p95_ms", "p99_ms", "capacity", "held", "waiting", "lag")
+COLUMNS = (
+    "rate",
+    "acked",
+    "failed",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "capacity",
+    "held",
+    "waiting",
+    "lag",
+)
 """Of a row, after its time. Per second: tuples that bolts executed and spouts emitted, acks, failures. Latency of
 execute (bolts) or of whole trees (spouts). Shares of time: of the busiest task in execute, of the task held back longest.
 Tuples in queues. Sum of the metrics named lag."""
@@ -50,20 +61,45 @@ def _mark(report: WorkerReport, received: float) -> _Mark:
     for task, one in report.tasks.items():
         if one.component.startswith("__"):
             continue
-        emitted = sum(number for name, number in one.streams.get("emitted", {}).items() if not name.startswith("__"))
+        emitted = sum(
+            number
+            for name, number in one.streams.get("emitted", {}).items()
+            if not name.startswith("__")
+        )
         counts = (int(one.stats.get(name, 0)) for name in ("acked", "failed"))
-        tasks[task] = (sum(_inputs(one).values()), emitted, *counts, one.busy_ns, one.timed, one.held_ms)
+        tasks[task] = (
+            sum(_inputs(one).values()),
+            emitted,
+            *counts,
+            one.busy_ns,
+            one.timed,
+            one.held_ms,
+        )
         kinds = one.latencies.get(":all-time", {})
-        found.setdefault(one.component, []).extend(kinds.get("complete", kinds.get("execute", {})).values())
+        found.setdefault(one.component, []).extend(
+            kinds.get("complete", kinds.get("execute", {})).values()
+        )
     secs = report.system.get("uptime_ms", report.uptime_secs * 1000) / 1000
     buckets = {name: sum_buckets(parts) for name, parts in found.items()}
-    return _Mark(report.pid, secs, report.system.get("cpu_ms", 0) / 1000, received, tasks, buckets, report.tasks)
+    return _Mark(
+        report.pid,
+        secs,
+        report.system.get("cpu_ms", 0) / 1000,
+        received,
+        tasks,
+        buckets,
+        report.tasks,
+    )
 
 
 def _inputs(task: TaskReport) -> dict[str, int]:
     """What a task executed, by the input ``component:stream``, without those of the system."""
     executed = task.streams.get("executed", {})
-    return {key: number for key, number in executed.items() if not key.startswith("__") and ":__" not in key}
+    return {
+        key: number
+        for key, number in executed.items()
+        if not key.startswith("__") and ":__" not in key
+    }
 
 
 class TopologyHistory:
@@ -123,7 +159,11 @@ class TopologyHistory:
                 rate = (executed or emitted) / secs
                 share = executed * busy / timed / 1e9 / secs if timed and executed else 0.0
                 tasks[task] = {"rate": _short(rate), "busy": _short(share)}
-                for name, number in (("rate", rate), ("acked", acked / secs), ("failed", failed / secs)):
+                for name, number in (
+                    ("rate", rate),
+                    ("acked", acked / secs),
+                    ("failed", failed / secs),
+                ):
                     part[name] += number
                 part["capacity"] = max(part["capacity"], share)
                 part["held"] = max(part["held"], min(1.0, held / 1000 / secs))
@@ -137,13 +177,23 @@ class TopologyHistory:
                     inputs[key] = inputs.get(key, 0.0) + max(0, number - former.get(key, 0)) / secs
             for component, buckets in new.buckets.items():
                 before = old.buckets.get(component, {})
-                more = {at: number - before.get(at, 0) for at, number in buckets.items() if number > before.get(at, 0)}
+                more = {
+                    at: number - before.get(at, 0)
+                    for at, number in buckets.items()
+                    if number > before.get(at, 0)
+                }
                 part = parts.setdefault(component, _empty())
                 part["buckets"] = sum_buckets([part["buckets"], more])
         return {
-            "components": {name: {**_shown(part), "lag_rate": self._lag_rate(name)} for name, part in parts.items()},
+            "components": {
+                name: {**_shown(part), "lag_rate": self._lag_rate(name)}
+                for name, part in parts.items()
+            },
             "tasks": tasks,
-            "edges": {name: {key: _short(rate) for key, rate in found.items()} for name, found in edges.items()},
+            "edges": {
+                name: {key: _short(rate) for key, rate in found.items()}
+                for name, found in edges.items()
+            },
             "cpu": cpu,
             "parts": parts,
         }
@@ -160,15 +210,24 @@ class TopologyHistory:
         """The rates of the last hour as :class:`TaskBeats` has them; any thread."""
         rows = list(self._rows.get(("", False), ()))
         by_age = multimap((rows[-1][0] // 120 - at // 120, rate) for at, rate, *_ in rows)
-        means = [sum(found) / len(found) if (found := by_age.get(age)) else None for age in reversed(range(30))]
+        means = [
+            sum(found) / len(found) if (found := by_age.get(age)) else None
+            for age in reversed(range(30))
+        ]
         most = max((mean for mean in means if mean), default=1.0)
-        return "".join("." if mean is None else f"{round(15 * mean / most):x}" for mean in means) if rows else ""
+        return (
+            "".join("." if mean is None else f"{round(15 * mean / most):x}" for mean in means)
+            if rows
+            else ""
+        )
 
     def _lag_rate(self, component: str) -> float | None:
         """By how much the lag (``""``: of the whole topology) grew per second in the last minute; ``None`` when that is not
         known."""
         lag = 1 + COLUMNS.index("lag")
-        rows = [row for row in list(self._rows.get((component, False), ()))[-7:] if row[lag] is not None]
+        rows = [
+            row for row in list(self._rows.get((component, False), ()))[-7:] if row[lag] is not None
+        ]
         if len(rows) < 3 or rows[-1][0] - rows[0][0] > 120:
             return None
         return _short((rows[-1][lag] - rows[0][lag]) / (rows[-1][0] - rows[0][0]))
@@ -199,7 +258,11 @@ class TopologyHistory:
     def answer(self, question: HistoryQuestion) -> dict[str, Any]:
         """Rows of a component, or of the whole topology: ``{"columns", "interval", "rows"}``, oldest first."""
         rows = self._rows.get((question.component, question.day), ())
-        return {"columns": ["time", *COLUMNS], "interval": _RINGS[question.day][0], "rows": list(rows)}
+        return {
+            "columns": ["time", *COLUMNS],
+            "interval": _RINGS[question.day][0],
+            "rows": list(rows),
+        }
 
 
 def _empty() -> Figures:
@@ -229,7 +292,11 @@ def _whole(parts: Mapping[str, Figures], spouts: Collection[str]) -> Figures:
 def _mean(parts: list[Figures]) -> Figures:
     """Means over time; the latency is of all samples, which no mean of percentiles would be."""
     mean = {name: sum(part[name] or 0.0 for part in parts) / len(parts) for name in COLUMNS}
-    return {**mean, "lag": parts[-1]["lag"], "buckets": sum_buckets(part["buckets"] for part in parts)}
+    return {
+        **mean,
+        "lag": parts[-1]["lag"],
+        "buckets": sum_buckets(part["buckets"] for part in parts),
+    }
 
 
 def _short(number: float) -> float:

@@ -19,7 +19,13 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, encode_value, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
-from storm_dagster.worker.dataplane.routes import LocalLink, Placement, RemoteLink, build_routes, by_component
+from storm_dagster.worker.dataplane.routes import (
+    LocalLink,
+    Placement,
+    RemoteLink,
+    build_routes,
+    by_component,
+)
 from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import LOST, Tree
@@ -37,7 +43,9 @@ _CLOCK_SECS = 0.1
 _MOST_HELD = 10_000
 """Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM = {ACKER: Acker, TOPOLOGY_MASTER: TopologyMaster}
-_SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
+_SYSTEM_PART = ComponentSpec(
+    object=ComponentObject(python="storm_dagster.worker.engine.system:Acker")
+)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -79,7 +87,9 @@ class NativeEngine:
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
         self.shared.storage.home = placement.state
-        self.shared.storage.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
+        self.shared.storage.hosts = frozenset(
+            address.rpartition(":")[0] for address in placement.addresses.values()
+        )
         self.close_tasks(self.runners.keys() - placement.open)
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         places = attrgetter("slots", "components", "open", "addresses")
@@ -87,8 +97,12 @@ class NativeEngine:
         same_places = same_places and placement.open <= self.runners.keys()
         if self.transport is not None:
             used = {slot for slot in placement.slots.values() if slot != self.slot}
-            addresses = {slot: address for slot, address in placement.addresses.items() if slot in used}
-            self.exchange.fail_unsent(self.transport.set_peers(addresses, placement.tokens.values()))
+            addresses = {
+                slot: address for slot, address in placement.addresses.items() if slot in used
+            }
+            self.exchange.fail_unsent(
+                self.transport.set_peers(addresses, placement.tokens.values())
+            )
         for task in sorted(placement.open - self.runners.keys()):
             self._open(task)
         self._on_runners()
@@ -96,7 +110,9 @@ class NativeEngine:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
         if previous is not None:
-            self.pressure.forget(slot for token, slot in previous.tokens.items() if token not in placement.tokens)
+            self.pressure.forget(
+                slot for token, slot in previous.tokens.items() if token not in placement.tokens
+            )
         for task in list(self._held):
             held = self._held.pop(task)
             runner = self.runners.get(task)
@@ -114,8 +130,15 @@ class NativeEngine:
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
         # A component divides input, state and keys over its tasks, and direct senders name tasks of their readers:
         # with other tasks, what `initialize` derived from the context is wrong.
-        now, before = by_component(placement.components), by_component(previous.components if previous else {})
-        changed = {component for component in {*now, *before} if now.get(component) != before.get(component)}
+        now, before = (
+            by_component(placement.components),
+            by_component(previous.components if previous else {}),
+        )
+        changed = {
+            component
+            for component in {*now, *before}
+            if now.get(component) != before.get(component)
+        }
         changed |= {
             item.component
             for reader, _, part in self.spec.components()
@@ -123,7 +146,9 @@ class NativeEngine:
             if reader in changed and item.grouping.type == "direct"
         }
         return [
-            task for task, runner in self.runners.items() if runner.kind != "system" and runner.component in changed
+            task
+            for task, runner in self.runners.items()
+            if runner.kind != "system" and runner.component in changed
         ]
 
     def _open(self, task: int) -> None:
@@ -148,7 +173,9 @@ class NativeEngine:
             open_state=self.shared.storage.open_task_state,
             open_positions=self.shared.storage.open_positions,
         )
-        make = _SYSTEM.get(component) or partial(make_runner, is_spout=component in self.spec.spouts)
+        make = _SYSTEM.get(component) or partial(
+            make_runner, is_spout=component in self.spec.spouts
+        )
         self.runners[task] = make(self.shared, context, part)
         self._starting = True
 
@@ -156,10 +183,16 @@ class NativeEngine:
         """Derive from the runners what is looked up by their kind."""
         runners = self.runners.values()
         self.exchange.spouts = [runner for runner in runners if isinstance(runner, SpoutBase)]
-        self.exchange.ackers = {runner.task_id: runner for runner in runners if isinstance(runner, Acker)}
-        self.master = next((runner for runner in runners if isinstance(runner, TopologyMaster)), None)
+        self.exchange.ackers = {
+            runner.task_id: runner for runner in runners if isinstance(runner, Acker)
+        }
+        self.master = next(
+            (runner for runner in runners if isinstance(runner, TopologyMaster)), None
+        )
         # Bolts first: in one pass, tuples go as far down the topology as possible.
-        self._order = sorted(runners, key=lambda runner: (isinstance(runner, SpoutBase), runner.task_id))
+        self._order = sorted(
+            runners, key=lambda runner: (isinstance(runner, SpoutBase), runner.task_id)
+        )
 
     def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
         """Close tasks: afterwards they execute, emit and ack nothing.
@@ -185,7 +218,9 @@ class NativeEngine:
     def _rewire(self) -> None:
         placement = self.placement
         assert placement is not None
-        tasks_of = by_component({task: name for task, name in placement.components.items() if task in placement.slots})
+        tasks_of = by_component(
+            {task: name for task, name in placement.components.items() if task in placement.slots}
+        )
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
         homes = [index for index, task in enumerate(ackers) if task in self.exchange.ackers]
@@ -194,7 +229,9 @@ class NativeEngine:
             runner.context._tasks = placement.components
             link = self._linker(runner.task_id)
             try:
-                routes = build_routes(self.spec, tasks_of, runner.component, runner.task_id, link, runner.context)
+                routes = build_routes(
+                    self.spec, tasks_of, runner.component, runner.task_id, link, runner.context
+                )
             except self.shared.catches as error:
                 # A custom grouping cannot be created: the task must not run with some of its routes.
                 runner.report(error, "groupings")
@@ -228,8 +265,12 @@ class NativeEngine:
         self.exchange.misdirected += 1
         if self.placement is not None and task in self.placement.slots:
             link = self._linker(tup.task)(task, tup.stream)
-            values = tup.values if link.append is not None else msgspec.Raw(encode_value(tup.values))
-            deliver(link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, values)
+            values = (
+                tup.values if link.append is not None else msgspec.Raw(encode_value(tup.values))
+            )
+            deliver(
+                link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, values
+            )
             self.shared.ledger.ack(tup)
         else:
             self.shared.ledger.fail(tup, LOST)
@@ -268,7 +309,9 @@ class NativeEngine:
                     tree = Tree(len(many), root, edge)  # type: ignore[arg-type]
                 else:
                     pairs = iter(root)  # type: ignore[arg-type]
-                    parents = tuple(Tree(1, one, number) for one, number in zip(pairs, pairs, strict=True))
+                    parents = tuple(
+                        Tree(1, one, number) for one, number in zip(pairs, pairs, strict=True)
+                    )
                     tree = Tree(len(many), 0, 0, None, parents)
                 for values in many:
                     append(Tuple(0, component, stream, source, values, tree))
@@ -286,7 +329,9 @@ class NativeEngine:
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """Fail a bundle that cannot be encoded, and report the error of the sending task."""
         runner = self.runners.get(link.source)
-        self.exchange.fail_misdirected([bundle], runner.reason_of(error) if runner is not None else LOST)
+        self.exchange.fail_misdirected(
+            [bundle], runner.reason_of(error) if runner is not None else LOST
+        )
         if runner is not None:
             if not isinstance(error, ValueError):
                 error = InvalidRequest(f"a value is {error}")
@@ -360,7 +405,9 @@ class NativeEngine:
         if not self._released and self.placement is not None:
             slots = set(self.placement.slots.values()) - {self.slot}
             mine_ready = all(runner.status == "running" for runner in self._order)
-            self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
+            self._released = (
+                mine_ready and slots <= self.placement.ready
+            ) or now >= self._release_at
         shared.spouts_run = shared.active and self._released and not shared.closing
         self.pressure.apply(self._order, now)
 
@@ -383,7 +430,10 @@ class NativeEngine:
     def statuses(self) -> dict[int, str]:
         """Task id -> ``starting`` or ``running``."""
         # Also called by ClusterSync's thread: list() copies the items atomically.
-        return {task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())}
+        return {
+            task: runner.status if runner.wired else "starting"
+            for task, runner in list(self.runners.items())
+        }
 
     def stats(self) -> dict[str, TaskReport]:
         """State and statistics of all tasks, by task id."""
@@ -403,7 +453,10 @@ class NativeEngine:
                 timed=runner.stats.timed,
                 held_ms=int(runner.held_secs * 1000),
                 errors=runner.stats.errors,
-                metrics={**(runner.state.metrics() if runner.state else {}), **runner.stats.metrics},
+                metrics={
+                    **(runner.state.metrics() if runner.state else {}),
+                    **runner.stats.metrics,
+                },
             )
             for task, runner in self.runners.items()
         }

@@ -37,7 +37,9 @@ class Pressure:
     direct reader is. In a cycle all could wait for each other, so there a bolt still has small turns
     (:meth:`Runner.may_begin`)."""
 
-    def __init__(self, conf: Mapping[str, Any], transport: Transport | None, spec: TopologySpec) -> None:
+    def __init__(
+        self, conf: Mapping[str, Any], transport: Transport | None, spec: TopologySpec
+    ) -> None:
         self._transport = transport
         self._enabled = conf.get("topology.backpressure.enable") is not False
         self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
@@ -73,14 +75,24 @@ class Pressure:
     def expire(self, now: float) -> None:
         """Drop requests that were not repeated."""
         if self._peers:
-            self._peers = {slot: request for slot, request in self._peers.items() if request[0] > now}
+            self._peers = {
+                slot: request for slot, request in self._peers.items() if request[0] > now
+            }
 
     def place(self, placement: Placement, runners: Collection[Runner]) -> None:
         """Set how much each task here may emit in one turn: half a queue, divided by the tasks that send to it."""
-        senders = Counter(reader for runner in runners for reader in self._readers.get(runner.component, ()))
+        senders = Counter(
+            reader for runner in runners for reader in self._readers.get(runner.component, ())
+        )
         for runner in runners:
-            most = max((senders[reader] for reader in self._readers.get(runner.component, ())), default=0)
-            runner.quota = min(MOST_QUOTA, max(1, self._high // most)) if most and self._enabled else MOST_QUOTA
+            most = max(
+                (senders[reader] for reader in self._readers.get(runner.component, ())), default=0
+            )
+            runner.quota = (
+                min(MOST_QUOTA, max(1, self._high // most))
+                if most and self._enabled
+                else MOST_QUOTA
+            )
         self._components = placement.components
         self._fed = {slot: set() for slot in placement.slots.values()}
         for task, slot in placement.slots.items():
@@ -99,7 +111,9 @@ class Pressure:
                 below = [one for one in self._downstream.values() if component in one]
                 runner.results.delayed = _ALL in full or not all(map(full.isdisjoint, below))
             if runner.kind == "spout":
-                runner.held = _ALL in full or not full.isdisjoint(self._downstream.get(component, ()))
+                runner.held = _ALL in full or not full.isdisjoint(
+                    self._downstream.get(component, ())
+                )
                 continue
             ahead = full.intersection(self._readers.get(component, ()))
             runner.in_cycle = all(component in self._downstream[reader] for reader in ahead)
@@ -118,7 +132,9 @@ class Pressure:
             for target in {group[0] for group in groups}:
                 runner = runners.get(target)
                 if runner is not None:
-                    runner.tuple_bytes += (each - runner.tuple_bytes) / (8 if runner.tuple_bytes else 1)
+                    runner.tuple_bytes += (each - runner.tuple_bytes) / (
+                        8 if runner.tuple_bytes else 1
+                    )
 
     def update(self, now: float, runners: Collection[Runner], closed: Mapping[int, Sized]) -> bool:
         """Measure the queues, and notify the peers. Whether this worker's own state changed.
@@ -127,7 +143,11 @@ class Pressure:
         if not self._enabled:
             return False
         high, own = self._high, self.own
-        full: set[str] = {self._components.get(task, _ALL) for task, waiting in closed.items() if len(waiting) > high}
+        full: set[str] = {
+            self._components.get(task, _ALL)
+            for task, waiting in closed.items()
+            if len(waiting) > high
+        }
         for runner in runners:
             waiting = runner.waiting()
             if waiting <= 1:
@@ -185,7 +205,10 @@ class Loads:
                 self._mine[runner.task_id] = round(load, 3)
         if self._transport is not None and (self._mine or before):
             # The end of a load is sent once.
-            sent = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
+            sent = [
+                *self._mine.items(),
+                *((task, 0.0) for task in before.keys() - self._mine.keys()),
+            ]
             for peer in self._transport.peers.values():
                 peer.loads = sent
         self._theirs = {task: sent for task, sent in self._theirs.items() if sent[1] > now}

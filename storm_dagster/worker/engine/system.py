@@ -116,7 +116,9 @@ class TopologyMasterTable:
             return tasks
         return {task for task in tasks if placement.slots.get(task) == (report.node, report.port)}
 
-    def beats(self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0) -> TaskBeats:
+    def beats(
+        self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0
+    ) -> TaskBeats:
         """The liveness record.
 
         Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no worker has reported
@@ -126,17 +128,26 @@ class TopologyMasterTable:
         with self._lock:
             reports = dict(self._reports)
             version = self._placement.version if self._placement is not None else -1
-            judged = [(self._judged_tasks(report), now - received) for report, received, _ in reports.values()]
+            judged = [
+                (self._judged_tasks(report), now - received)
+                for report, received, _ in reports.values()
+            ]
             named = {task for mine, _ in judged for task in mine}
             self._awaited = {task: self._awaited.get(task, now) for task in known - named}
             dead.update(task for task, since in self._awaited.items() if now - since > launch)
         dead.update(task for mine, silent in judged if silent > timeout for task in mine)
-        dead.difference_update(task for mine, silent in judged if silent <= timeout for task in mine)
+        dead.difference_update(
+            task for mine, silent in judged if silent <= timeout for task in mine
+        )
         return TaskBeats(
             topology_id=self.topology_id,
             topology_master=self.task,
             workers={
-                key: WorkerBeat(count=count, silent_ms=int((now - received) * 1000), uptime_secs=report.uptime_secs)
+                key: WorkerBeat(
+                    count=count,
+                    silent_ms=int((now - received) * 1000),
+                    uptime_secs=report.uptime_secs,
+                )
                 for key, (report, received, count) in sorted(reports.items())
             },
             dead=encode_ranges(dead & known),
@@ -148,7 +159,9 @@ class TopologyMasterTable:
     def metric_names(self) -> list[str]:
         """``component:metric`` of all reported metrics."""
         with self._lock:
-            tasks = [task for report, _, _ in self._reports.values() for task in report.tasks.values()]
+            tasks = [
+                task for report, _, _ in self._reports.values() for task in report.tasks.values()
+            ]
         return sorted({f"{task.component}:{name}" for task in tasks for name in task.metrics})
 
     def document(self, now: float = 0.0) -> dict[str, Any]:
@@ -172,9 +185,18 @@ class TopologyMasterTable:
                 "system": report.system,
             }
             for task, one in report.tasks.items():
-                tasks[task] = {**msgspec.structs.asdict(one), "node": report.node, "port": report.port}
+                tasks[task] = {
+                    **msgspec.structs.asdict(one),
+                    "node": report.node,
+                    "port": report.port,
+                }
                 tasks[task] |= flow["tasks"].get(task, {})
-        return {"tasks": tasks, "workers": workers, "components": flow["components"], "edges": flow["edges"]}
+        return {
+            "tasks": tasks,
+            "workers": workers,
+            "components": flow["components"],
+            "edges": flow["edges"],
+        }
 
 
 class TopologyMaster(Runner):

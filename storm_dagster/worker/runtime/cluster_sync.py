@@ -144,7 +144,9 @@ class ClusterSync:
             if self.cluster.session.connected:
                 self.cluster.remove_worker_node(self.spec.topology_id, *self.slot)
         except StormDagsterError as error:
-            _log.warning("the node of this worker was not removed, its session ends with it: %s", error)
+            _log.warning(
+                "the node of this worker was not removed, its session ends with it: %s", error
+            )
         self.cluster.session.close(deadline)
 
     def request_refresh(self) -> None:
@@ -162,7 +164,9 @@ class ClusterSync:
         if not count:
             self._event.set()
 
-    def publish_opening(self, key: str, opening: tuple[int, int], host: str, local: bool) -> Future[None]:
+    def publish_opening(
+        self, key: str, opening: tuple[int, int], host: str, local: bool
+    ) -> Future[None]:
         """Record the opening of a task's state; any thread. See :class:`StateStorage`."""
         done: Future[None] = Future()
         self._openings.append((key, opening, host, local, done))
@@ -230,12 +234,16 @@ class ClusterSync:
             # A wiped or replaced ensemble raises here, and the worker pauses instead of exiting.
             cluster.check_cluster_id()
             gone = base is None or base.status == "KILLED"
-            self._supersede(f"topology {spec.topology_id} {'does not exist any more' if gone else 'has no assignment'}")
+            self._supersede(
+                f"topology {spec.topology_id} {'does not exist any more' if gone else 'has no assignment'}"
+            )
             return False
         assignment, at = found[0], found[1]
         mine = next((worker for worker in assignment.workers if worker.slot == self.slot), None)
         if mine is None:
-            self._supersede(f"version {at.version} of the assignment does not name {spec.node}:{spec.port}")
+            self._supersede(
+                f"version {at.version} of the assignment does not name {spec.node}:{spec.port}"
+            )
             return False
         wanted = frozenset(mine.ids)
         live = cluster.live_workers(spec.topology_id, self.request_refresh)
@@ -244,7 +252,10 @@ class ClusterSync:
             self._supersede(f"another process (pid {own.pid}) holds {spec.node}:{spec.port}")
             return False
         held_elsewhere = {
-            task for slot, node in live.items() if slot != self.slot for task in decode_ranges(node.tasks)
+            task
+            for slot, node in live.items()
+            if slot != self.slot
+            for task in decode_ranges(node.tasks)
         }
         # Without its node, whose session has ended, others may have opened what it had.
         kept_tasks = self._owned & wanted if own is not None else frozenset[int]()
@@ -273,7 +284,9 @@ class ClusterSync:
         placement = Placement(
             version=at.version,
             slots=assignment.task_slots(),
-            addresses={worker.slot: f"{worker.host}:{worker.port}" for worker in assignment.workers},
+            addresses={
+                worker.slot: f"{worker.host}:{worker.port}" for worker in assignment.workers
+            },
             components=self._components[1],
             mine=wanted,
             open=owned,
@@ -304,9 +317,13 @@ class ClusterSync:
         session = self.cluster.session.session_id
         if self._written == (record, session):
             return
-        self.cluster.write_worker_node(self.spec.topology_id, *self.slot, record, assignment_version=self._view[1])
+        self.cluster.write_worker_node(
+            self.spec.topology_id, *self.slot, record, assignment_version=self._view[1]
+        )
         if self.cluster.session.session_id != session:
-            raise Unavailable("the session changed while the worker's node was written: write it again")
+            raise Unavailable(
+                "the session changed while the worker's node was written: write it again"
+            )
         self._written = (record, session)
 
     def _supersede(self, reason: str) -> None:
@@ -323,7 +340,9 @@ class ClusterSync:
         if home.marker or not several or folder is None or self.conf.get("topology.state.local"):
             return home
         mine = secrets.token_hex(8)
-        path = marker_path(folder, self.loop.engine.spec.name or topology_name_of(topology_id), mine)
+        path = marker_path(
+            folder, self.loop.engine.spec.name or topology_name_of(topology_id), mine
+        )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -350,7 +369,9 @@ class ClusterSync:
             openings = {**home.openings, **{key: opening for key, opening, *_ in pending}}
             return home.model_copy(update={"openings": openings, "local": tuple(sorted(local))})
 
-        self.cluster.change_state_home(self.spec.topology_id, changed, assignment_version=self._view[1])
+        self.cluster.change_state_home(
+            self.spec.topology_id, changed, assignment_version=self._view[1]
+        )
         for *_, done in pending:
             self._openings.popleft()
             done.set_result(None)
@@ -391,10 +412,16 @@ class ClusterSync:
             return
         rate = self.conf.get("topology.metric.sample.rate")
         record = self.cluster.register_metrics(
-            self.spec.topology_id, 1.0 if rate is None else float(rate), wanted, assignment_version=version
+            self.spec.topology_id,
+            1.0 if rate is None else float(rate),
+            wanted,
+            assignment_version=version,
         )
         if record is None:
             return
         if known is None:
-            _log.info("the topology is active; latencies are taken of %g of the tuples", record.sample_rate)
+            _log.info(
+                "the topology is active; latencies are taken of %g of the tuples",
+                record.sample_rate,
+            )
         self._metrics = frozenset(record.ids)

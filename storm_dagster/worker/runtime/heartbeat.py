@@ -60,7 +60,9 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         self._count += 1
-        beat = HeartbeatFile(pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self.status())
+        beat = HeartbeatFile(
+            pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self.status()
+        )
         text = beat.model_dump_json().ljust(_BEAT_BYTES)
         try:
             if self._file is None:

@@ -43,7 +43,12 @@ class Loop:
     """Main loop; :meth:`run` belongs to the main thread."""
 
     def __init__(
-        self, spec: WorkerSpec, conf: Mapping[str, Any], transport: Transport, lease: WorkerLease, engine: NativeEngine
+        self,
+        spec: WorkerSpec,
+        conf: Mapping[str, Any],
+        transport: Transport,
+        lease: WorkerLease,
+        engine: NativeEngine,
     ) -> None:
         self.spec = spec
         self.transport = transport
@@ -118,7 +123,11 @@ class Loop:
         """``paused``, ``starting`` or ``running``."""
         if self.paused:
             return "paused" if self.lease.pauses else "starting"
-        return "running" if all(status == "running" for status in self.statuses().values()) else "starting"
+        return (
+            "running"
+            if all(status == "running" for status in self.statuses().values())
+            else "starting"
+        )
 
     # -- calls of ClusterSync, in the loop's thread -----------------------------------------------------
 
@@ -173,7 +182,9 @@ class Loop:
                 continue
             transport.flush(engine.cannot_travel)
             if not worked and not received and not self._actions:
-                pause = min(engine.idle_secs(time.monotonic()), 0.001 if transport.waiting() else 0.1)
+                pause = min(
+                    engine.idle_secs(time.monotonic()), 0.001 if transport.waiting() else 0.1
+                )
                 if pause > 0:
                     transport.wait(pause)
         if self.exit_code is None:
@@ -309,7 +320,9 @@ class Loop:
             # More than two intervals without a report of its own: this worker was paused or frozen.
             engine.master.listening.tick(now, 2 * self._report_secs + 1)
             engine.master.receive(self.report())
-            engine.master.table.history.advance(engine.master.listening.now, time.time(), engine.spec.spouts)
+            engine.master.table.history.advance(
+                engine.master.listening.now, time.time(), engine.spec.spouts
+            )
             return
         for task, component in placement.components.items():
             if component == "__topology_master" and task in placement.slots:
@@ -321,7 +334,9 @@ class Loop:
         try:
             if len(payload) > wire.MAX_REQUEST_BYTES:
                 raise msgspec.DecodeError("too large")
-            if not hmac.compare_digest(wire.decode_request_token(payload).token.encode(), self.spec.token.encode()):
+            if not hmac.compare_digest(
+                wire.decode_request_token(payload).token.encode(), self.spec.token.encode()
+            ):
                 self.unknown_frames += 1
                 return  # Without an answer: it may be of another user, whose connection is about to be ended.
             request = wire.decode_request(payload)
@@ -335,7 +350,9 @@ class Loop:
         except Exception as error:
             # Whatever a component put into its state or metrics: the worker survives the question.
             _log.exception("a request for %s failed", request.op)
-            failure = InvalidRequest(f"the worker cannot answer {request.op}: {type(error).__name__}: {error}")
+            failure = InvalidRequest(
+                f"the worker cannot answer {request.op}: {type(error).__name__}: {error}"
+            )
             reply = msgspec.json.encode(failure.to_document())
         self.transport.reply(envelope, reply)
 
@@ -353,22 +370,30 @@ class Loop:
             return self._letters_page(request.letters)
         if request.history is not None:
             if self.engine.master is None:
-                raise Unavailable("the topology master does not run in this worker now: ask again in a moment")
+                raise Unavailable(
+                    "the topology master does not run in this worker now: ask again in a moment"
+                )
             return self.engine.master.table.history.answer(request.history)
         return {"pid": os.getpid(), "status": self.status()}
 
     def _letters_page(self, query: wire.LetterQuestion) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
         if not isinstance(runner, SpoutBase) or runner.status != "running":
-            raise Unavailable(f"spout task {query.task} is not open in this worker now: ask again in a moment")
+            raise Unavailable(
+                f"spout task {query.task} is not open in this worker now: ask again in a moment"
+            )
         return runner.letters.answer(query)
 
     def _state_page(self, query: wire.StateQuestion) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
         if runner is None or runner.status != "running":
-            raise Unavailable(f"task {query.task} is not open in this worker now: ask again in a moment")
+            raise Unavailable(
+                f"task {query.task} is not open in this worker now: ask again in a moment"
+            )
         if runner.state is None:
-            raise InvalidRequest(f"component {runner.component!r} has no keyed state: make it a StatefulBolt")
+            raise InvalidRequest(
+                f"component {runner.component!r} has no keyed state: make it a StatefulBolt"
+            )
         return runner.state.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:

@@ -23,7 +23,12 @@ from storm_dagster.model.host import require_linux
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.processes import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec, read_json_object
+from storm_dagster.model.worker_spec import (
+    EXIT_STOPPED,
+    EXIT_SUPERSEDED,
+    WorkerSpec,
+    read_json_object,
+)
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
@@ -44,9 +49,16 @@ def resolve_references(value: Any, key: str = "") -> Any:
     ``${env:NAME}`` and ``${file:PATH}``: only the worker resolves them. Nimbus, Dagster, pages and logs have the reference.
     """
     if isinstance(value, str):
-        return _REFERENCE.sub(lambda found: _target(found[1], found[2], key), value) if "${" in value else value
+        return (
+            _REFERENCE.sub(lambda found: _target(found[1], found[2], key), value)
+            if "${" in value
+            else value
+        )
     if isinstance(value, Mapping):
-        return {name: resolve_references(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()}
+        return {
+            name: resolve_references(part, f"{key}.{name}" if key else str(name))
+            for name, part in value.items()
+        }
     return [resolve_references(part, key) for part in value] if isinstance(value, list) else value
 
 
@@ -54,9 +66,7 @@ def _target(kind: str, name: str, key: str) -> str:
     if kind == "env":
         if name in os.environ:
             return os.environ[name]
-        reason = (
-            "the worker has no such variable: name it in supervisor.worker.environment and set it for the supervisor"
-        )
+        reason = "the worker has no such variable: name it in supervisor.worker.environment and set it for the supervisor"
     else:
         try:
             with Path(name).expanduser().open(encoding="utf-8") as file:
@@ -81,10 +91,17 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
     # Appended to, and rotated by the supervisor, because standard error goes to the same file.
     handler = logging.FileHandler(spec.log_path, encoding="utf-8")
     if conf.get("storm.log.format") == "json":
-        fixed = {"role": "worker", "topology": spec.topology_id, "host": spec.host, "port": spec.port}
+        fixed = {
+            "role": "worker",
+            "topology": spec.topology_id,
+            "host": spec.host,
+            "port": spec.port,
+        }
         handler.setFormatter(JsonFormatter(fixed))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"))
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s")
+        )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(str(conf.get("storm.log.level") or "INFO"))
@@ -93,21 +110,34 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
     code = Path(spec.code_dir)
-    topology_conf = resolve_references(read_json_object(code / "stormconf.ser", "the supervisor must fetch it again"))
+    topology_conf = resolve_references(
+        read_json_object(code / "stormconf.ser", "the supervisor must fetch it again")
+    )
     topology = decode_topology((code / "stormcode.ser").read_bytes())
     # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
-    conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
-    conf.update({key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")})
+    conf = {
+        **default_conf(),
+        **spec.conf,
+        **{k: v for k, v in topology_conf.items() if v is not None},
+    }
+    conf.update(
+        {key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")}
+    )
     users = {
         "bolts": {name: part for name, part in topology.bolts.items() if not name.startswith("__")},
-        "spouts": {name: part for name, part in topology.spouts.items() if not name.startswith("__")},
+        "spouts": {
+            name: part for name, part in topology.spouts.items() if not name.startswith("__")
+        },
     }
     return conf, fuse(topology.model_copy(update=users), conf)
 
 
 def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
     """Bind the slot's port, which proves that no other process of this slot runs on this host."""
-    batch, blocked_secs = int(conf.get("topology.transfer.batch.size") or 100), conf["supervisor.worker.timeout.secs"]
+    batch, blocked_secs = (
+        int(conf.get("topology.transfer.batch.size") or 100),
+        conf["supervisor.worker.timeout.secs"],
+    )
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
@@ -135,7 +165,9 @@ def run_worker(path: Path) -> int:
     spec = WorkerSpec.read(path)
     conf, topology = _load(spec)
     _set_up_log(spec, conf)
-    _log.info("worker %s of %s at %s:%d starts", spec.worker_id, spec.topology_id, spec.host, spec.port)
+    _log.info(
+        "worker %s of %s at %s:%d starts", spec.worker_id, spec.topology_id, spec.host, spec.port
+    )
     archive = str(spec.archive_root)
     if archive not in sys.path:
         sys.path.insert(0, archive)
@@ -145,7 +177,9 @@ def run_worker(path: Path) -> int:
     # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay tuples.
     sys.setswitchinterval(0.001)
     transport = _bind(spec, conf)
-    run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
+    run_file = RunFile.write(
+        Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port}
+    )
     code = EXIT_SUPERSEDED
     try:
         code = _run(spec, conf, topology, transport, StormClusterState.open(conf))
@@ -160,7 +194,11 @@ def run_worker(path: Path) -> int:
 
 
 def _run(
-    spec: WorkerSpec, conf: dict[str, Any], topology: TopologySpec, transport: Transport, cluster: StormClusterState
+    spec: WorkerSpec,
+    conf: dict[str, Any],
+    topology: TopologySpec,
+    transport: Transport,
+    cluster: StormClusterState,
 ) -> int:
     lease = WorkerLease(lease_of(cluster.session).lease_end)
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
@@ -169,7 +207,9 @@ def _run(
         if isinstance(handler.formatter, JsonFormatter):
             handler.formatter.add = lambda record: task_of(record, shared)
     shared.events.send = EventSender(spec, cluster, shared.events.on_response).send
-    state_dir = Path(conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state")
+    state_dir = Path(
+        conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state"
+    )
     engine = NativeEngine(
         topology_id=spec.topology_id,
         spec=topology,
@@ -188,9 +228,13 @@ def _run(
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     blocked_secs = float(conf.get("worker.blocked.report.secs") or 5)
-    watchdog = Watchdog(shared, lambda: loop.passes, blocked_secs, lambda: list(engine.runners.values()))
+    watchdog = Watchdog(
+        shared, lambda: loop.passes, blocked_secs, lambda: list(engine.runners.values())
+    )
     beat_secs = float(conf.get("worker.heartbeat.frequency.secs") or 1)
-    heartbeat = HeartbeatThread(Path(spec.heartbeat_path), beat_secs, lambda: loop.passes, loop.status, watchdog.check)
+    heartbeat = HeartbeatThread(
+        Path(spec.heartbeat_path), beat_secs, lambda: loop.passes, loop.status, watchdog.check
+    )
     heartbeat.start()
     sync.start()
     gc.collect()
@@ -262,4 +306,8 @@ def error_group(error: BaseException, where: str) -> str:
             trace = trace.tb_next
         code = trace.tb_frame.f_code
         place = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
-    return mask_text(f"{where}: {type(error).__name__} {place}")[:300].encode("utf-8", "backslashreplace").decode()
+    return (
+        mask_text(f"{where}: {type(error).__name__} {place}")[:300]
+        .encode("utf-8", "backslashreplace")
+        .decode()
+    )

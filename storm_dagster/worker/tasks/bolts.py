@@ -11,7 +11,12 @@ from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
-from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
+from storm_dagster.worker.dataplane.sending import (
+    check_values,
+    route_of,
+    send_remote,
+    send_to_targets,
+)
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.drivers import StateOpening, acks_itself, open_state
 from storm_dagster.worker.tasks.named_values import namer_of
@@ -169,7 +174,9 @@ class BoltRunner(Runner):
                 tree = anchor_tree(anchors) if anchors else None
             route.emitted += 1
             if only is None or direct_task:
-                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task, rich)
+                links = send_to_targets(
+                    route, values, tree, ledger, component, task_id, direct_task, rich
+                )
                 return [link.task for link in links] if need_task_ids else None
             known = route.known
             if known is None:
@@ -284,7 +291,12 @@ class BoltRunner(Runner):
             return False
         batch = queue.copy()
         queue.clear()
-        owns, execute, stats, name_values = self.shared.owns, self._execute, self.stats, self._name_values
+        owns, execute, stats, name_values = (
+            self.shared.owns,
+            self._execute,
+            self.stats,
+            self._name_values,
+        )
         clock = time.perf_counter_ns
         begin = clock()
         until = begin + PASS_NANOS if self.shared.sliced else 1 << 62
@@ -304,7 +316,9 @@ class BoltRunner(Runner):
         start = 0
         while start < total:
             # The rest waits for the next pass, after frames and timers.
-            if not owns() or (start and (clock() > until or sent >= stop or (held and sent - first > start))):
+            if not owns() or (
+                start and (clock() > until or sent >= stop or (held and sent - first > start))
+            ):
                 queue[:0] = batch[start:]
                 total = start
                 break

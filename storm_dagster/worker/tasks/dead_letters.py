@@ -106,7 +106,9 @@ class DeadLetters:
         self._count = self._dropped = 0
         self.file: LetterFile | None = None
         if context._state_dir is not None:
-            folder = state_folder(context._state_dir, context.topology_name, runner.component).with_suffix(".letters")
+            folder = state_folder(
+                context._state_dir, context.topology_name, runner.component
+            ).with_suffix(".letters")
             most = int(conf.get("topology.dead.letter.max.bytes") or 0)
             self.file = LetterFile(folder / f"{context.task_index}.jsonl", most)
 
@@ -155,7 +157,11 @@ class DeadLetters:
         entries = self._runner.pending.entries
 
         def emit_kept(
-            tup: Any, tup_id: Any = None, stream: Any = None, direct_task: Any = None, need_task_ids: bool = False
+            tup: Any,
+            tup_id: Any = None,
+            stream: Any = None,
+            direct_task: Any = None,
+            need_task_ids: bool = False,
         ) -> Any:
             try:
                 return emit(tup, tup_id, stream, direct_task, need_task_ids)
@@ -165,7 +171,10 @@ class DeadLetters:
                     root = next(reversed(entries))
                     what, added = entries[root]
                     if what[0] is tup_id and len(what) == 3:
-                        entries[root] = ((*what, [copy_value(value) for value in tup], direct_task), added)
+                        entries[root] = (
+                            (*what, [copy_value(value) for value in tup], direct_task),
+                            added,
+                        )
 
         return emit_kept
 
@@ -183,7 +192,11 @@ class DeadLetters:
         """A tuple failed. ``lost``: with a worker, which is no try of the tuple."""
         runner = self._runner
         now, tup_id = runner.shared.now_ms(), what[0]
-        why = "a worker with parts of it ended" if lost else "not complete within topology.message.timeout.secs"
+        why = (
+            "a worker with parts of it ended"
+            if lost
+            else "not complete within topology.message.timeout.secs"
+        )
         task, component, error = runner.shared.ledger.reasons.pop(root, (0, "", why))
         failure = {"error": error, "component": component, "failed_task": task, "last_ms": now}
         if type(tup_id) is _Replay:
@@ -206,7 +219,9 @@ class DeadLetters:
             self._recount(file)
             self._dropped += count - self._count
             runner.metric("dead_letters_dropped", self._dropped)
-            _log.warning("the oldest dead letters of %s-%d are dropped", runner.component, runner.task_id)
+            _log.warning(
+                "the oldest dead letters of %s-%d are dropped", runner.component, runner.task_id
+            )
         else:
             self._publish(count)
 
@@ -217,7 +232,9 @@ class DeadLetters:
             assert self.file is not None
             self._append(self.file, msgspec.json.encode({"number": number, **fields}), more)
         except OSError as error:
-            self._runner.report(error, f"dead letter {number} was emitted again, which cannot be noted")
+            self._runner.report(
+                error, f"dead letter {number} was emitted again, which cannot be noted"
+            )
 
     def own_ids(self, tup_ids: list[Any]) -> list[Any]:
         """Those ids that the spout knows; letters that were emitted again remain."""
@@ -236,7 +253,14 @@ class DeadLetters:
         """Write a letter. ``False``: that is not possible, which is reported."""
         runner, now = self._runner, self._runner.shared.now_ms()
         task, component, text = runner.reason_of(reason or "given up by the spout")
-        here = {"tries": 1, "first_ms": now, "last_ms": now, "error": text, "component": component, "failed_task": task}
+        here = {
+            "tries": 1,
+            "first_ms": now,
+            "last_ms": now,
+            "error": text,
+            "component": component,
+            "failed_task": task,
+        }
         stream, self._last = stream or "default", max(now, self._last + 1)
         values = [*tup]
         letter: dict[str, Any] = {
@@ -265,7 +289,9 @@ class DeadLetters:
             runner.report(error, "a dead letter cannot be kept")
             return False
         self._tries.pop(_key(tup_id), None)
-        _log.error("tuple %s of %s is a dead letter: %s", shown(tup_id), runner.component, letter["error"])
+        _log.error(
+            "tuple %s of %s is a dead letter: %s", shown(tup_id), runner.component, letter["error"]
+        )
         if self._stream is not None:
             try:
                 runner.send([msgspec.json.decode(line)], None, self._stream)
@@ -281,7 +307,9 @@ class DeadLetters:
         a letter is marked when its tree is complete, and stays when it fails."""
         runner = self._runner
         if query.replay and not runner.shared.spouts_run:
-            raise Unavailable(f"topology {runner.context.topology_name!r} is not active: activate it, and try again")
+            raise Unavailable(
+                f"topology {runner.context.topology_name!r} is not active: activate it, and try again"
+            )
         letters: list[dict[str, Any]] = []
         size = 0
         for number, letter in (self.file.read() if self.file is not None else {}).items():
@@ -297,7 +325,9 @@ class DeadLetters:
                     values = decode_value(base64.b64decode(letter["raw"]))
                     runner.send(values, replay, letter["stream"], letter["direct_task"])
                 except Exception as error:
-                    raise InvalidRequest(f"dead letter {number} cannot be emitted: {error}") from None
+                    raise InvalidRequest(
+                        f"dead letter {number} cannot be emitted: {error}"
+                    ) from None
                 self._replays[number] = replay
             letters.append(letter)
             size += len(str(letter))

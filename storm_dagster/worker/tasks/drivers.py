@@ -30,7 +30,9 @@ class StateOpening:
     def __post_init__(self, inline: bool) -> None:
         self.log: Future[StateLog] = Future()
         self._abandoned = False
-        self.thread = threading.Thread(target=self._open, name=f"state-{self.runner.task_id}", daemon=True)
+        self.thread = threading.Thread(
+            target=self._open, name=f"state-{self.runner.task_id}", daemon=True
+        )
         if inline:
             self._open()
         else:

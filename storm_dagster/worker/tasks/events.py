@@ -15,7 +15,12 @@ import msgspec
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import EventOutbox, ReportResponse
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.dataplane.tree import LOST
@@ -42,7 +47,9 @@ class EventDelivery:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._runners: dict[int, Runner] = {}
-        self.outbox: EventOutbox[Tuple] = EventOutbox(2 * float(shared.conf.get("topology.message.timeout.secs") or 30))
+        self.outbox: EventOutbox[Tuple] = EventOutbox(
+            2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
+        )
         self._responses: deque[ReportResponse] = deque()
         self._expire_at = 0.0
         self._troubled = False
@@ -73,7 +80,10 @@ class EventDelivery:
         if holder is not None:
             ledger.fail(holder)
         what = f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster"
-        self._report(runner, Unavailable(f"{what}: {'its tuple fails' if holder is not None else 'it is dropped'}"))
+        self._report(
+            runner,
+            Unavailable(f"{what}: {'its tuple fails' if holder is not None else 'it is dropped'}"),
+        )
 
     def run(self, now: float) -> bool:
         """Ack or fail the tuples of sent events, and send the next batch. Whether there was anything to do."""
@@ -87,7 +97,9 @@ class EventDelivery:
             for entry, reason in outcome.refused:
                 for holder, _ in entry.holders:
                     ledger.fail(holder)
-                error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}")
+                error = InvalidRequest(
+                    f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
+                )
                 self._report(self._runners[entry.task], error)
             for entry, reason in outcome.undefined:
                 error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
@@ -116,7 +128,9 @@ class EventDelivery:
         for entry in self.outbox.entries():
             if entry.alone:
                 why = "it has no tuple to be replayed, and the worker ends"
-                error = Unavailable(f"the {entry.event.kind} of {entry.event.asset!r} is lost: {why}")
+                error = Unavailable(
+                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: {why}"
+                )
                 self._report(self._runners[entry.task], error)
 
     def _report(self, runner: Runner, error: Exception) -> None:
@@ -153,11 +167,19 @@ class EventSender:
                 batch = self._batches.get()
                 try:
                     response = self._post(http, batch)
-                except (httpx.HTTPError, StormDagsterError, ValueError, KeyError, TypeError) as error:
+                except (
+                    httpx.HTTPError,
+                    StormDagsterError,
+                    ValueError,
+                    KeyError,
+                    TypeError,
+                ) as error:
                     response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
                 if response.trouble != self._trouble:
                     self._trouble = response.trouble
-                    _log.warning("events for Dagster: %s", response.trouble or "they are stored again")
+                    _log.warning(
+                        "events for Dagster: %s", response.trouble or "they are stored again"
+                    )
                 self.on_response(response)
 
     def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:

@@ -90,9 +90,13 @@ class ShellProcess:
         """Responses to emits, which are sent before any queued tuple."""
         try:
             argv = [_program(command[0]), *command[1:]]
-            self.process = subprocess.Popen(argv, cwd=folder if folder.is_dir() else None, **_PIPES, **_GROUP)
+            self.process = subprocess.Popen(
+                argv, cwd=folder if folder.is_dir() else None, **_PIPES, **_GROUP
+            )
         except OSError as error:
-            raise InvalidRequest(f"shell component: {command[0]!r} cannot be started: {error}") from None
+            raise InvalidRequest(
+                f"shell component: {command[0]!r} cannot be started: {error}"
+            ) from None
         self.reported_pid: int | None = None
         self.send(first)
         for role, target, pipe in (
@@ -100,7 +104,9 @@ class ShellProcess:
             ("out", self._write, self.process.stdin),
             ("log", self._log_errors, self.process.stderr),
         ):
-            threading.Thread(target=target, args=(pipe,), name=f"{self.name}-{role}", daemon=True).start()
+            threading.Thread(
+                target=target, args=(pipe,), name=f"{self.name}-{role}", daemon=True
+            ).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message for the program; any thread."""

@@ -35,7 +35,11 @@ def _by_position(function: Any) -> bool:
     for step in dis.get_instructions(code):
         if step.opname not in _SKIPPED:
             # One instruction may load two variables.
-            for what in step.argval if isinstance(step.argval, tuple) and "FAST" in step.opname else (step.argval,):
+            for what in (
+                step.argval
+                if isinstance(step.argval, tuple) and "FAST" in step.opname
+                else (step.argval,)
+            ):
                 text += f"{step.opname}:{what if isinstance(what, str) else step.arg if 'OP' in step.opname else what} "
     return f":{name} " not in re.sub(_BY_POSITION.format(name=name), "", text)
 
@@ -53,7 +57,9 @@ def namer_of(bolt: Any, context: TopologyContext) -> Callable[[list[Tuple]], Non
         return None
     part = context.spec.component(context.component)
     kinds = {
-        (item.component, item.stream): Values.of_stream(context.source_fields(item.component, item.stream))
+        (item.component, item.stream): Values.of_stream(
+            context.source_fields(item.component, item.stream)
+        )
         for item in (part.inputs if part else ())
         if not item.component.startswith("__")
     }

@@ -14,7 +14,13 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
-from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_remote, sent_and_received
+from storm_dagster.worker.dataplane.sending import (
+    check_types,
+    check_values,
+    route_of,
+    send_remote,
+    sent_and_received,
+)
 from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason
 from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.state_storage import StateStorage
@@ -278,7 +284,9 @@ class Runner:
         """Checkpoint and close the component, and fail the tuples that it has not acked. In the thread that runs it."""
         state, bolt = self.state, self.instance
         # It may have crashed at one of those that it handles together, or long after `process`.
-        blamed = self.crashed and (getattr(bolt, "_gathers", False) or not getattr(bolt, "auto_ack", True))
+        blamed = self.crashed and (
+            getattr(bolt, "_gathers", False) or not getattr(bolt, "auto_ack", True)
+        )
         if state is not None:
             self.attempt("checkpoint", state.abandon if self.crashed else state.close)
         self.attempt("close", bolt.close)
@@ -366,7 +374,9 @@ class Runner:
             if stream in typed:
                 check_types(tup, typed[stream], stream, self.component)
             if check:
-                tup = sent_and_received(tup, route_of(self.routes, stream, self.component), self.task_id)
+                tup = sent_and_received(
+                    tup, route_of(self.routes, stream, self.component), self.task_id
+                )
             sent = emit(tup, *rest, **named)
             if self.debug:
                 what = {**dict(enumerate(rest)), **named} or ""
@@ -388,7 +398,11 @@ class Runner:
     def reason_of(self, cause: Any) -> Reason:
         """Why a tuple failed here: an exception, or what the component says. Any thread."""
         try:
-            text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
+            text = (
+                f"{type(cause).__name__}: {cause}"
+                if isinstance(cause, BaseException)
+                else str(cause)
+            )
         except Exception:
             text = f"{type(cause).__name__}, which cannot be shown"
         if cause is None:
@@ -420,11 +434,19 @@ class Runner:
 
     def on_clock(self, now: float) -> None:
         """Set :attr:`ticks` to what is due; missed ticks are skipped."""
-        if self.tick_secs is not None and now >= self.next_tick - _EXACT_SECS and self.status == "running":
+        if (
+            self.tick_secs is not None
+            and now >= self.next_tick - _EXACT_SECS
+            and self.status == "running"
+        ):
             self.ticks |= TICK_DUE
             self.next_tick = max(self.next_tick + self.tick_secs, now)
         if self.results is not None:
             self.results.on_clock(now)
-        if self.state is not None and self.status == "running" and now >= self.next_pulse - _EXACT_SECS:
+        if (
+            self.state is not None
+            and self.status == "running"
+            and now >= self.next_pulse - _EXACT_SECS
+        ):
             self.ticks |= PULSE_DUE
             self.next_pulse = now + _PULSE_SECS

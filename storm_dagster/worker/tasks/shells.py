@@ -58,7 +58,9 @@ class ShellRunner(Runner):
         super().__init__(*args)
         self.inbound: deque[tuple[ShellProcess, Any]] = deque()
         """Messages of the program, or the reason of its end as a string."""
-        timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get("supervisor.worker.timeout.secs")
+        timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get(
+            "supervisor.worker.timeout.secs"
+        )
         self.timeout = float(timeout or 30)
         self.last_seen = self.last_start = 0.0
         self._restart_at = 0.0
@@ -75,7 +77,9 @@ class ShellRunner(Runner):
         first = {"conf": conf, "pidDir": str(pid_dir), "context": dict(self.context)}
         name = f"{self.component}-{self.task_id}"
         command = self.part.object.shell
-        self.process = ShellProcess(command, resources, pid_dir, first, self._on_output, name, self.shared.wake)
+        self.process = ShellProcess(
+            command, resources, pid_dir, first, self._on_output, name, self.shared.wake
+        )
         self.last_seen = self.last_start = time.monotonic()
 
     def _on_output(self, process: ShellProcess, message: Any) -> None:
@@ -151,7 +155,9 @@ class ShellRunner(Runner):
         now = time.monotonic()
         lived = now - self.last_start
         process.end()
-        self.report(ShellFailure(f"shell component {self.component!r} is replaced: {reason}"), "shell")
+        self.report(
+            ShellFailure(f"shell component {self.component!r} is replaced: {reason}"), "shell"
+        )
         self.drop_tuples()
         self._restart_pause = 0.1 if lived > 10 else min(self._restart_pause * 2, 10.0)
         self._restart_at = now + self._restart_pause
@@ -213,7 +219,11 @@ class ShellBoltRunner(ShellRunner):
         return bool(self.in_flight)
 
     def busy_elsewhere(self) -> bool:
-        return bool(self.in_flight) or bool(self.inbound) or (self.process is None and bool(self.queue))
+        return (
+            bool(self.in_flight)
+            or bool(self.inbound)
+            or (self.process is None and bool(self.queue))
+        )
 
     def run(self, now: float) -> bool:
         """Handle the program's messages, and send it tuples."""
@@ -244,10 +254,18 @@ class ShellBoltRunner(ShellRunner):
         if self.component not in self.shared.warned and any(map(_altered, tup.values)):
             self.shared.warned.add(self.component)
             fields = self.context.source_fields(tup.component, tup.stream)
-            altered = [field for field, value in zip(fields, tup.values, strict=False) if _altered(value)]
+            altered = [
+                field for field, value in zip(fields, tup.values, strict=False) if _altered(value)
+            ]
             fields = ", ".join(map(repr, altered))
             _log.warning(_CHANGED, self.component, fields, tup.stream, tup.component)
-        message = {"id": name, "comp": tup.component, "stream": tup.stream, "task": tup.task, "tuple": tup.values}
+        message = {
+            "id": name,
+            "comp": tup.component,
+            "stream": tup.stream,
+            "task": tup.task,
+            "tuple": tup.values,
+        }
         try:
             self.process.send(message)
         except self.shared.catches as error:
@@ -268,13 +286,23 @@ class ShellBoltRunner(ShellRunner):
         self._next_heartbeat = now + _HEARTBEAT_SECS
         # What the program never acks has failed long ago, if it is tracked at all.
         late = time.perf_counter_ns() - self._late_ns
-        for name in [*itertools.takewhile(lambda name: self.in_flight[name][1] < late, self.in_flight)]:
+        for name in [
+            *itertools.takewhile(lambda name: self.in_flight[name][1] < late, self.in_flight)
+        ]:
             del self.in_flight[name]
             self._dropped = int(name)
         if now - self.last_seen > self.timeout:
             self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
             return
-        self.process.send({"id": str(next(self._ids)), "comp": None, "stream": "__heartbeat", "task": -1, "tuple": []})
+        self.process.send(
+            {
+                "id": str(next(self._ids)),
+                "comp": None,
+                "stream": "__heartbeat",
+                "task": -1,
+                "tuple": [],
+            }
+        )
 
     def on_emit(self, message: dict[str, Any]) -> None:
         """Emit with the program's anchors, and return the receivers unless it opts out."""
@@ -285,13 +313,17 @@ class ShellBoltRunner(ShellRunner):
             if found is not None:
                 anchors.append(found[0])
             elif not (str(name).startswith(_TICK) or self._was_dropped(name)):
-                raise ShellFailure(f"an emit is anchored to {name!r}, which is unknown or acked already")
+                raise ShellFailure(
+                    f"an emit is anchored to {name!r}, which is unknown or acked already"
+                )
         stream = message.get("stream") or "default"
         values, direct = message["tuple"], message.get("task") or None
         route = self.checked_route(values, stream)
         route.emitted += 1
         tree = anchor_tree(anchors) if anchors else None
-        links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
+        links = send_to_targets(
+            route, values, tree, self.shared.ledger, self.component, self.task_id, direct
+        )
         if message.get("need_task_ids", True) and direct is None and self.process is not None:
             self.process.send_task_ids([link.task for link in links])
 
@@ -306,7 +338,9 @@ class ShellBoltRunner(ShellRunner):
         if entry is None:
             if self._was_dropped(name):
                 return
-            raise ShellFailure(f"{command} of {message['id']!r}, which is unknown or finished already")
+            raise ShellFailure(
+                f"{command} of {message['id']!r}, which is unknown or finished already"
+            )
         tup, sent = entry
         stats = self.stats
         now = time.perf_counter_ns()
@@ -395,7 +429,9 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.process.send(command)
 
     def _notify(self, verdict: Verdict, tup_id: Any) -> None:
-        self.commands.append({"command": "fail" if verdict in (False, "lost") else "ack", "id": tup_id})
+        self.commands.append(
+            {"command": "fail" if verdict in (False, "lost") else "ack", "id": tup_id}
+        )
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next ``next`` command."""
@@ -409,7 +445,13 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self._emitted = True
         direct = message.get("task") or None
         try:
-            tasks = self.emit(message["tuple"], message.get("id"), message.get("stream") or "default", direct, True)
+            tasks = self.emit(
+                message["tuple"],
+                message.get("id"),
+                message.get("stream") or "default",
+                direct,
+                True,
+            )
         except InvalidRequest as error:
             raise ShellFailure(error.message) from None
         if message.get("need_task_ids", True) and direct is None and self.process is not None:

@@ -9,7 +9,12 @@ from storm_dagster.core.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.values import ATOMIC, own_values
-from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
+from storm_dagster.worker.dataplane.sending import (
+    check_values,
+    route_of,
+    send_remote,
+    send_to_targets,
+)
 from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell, Verdict
@@ -111,7 +116,9 @@ class SpoutBase(Runner):
             route.emitted += 1
             try:
                 if only is None or direct_task:
-                    links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task, rich)
+                    links = send_to_targets(
+                        route, values, tree, ledger, component, task_id, direct_task, rich
+                    )
                     sent = [link.task for link in links] if need_task_ids else None
                 else:
                     link = only(values)
@@ -147,7 +154,9 @@ class SpoutBase(Runner):
         if not (self.acked or self.failed or lost or self.at_once):
             return False
         stats, pop, letters = self.stats, self.pending.entries.pop, self.letters
-        tell: Tell = (lambda _, tup_id: letters.on_acked(tup_id, notify)) if letters.watches() else notify
+        tell: Tell = (
+            (lambda _, tup_id: letters.on_acked(tup_id, notify)) if letters.watches() else notify
+        )
         acked, self.acked = self.acked, []
         done = counted = [entry for root in acked if (entry := pop(root, None)) is not None]
         if any(name.startswith(FUSED) for name in self.routes):
@@ -199,9 +208,13 @@ class SpoutRunner(SpoutBase):
         emit = self.make_emit()
 
         def fail(tup: Any) -> None:
-            raise InvalidRequest(f"component {self.component!r} is a spout, which neither acks nor fails tuples")
+            raise InvalidRequest(
+                f"component {self.component!r} is a spout, which neither acks nor fails tuples"
+            )
 
-        def collected(tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any) -> Any:
+        def collected(
+            tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any
+        ) -> Any:
             return emit(tup, tup_id, stream, direct, need)
 
         collector = spout._collector = BoltCollector(self, collected, fail, fail)

@@ -103,10 +103,14 @@ class StateLog:
         path = self._path(number)
         try:
             found = json.loads(path.read_bytes())
-            division = replace(self.division, tasks=int(found["tasks"]), by_key=bool(found["by_key"]))
+            division = replace(
+                self.division, tasks=int(found["tasks"]), by_key=bool(found["by_key"])
+            )
             return division, (int(found["stamp"][0]), int(found["stamp"][1]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise Corrupt(f"{path} is not a valid division of state ({error}): restore it") from None
+            raise Corrupt(
+                f"{path} is not a valid division of state ({error}): restore it"
+            ) from None
 
     def _enter(self, stamp: Stamp) -> int:
         numbers = self._numbers()
@@ -123,7 +127,11 @@ class StateLog:
                     f"the state in {self.folder} is divided over {division.tasks} tasks by a newer assignment than "
                     f"the one that this worker has read, with {self.division.tasks}: it opens after the next read"
                 )
-        document = {"tasks": self.division.tasks, "by_key": self.division.by_key, "stamp": list(stamp)}
+        document = {
+            "tasks": self.division.tasks,
+            "by_key": self.division.by_key,
+            "stamp": list(stamp),
+        }
         number = max(newest, wanted) + 1
         temporary = _temporary(self._path(number))
         temporary.write_bytes(json.dumps(document).encode())
@@ -172,9 +180,13 @@ class StateLog:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def _write(self, records: Iterable[Checkpoint], stopped: Callable[[], bool] = lambda: False) -> Path:
+    def _write(
+        self, records: Iterable[Checkpoint], stopped: Callable[[], bool] = lambda: False
+    ) -> Path:
         """A temporary file with these checkpoints, for :meth:`_publish`."""
-        path = _temporary(self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log")
+        path = _temporary(
+            self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             for record in _paced(records):
@@ -189,7 +201,9 @@ class StateLog:
         size = temporary.stat().st_size
         if not self.owns() or not _link(temporary, path):
             temporary.unlink(missing_ok=True)
-            raise Unavailable(f"the state in {self.folder} is opened by another worker at the same time: retried later")
+            raise Unavailable(
+                f"the state in {self.folder} is opened by another worker at the same time: retried later"
+            )
         self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._path_now = path
@@ -229,9 +243,13 @@ class StateLog:
 
     def _check(self) -> None:
         if not self.owns():
-            raise Unavailable("the worker's lease ended while it saved state: its tuples will be replayed")
+            raise Unavailable(
+                "the worker's lease ended while it saved state: its tuples will be replayed"
+            )
         if self._path(self._number + 1).exists():
-            raise Unavailable("the state was divided over another number of tasks: its tuples will be replayed")
+            raise Unavailable(
+                "the state was divided over another number of tasks: its tuples will be replayed"
+            )
         if not os.fstat(self._file).st_nlink:
             raise Unavailable("another worker had the task meanwhile: its tuples will be replayed")
 
@@ -250,7 +268,9 @@ class StateLog:
         self._compaction = None
         self._full_size = self.size
         if running.error is not None or running.temporary is None:
-            raise Unavailable(f"the state in {self.folder} could not be rewritten, its log only grows: {running.error}")
+            raise Unavailable(
+                f"the state in {self.folder} could not be rewritten, its log only grows: {running.error}"
+            )
         with running.temporary.open("ab") as file:
             _copy_range(self._path_now, running.read, self.size, file)
         self._publish(running.temporary)
@@ -297,7 +317,13 @@ class _Compaction:
         except Exception as error:
             self.error = error
         # Freed at once, a large map would hold the interpreter's lock.
-        for table in (contents.values, contents.ids, contents.old_ids, contents.held, contents.results):
+        for table in (
+            contents.values,
+            contents.ids,
+            contents.old_ids,
+            contents.held,
+            contents.results,
+        ):
             table.clear()
 
 

@@ -45,7 +45,10 @@ class StateStorage:
             return
         assert context._state_dir is not None
         marker = self.home.marker
-        if not marker or not marker_path(context._state_dir, context.topology_name, marker).exists():
+        if (
+            not marker
+            or not marker_path(context._state_dir, context.topology_name, marker).exists()
+        ):
             raise InvalidRequest(
                 f"the state of task {context.task_id} ({context.component}) would stay behind on its host, and workers run "
                 f"on {', '.join(sorted(self.hosts))}: {context._state_dir} here is not the folder that they see. Make "
@@ -56,7 +59,9 @@ class StateStorage:
     def known_openings(self, component: str) -> dict[int, tuple[int, int]]:
         """Index of a task of the component -> (division, opening)."""
         found = ((*key.rpartition("/"), opening) for key, opening in self.home.openings.items())
-        own = ((index, opening) for name, slash, index, opening in found if slash and name == component)
+        own = (
+            (index, opening) for name, slash, index, opening in found if slash and name == component
+        )
         return {int(index): (opening[0], opening[1]) for index, opening in own}
 
     def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
@@ -103,9 +108,13 @@ class StateStorage:
     def open_positions(self, context: TopologyContext) -> "Positions":
         """The positions of a source in the partitions that the task reads; refuses as :meth:`check_shared`."""
         if context._state_dir is None:
-            raise InvalidRequest("this source needs a folder for its positions: set topology.state.dir")
+            raise InvalidRequest(
+                "this source needs a folder for its positions: set topology.state.dir"
+            )
         division = _ByReader(len(context.component_tasks(context.component)), by_key=True)
-        return Positions(self.open_log(context, division, lambda partition, found: found[0], context.may_write))
+        return Positions(
+            self.open_log(context, division, lambda partition, found: found[0], context.may_write)
+        )
 
     def open_task_state(self, context: TopologyContext) -> TaskState:
         """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one than was open before."""
@@ -113,7 +122,11 @@ class StateStorage:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         self.check_shared(context)
         state = TaskState.open(
-            context._state_dir, context.topology_name, context.component, context.task_id, context.may_write
+            context._state_dir,
+            context.topology_name,
+            context.component,
+            context.task_id,
+            context.may_write,
         )
         found, known = state.openings(), self.home.openings.get(str(context.task_id), (0, 0))[1]
         if found < known:
@@ -125,7 +138,9 @@ class StateStorage:
                     f"{what}. Make topology.state.dir the storage that has it, or set topology.state.local: true to go on "
                     "with this one"
                 )
-            older = Unavailable(f"it goes on with older state, since topology.state.local is set: {what}")
+            older = Unavailable(
+                f"it goes on with older state, since topology.state.local is set: {what}"
+            )
             self._report(context.task_id, context.component, older, "state")
         state.count_opening(max(found, known) + 1)
         self.publish(str(context.task_id), (0, max(found, known) + 1), context)
@@ -149,7 +164,10 @@ class Positions:
     def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
         """Store these and drop those in ``forget``; durable when it returns. Raises :class:`Unavailable` when the task
         runs elsewhere by now: then open the positions again."""
-        values = [(partition, encode_value(position, partition)) for partition, position in positions.items()]
+        values = [
+            (partition, encode_value(position, partition))
+            for partition, position in positions.items()
+        ]
         self._log.append(Checkpoint(values=values, removed=list(forget)))
         self.found.update(positions)
         for partition in forget:

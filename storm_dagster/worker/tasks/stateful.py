@@ -10,7 +10,14 @@ import msgspec
 from storm_dagster.api.bolts import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import WindowedBolt
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of, stored_key
+from storm_dagster.core.keyed_state import (
+    Checkpoint,
+    Contents,
+    Partitioning,
+    encode_value,
+    key_of,
+    stored_key,
+)
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
@@ -104,16 +111,25 @@ class KeyedState:
         ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a value longer than
         16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``. Any thread."""
         if query.keys:
-            pairs = [(key, self._values[key]) for key in map(key_of, query.keys) if key in self._values]
-            return {"entries": [_entry(key, value)[0] for key, value in pairs[: query.limit]], "next": None}
+            pairs = [
+                (key, self._values[key]) for key in map(key_of, query.keys) if key in self._values
+            ]
+            return {
+                "entries": [_entry(key, value)[0] for key, value in pairs[: query.limit]],
+                "next": None,
+            }
         for _ in range(_TRIES):
             try:
-                pairs = list(islice(self._values.items(), query.offset, query.offset + query.limit + 1))
+                pairs = list(
+                    islice(self._values.items(), query.offset, query.offset + query.limit + 1)
+                )
                 break
             except RuntimeError:  # The task's thread added a key meanwhile.
                 continue
         else:
-            raise Unavailable(f"the state of task {query.task} changes too fast to be listed: ask for a key")
+            raise Unavailable(
+                f"the state of task {query.task} changes too fast to be listed: ask for a key"
+            )
         entries: list[dict[str, Any]] = []
         size = 0
         for key, value in pairs[: query.limit]:
@@ -157,7 +173,11 @@ class StateDriver:
     """State of one task. Used by the thread that runs the bolt, except :meth:`has_pending_acks`."""
 
     def __init__(
-        self, bolt: StatefulBolt | WindowedBolt, runner: "Runner", log: StateLog, windows: "WindowDriver | None" = None
+        self,
+        bolt: StatefulBolt | WindowedBolt,
+        runner: "Runner",
+        log: StateLog,
+        windows: "WindowDriver | None" = None,
     ) -> None:
         self.bolt = bolt
         self.runner = runner
@@ -166,10 +186,14 @@ class StateDriver:
         self.by_fields = by_fields = grouped_by_fields(runner)
         self._id_at = self._id_places(by_fields)
         self.log = log
-        self._group_at = by_fields if by_fields and log.division.by_key and log.division.tasks > 1 else {}
+        self._group_at = (
+            by_fields if by_fields and log.division.by_key and log.division.tasks > 1 else {}
+        )
         if log.older:
             older = f"task {runner.task_id} ({runner.component}) goes on with older state than it last acknowledged"
-            runner.report(Unavailable(f"{older}, since topology.state.local is set: {log.older}"), "state")
+            runner.report(
+                Unavailable(f"{older}, since topology.state.local is set: {log.older}"), "state"
+            )
         self.state = KeyedState(log.contents, log.division, log.index)
         if isinstance(bolt, StatefulBolt):
             bolt.state = self.state
@@ -198,7 +222,9 @@ class StateDriver:
         self._rotate_at = runner.shared.now_ms() + self._rotate_ms
         self._forgotten: MutableMapping[Any, int] = {}
         """Ids that are remembered no longer: freed little by little, since all at once would stop the loop."""
-        self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
+        self._interval = (
+            float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
+        )
         self._saved_at = time.monotonic()
         self._failed = False
         self._saving = False
@@ -210,7 +236,10 @@ class StateDriver:
         names = self.bolt.message_id
         if names is None:
             return {}
-        if by_fields is None and len(self.runner.context.component_tasks(self.runner.component)) == 1:
+        if (
+            by_fields is None
+            and len(self.runner.context.component_tasks(self.runner.component)) == 1
+        ):
             inputs = [(item.component, item.stream) for item in self.runner.part.inputs]
             by_fields = {source: [] for source in inputs if not source[0].startswith("__")}
         if by_fields is None:
@@ -252,8 +281,13 @@ class StateDriver:
                 if self._rejected is tup:
                     self.windows.staged.clear()
                 self.windows.hold()
-            default = getattr(type(self.bolt), "process_again", None) in (None, StatefulBolt.process_again)
-            if (self._acks_itself and self._rejected is not tup) or (known and (self.windows is not None or default)):
+            default = getattr(type(self.bolt), "process_again", None) in (
+                None,
+                StatefulBolt.process_again,
+            )
+            if (self._acks_itself and self._rejected is not tup) or (
+                known and (self.windows is not None or default)
+            ):
                 self.defer_ack(tup)
         except BaseException:
             self.state._undo()
@@ -267,7 +301,9 @@ class StateDriver:
         places = self._group_at.get((tup.component, tup.stream))
         if places is None:
             return False
-        key = tup.values[places[0]] if len(places) == 1 else tuple([tup.values[at] for at in places])
+        key = (
+            tup.values[places[0]] if len(places) == 1 else tuple([tup.values[at] for at in places])
+        )
         # A key with a value is this task's; found much faster than its hash is computed.
         if key.__class__ in _PLAIN and key in self.log.contents.values:
             return False
@@ -283,7 +319,11 @@ class StateDriver:
     def id_of(self, tup: Tuple) -> Any:
         """Id of a tuple by the bolt's ``message_id``; ``None`` without one."""
         places = self._id_at.get((tup.component, tup.stream))
-        return None if places is None else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
+        return (
+            None
+            if places is None
+            else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
+        )
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
@@ -327,7 +367,11 @@ class StateDriver:
         """Hash of what the tuple was grouped by; 0 if state is not divided by key."""
         if self._hashed[0] is tup:
             return self._hashed[1]
-        return self._key_hash(tup, self.by_fields[(tup.component, tup.stream)]) if self.by_fields is not None else 0
+        return (
+            self._key_hash(tup, self.by_fields[(tup.component, tup.stream)])
+            if self.by_fields is not None
+            else 0
+        )
 
     def _defer_acks(self, tups: Sequence[Tuple]) -> None:
         for tup in tups:
@@ -338,7 +382,9 @@ class StateDriver:
         return self._unsaved() or self._saving or self._results_wait()
 
     def _results_wait(self) -> bool:
-        return self.windows is not None and bool(self.windows.to_send and self.windows.results.acked)
+        return self.windows is not None and bool(
+            self.windows.to_send and self.windows.results.acked
+        )
 
     def _unsaved(self) -> bool:
         return bool(self.pending_acks) or (self.windows is not None and self.windows.changed)
@@ -353,7 +399,10 @@ class StateDriver:
         """Take a checkpoint, if the last one is old enough. Called when the queue is empty."""
         if self.windows is not None:
             self.windows.collect()
-        if not (self._unsaved() or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
+        if (
+            not (self._unsaved() or self.state.changed)
+            or time.monotonic() - self._saved_at < _PAUSE_SECS
+        ):
             return False
         self.checkpoint()
         return True
@@ -366,7 +415,11 @@ class StateDriver:
         if self.windows is not None:
             self.windows.pulse()
         unsent = self.windows is not None and self.windows.unsent
-        if time.monotonic() - self._saved_at >= self._interval or unsent or not self.runner.waiting():
+        if (
+            time.monotonic() - self._saved_at >= self._interval
+            or unsent
+            or not self.runner.waiting()
+        ):
             self.checkpoint()
 
     def checkpoint(self) -> None:

@@ -23,7 +23,9 @@ _MOST_INPUTS = 1000
 _OTHERS = "__other:default"
 
 _Counters = tuple[int, ...]
-_counted = attrgetter(*("executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed"))
+_counted = attrgetter(
+    *("executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed")
+)
 _Streams = dict[str, dict[str, int]]
 _Snapshot = tuple[float, _Counters, _Streams, bytes]
 """(time, counters, counters by stream, latencies)."""
@@ -83,7 +85,11 @@ class TaskStats:
 
     def executed_since(self, before: dict[str, int]) -> dict[str, int]:
         """What was executed by input since ``executed_by`` was ``before``."""
-        return {key: more for key, number in self.executed_by.items() if (more := number - before.get(key, 0))}
+        return {
+            key: more
+            for key, number in self.executed_by.items()
+            if (more := number - before.get(key, 0))
+        }
 
     def time_inputs(self, nanos: int, inputs: dict[str, int]) -> None:
         """Count a sample: these tuples by input, executed in ``nanos`` together; each counts with their mean."""
@@ -139,7 +145,11 @@ class TaskStats:
             if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
                 continue
             if counters is None:
-                counters, streams, latencies = self._counters(), self.by_stream(), _encode(self.latencies)
+                counters, streams, latencies = (
+                    self._counters(),
+                    self.by_stream(),
+                    _encode(self.latencies),
+                )
             ring.append((now, counters, streams, latencies))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
@@ -185,8 +195,11 @@ class TaskStats:
         """Emitted and transferred by stream, executed by ``component:stream`` of the input."""
         written = {"default": self.written} if self.written else {}
         return {
-            "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted} | written,
-            "transferred": {name: route.transferred for name, route in self.routes.items() if route.transferred},
+            "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted}
+            | written,
+            "transferred": {
+                name: route.transferred for name, route in self.routes.items() if route.transferred
+            },
             "executed": {name: number for name, number in self.executed_by.items() if number},
         }
 

@@ -77,12 +77,16 @@ class BlockingBoltRunner(ThreadMixin):
         while not self.crashed:
             tup = None if inbox.empty() else inbox.get()
             # Counted together: a call per tuple would cost more than a bolt that only gathers.
-            if batch and (not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS):
+            if batch and (
+                not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS
+            ):
                 self.call_in_loop(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
                 batch, nanos = [], 0
             if tup is None:
                 try:
-                    tup = inbox.get(timeout=self.state.idle_secs() if self.state is not None else None)
+                    tup = inbox.get(
+                        timeout=self.state.idle_secs() if self.state is not None else None
+                    )
                 except queue.Empty:
                     # Acks wait for the checkpoint of a task that has nothing else to do.
                     self.await_lease()
@@ -95,7 +99,10 @@ class BlockingBoltRunner(ThreadMixin):
             if isinstance(tup, Tuple):
                 self.keep(tup)
             while isinstance(tup, Tuple) and not (
-                (self.may_begin() and not bolt._is_full) or self._stopping or self.shared.closing or self.crashed
+                (self.may_begin() and not bolt._is_full)
+                or self._stopping
+                or self.shared.closing
+                or self.crashed
             ):
                 bolt._make_room()
                 time.sleep(0.002)
@@ -123,7 +130,9 @@ class BlockingBoltRunner(ThreadMixin):
             except catches as error:
                 self.on_error(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail or self.crashed:
-                    self.call_in_loop(lambda tup=tup, reason=self.reason_of(error): self.fail(tup, reason))
+                    self.call_in_loop(
+                        lambda tup=tup, reason=self.reason_of(error): self.fail(tup, reason)
+                    )
             else:
                 if auto_ack:
                     self.call_in_loop(lambda tup=tup: self.ack(tup))
@@ -147,11 +156,15 @@ class BlockingBoltRunner(ThreadMixin):
         tree = anchor_tree(anchors) if anchors else None
         route = route_of(self.routes, stream, self.component)
         route.emitted += 1
-        links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
+        links = send_to_targets(
+            route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task
+        )
         return [link.task for link in links]
 
 
-_processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("processing", default=None)
+_processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar(
+    "processing", default=None
+)
 
 
 class AsyncBoltRunner(BlockingBoltRunner):
@@ -192,7 +205,9 @@ class AsyncBoltRunner(BlockingBoltRunner):
     async def _one(self, tup: Any, window: asyncio.Semaphore) -> None:
         bolt = self.instance
         try:
-            while isinstance(tup, Tuple) and not (self.may_begin() or self._stopping or self.shared.closing):
+            while isinstance(tup, Tuple) and not (
+                self.may_begin() or self._stopping or self.shared.closing
+            ):
                 await asyncio.sleep(0.002)
             while not self.shared.owns() and not self.shared.closing:
                 await asyncio.sleep(0.02)

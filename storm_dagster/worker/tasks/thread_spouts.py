@@ -38,7 +38,10 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                 self.inbox.put(message)
             self.queue.clear()
             worked = True
-        return self.deliver_verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))) or worked
+        return (
+            self.deliver_verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id)))
+            or worked
+        )
 
     def on_active(self, active: bool) -> None:
         if self._thread is not None:
@@ -49,14 +52,20 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
 
     def _return_pending(self) -> None:
         # Runs after the spout's last emit, so that all its pending tuples are known.
-        self.deliver_verdicts(self.shared.clock(), lambda acked, tup_id: self.inbox.put((acked, tup_id)))
+        self.deliver_verdicts(
+            self.shared.clock(), lambda acked, tup_id: self.inbox.put((acked, tup_id))
+        )
         for tup_id in self.take_pending():
             self.inbox.put(("lost", tup_id))
         self.inbox.put(STOP)
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
         """As for bolts, but a spout may wait for data as long as nothing waits for the spout."""
-        return [one for one in super().stuck_calls(since) if one[1] != "next_tuple" or not self.inbox.empty()]
+        return [
+            one
+            for one in super().stuck_calls(since)
+            if one[1] != "next_tuple" or not self.inbox.empty()
+        ]
 
     def busy_elsewhere(self) -> bool:
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")

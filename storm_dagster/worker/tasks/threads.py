@@ -89,7 +89,9 @@ class ThreadMixin(Runner, ABC):
             if now < self._retry_at:
                 return False
             self._prepare()
-            self._thread = threading.Thread(target=self._main, name=f"{self.component}-{self.task_id}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._main, name=f"{self.component}-{self.task_id}", daemon=True
+            )
             try:
                 self._thread.start()
             except RuntimeError as error:
@@ -127,7 +129,9 @@ class ThreadMixin(Runner, ABC):
         return len(self.queue) + (self.in_flight if self._thread is not None else 0)
 
     def busy_elsewhere(self) -> bool:
-        return self._thread is not None and (self.in_flight > 0 or bool(self.loop_calls) or self.status != "running")
+        return self._thread is not None and (
+            self.in_flight > 0 or bool(self.loop_calls) or self.status != "running"
+        )
 
     def begin_close(self, *, retire: bool) -> None:
         """Ask the thread to end after the call that it is in; what waits for it fails, or is queued if it is not tracked."""
@@ -167,7 +171,10 @@ class ThreadMixin(Runner, ABC):
                 self.begin_close(retire=retire)
             if not self.has_ended():
                 where = "".join(f"\n{place}" for _, _, place in self.stuck_calls(float("inf")))
-                self.report(TimeoutError(f"its thread did not end in time and is left behind{where}"), "close")
+                self.report(
+                    TimeoutError(f"its thread did not end in time and is left behind{where}"),
+                    "close",
+                )
                 for tup in [*self.kept]:
                     self.shared.ledger.fail(tup, LOST)
             self._detached = True
@@ -178,7 +185,9 @@ class ThreadMixin(Runner, ABC):
             return []
         frame = sys._current_frames().get(self._thread.ident)
         calls = [call for call in [*self._calls.values()] if call[0] < since]
-        return [(start, method, component_stack(frame, coroutine)) for start, method, coroutine in calls]
+        return [
+            (start, method, component_stack(frame, coroutine)) for start, method, coroutine in calls
+        ]
 
     def report(self, error: BaseException, where: str) -> None:
         """As :meth:`Runner.report`; any thread."""
@@ -214,12 +223,22 @@ class ThreadMixin(Runner, ABC):
         until = time.monotonic() + _RESULT_SECS
         while not wait([answer], timeout=0.5).done:
             if self._detached or time.monotonic() > until:
-                why = "the task is closed" if self._detached else f"its worker was busy for {_RESULT_SECS:g} s"
+                why = (
+                    "the task is closed"
+                    if self._detached
+                    else f"its worker was busy for {_RESULT_SECS:g} s"
+                )
                 raise Unavailable(f"component {self.component!r}: the emit has no result, {why}")
         return answer.result()
 
     def emit_from_thread(
-        self, tup: Any, stream: str | None, anchors: Any, direct_task: int | None, need_task_ids: bool, tup_id: Any
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
     ) -> Any:
         """Emit from the component's thread, which gets the errors of a check here. See ``Bolt.emit``, ``Spout.emit``."""
         stream = stream or "default"
@@ -368,4 +387,6 @@ class _ThreadCollector(BaseCollector):
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         runner = self._runner
         of = runner.checked_anchors(anchors)
-        runner.call_or_reject(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None), of)
+        runner.call_or_reject(
+            lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None), of
+        )

@@ -33,7 +33,9 @@ class ResultTracker:
     def __init__(self, runner: "Runner") -> None:
         self._runner = runner
         self.task_id = runner.task_id
-        self.pending: PendingMap[Any] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
+        self.pending: PendingMap[Any] = PendingMap(
+            float(runner.conf.get("topology.message.timeout.secs") or 30)
+        )
         """Root -> (number of the result, how many tuples it has, tree)."""
         self.delayed = False
         """Whether back pressure stops the task, or a spout before it (:class:`Pressure`)."""
@@ -59,7 +61,9 @@ class ResultTracker:
                     continue
                 route = route_of(runner.routes, stream, component)
                 route.emitted += 1
-                send_to_targets(route, values, tree, shared.ledger, component, self.task_id, direct_task)
+                send_to_targets(
+                    route, values, tree, shared.ledger, component, self.task_id, direct_task
+                )
         except Exception as error:
             runner.report(error, "results of a window")
             return
@@ -194,14 +198,20 @@ class WindowDriver:
             stamp = now
         else:
             given = tup.values[self._stamp_at[stream]]
-            if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) < 1 << 62:
+            if (
+                isinstance(given, bool)
+                or not isinstance(given, int | float)
+                or not abs(given) < 1 << 62
+            ):
                 raise InvalidRequest(
                     f"the time stamp of a tuple of {tup.component!r} is {given!r:.60}: it must be milliseconds since 1970"
                 )
             stamp = int(given)
         key = key_of(tup.values[self._key_at[stream]]) if self._key_at else None
         owner = self._state.owner_hash(tup)
-        item = encode_value([*stream, tup.task, tup.values], f"a window with a tuple of {tup.component}")
+        item = encode_value(
+            [*stream, tup.task, tup.values], f"a window with a tuple of {tup.component}"
+        )
         self.staged.append((tup, stamp, key, owner, item))
 
     def hold(self) -> None:
@@ -271,14 +281,18 @@ class WindowDriver:
             try:
                 times = (pane.start_ms, pane.end_ms)
                 # Copies: the pane comes again if this raises.
-                bolt.process_window(TupleWindow([*pane.items], [*pane.new], [*pane.expired], *times, pane.key))
+                bolt.process_window(
+                    TupleWindow([*pane.items], [*pane.new], [*pane.expired], *times, pane.key)
+                )
             except Exception as error:
                 bolt._undo()
                 emitted, reported = [], []
                 self._tries += 1
                 given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
                 then = f": dropped with {len(pane.items)} tuples" if given_up else ""
-                self.runner.report(error, f"process_window (try {self._tries}, end {pane.end_ms}){then}")
+                self.runner.report(
+                    error, f"process_window (try {self._tries}, end {pane.end_ms}){then}"
+                )
                 if not given_up:
                     self._retry_at = now + self._pause_ms
                     self._pause_ms = min(2 * self._pause_ms, round(MOST_RETRY_SECS * 1000))
@@ -301,10 +315,19 @@ class WindowDriver:
 
     # -- what windows emit --------------------------------------------------------------------------------
 
-    def emit(self, tup: Any, stream: str | None, anchors: Any, direct_task: int | None, need_task_ids: bool) -> Any:
+    def emit(
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+    ) -> Any:
         """Keep a tuple that a window emits for the checkpoint; send any other one."""
         if self._emitted is None or (anchors is not None and not anchors):
-            return self.bolt._bound().emit(tup, stream, anchors or [], direct_task, need_task_ids, None)
+            return self.bolt._bound().emit(
+                tup, stream, anchors or [], direct_task, need_task_ids, None
+            )
         runner, name = self.runner, stream or "default"
         if need_task_ids:
             raise InvalidRequest(
@@ -312,7 +335,9 @@ class WindowDriver:
                 "emit without need_task_ids, or with anchors=[]"
             )
         route = runner.checked_route(tup, name)
-        values = msgspec.Raw(encode_own(own_values(tup, route.fields, name, runner.component, runner.task_id)))
+        values = msgspec.Raw(
+            encode_own(own_values(tup, route.fields, name, runner.component, runner.task_id))
+        )
         self._emitted.append(join_encoded([name, values, encode_value(direct_task, "direct_task")]))
         return None
 
@@ -330,7 +355,11 @@ class WindowDriver:
             self._next_result += 1
 
     def _send_waiting(self) -> None:
-        while self.to_send and self._in_flight < self._most_in_flight and not (self.closing or self.runner.held):
+        while (
+            self.to_send
+            and self._in_flight < self._most_in_flight
+            and not (self.closing or self.runner.held)
+        ):
             self._send(self.to_send.popleft())
 
     def _send(self, number: int) -> None:

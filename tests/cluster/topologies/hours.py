@@ -50,7 +50,9 @@ class Hours(Bolt):
     def process(self, tup: Tuple) -> None:
         number = tup.values[0]
         if number % EVENTS_EVERY == 0:
-            self.dagster.materialize("lake/clicks", partition=f"hour-{number}", metadata={"number": number})
+            self.dagster.materialize(
+                "lake/clicks", partition=f"hour-{number}", metadata={"number": number}
+            )
             self.dagster.check("lake/clicks", "complete", True, metadata={"number": number})
 
 

@@ -24,7 +24,9 @@ class Numbers(Spout):
         self._due = 0.0
 
     def _save(self) -> None:
-        self.context.state.save({"sent": self._next, "acked": len(self._acked), "failed": self._failed})
+        self.context.state.save(
+            {"sent": self._next, "acked": len(self._acked), "failed": self._failed}
+        )
 
     def next_tuple(self) -> None:
         if (now := time.monotonic()) < self._due:
@@ -69,4 +71,8 @@ class Slow(Topology):
     numbers = Numbers.spec()
     relay = Relay.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     count = Count.spec(inputs={relay: Grouping.fields("number")}, par=2)
-    config = {"topology.workers": 3, "topology.max.spout.pending": 200, "topology.message.timeout.secs": 10}
+    config = {
+        "topology.workers": 3,
+        "topology.max.spout.pending": 200,
+        "topology.message.timeout.secs": 10,
+    }

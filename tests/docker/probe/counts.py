@@ -35,4 +35,7 @@ for _, line in wordcount.read_lines(files, limit):
     expected.update(wordcount.words_of(line))
 wrong = sorted(word for word in counted | expected if counted[word] != expected[word])
 report = {"done": done, "total": total, "words": counted.total(), "expected": expected.total()}
-print(json.dumps({**report, "wrong": len(wrong), "twice": len(twice), "first_wrong": wrong[:5]}), flush=True)
+print(
+    json.dumps({**report, "wrong": len(wrong), "twice": len(twice), "first_wrong": wrong[:5]}),
+    flush=True,
+)

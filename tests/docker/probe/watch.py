@@ -29,7 +29,9 @@ def ask_nimbus() -> None:
             tasks = found["tasks"]
             seen["running"] = sum(task["status"] == "running" for task in tasks)
             seen["tasks"] = len(tasks)
-            seen["workers"] = [[w["host"], w["port"], w["pid"], w["tasks"]] for w in found["workers"]]
+            seen["workers"] = [
+                [w["host"], w["port"], w["pid"], w["tasks"]] for w in found["workers"]
+            ]
             seen["errors"] = [error["error"][:300] for error in found["errors"][-20:]]
         except Exception as error:
             seen["running"], seen["why"] = None, str(error)[:200]
@@ -66,5 +68,11 @@ while not ended.wait(1.0):
         except Exception as error:
             seen["why"] = f"{path}: {error}"[:200]
     missing = done - sum(number <= done for number in different)
-    row = {"at": time.time(), "written": written, "different": len(different), "newest": newest, "done": done}
+    row = {
+        "at": time.time(),
+        "written": written,
+        "different": len(different),
+        "newest": newest,
+        "done": done,
+    }
     print(json.dumps({**row, "missing": missing, **seen}), flush=True)

@@ -60,7 +60,9 @@ class Count(Bolt):
 
 @pytest.fixture(scope="module")
 def stage(
-    zookeeper_server: str, make_lasting_nimbuses: Callable[..., Nimbuses], tmp_path_factory: pytest.TempPathFactory
+    zookeeper_server: str,
+    make_lasting_nimbuses: Callable[..., Nimbuses],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stage]:
     host, _, port = zookeeper_server.rpartition(":")
     zk_conf: dict[str, Any] = {
@@ -74,7 +76,9 @@ def stage(
     builder = TopologyBuilder("wc")
     builder.set_spout("lines", "rig_code:Lines", outputs=["line"])
     builder.set_bolt("split", "rig_code:Split", inputs="lines", par=2, outputs=["word"])
-    builder.set_bolt("count/all", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=1)
+    builder.set_bolt(
+        "count/all", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=1
+    )
     kinds: dict[str, tuple[Literal["bolt", "spout"], str]] = {
         "split": ("bolt", "1-2"),
         "count/all": ("bolt", "3"),
@@ -83,7 +87,9 @@ def stage(
         "lines": ("spout", "6"),
     }
     table = TaskTable(
-        components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in kinds.items()}
+        components={
+            name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in kinds.items()
+        }
     )
     folder = tmp_path_factory.mktemp("rig")
     conf = {
@@ -91,7 +97,9 @@ def stage(
         "task.heartbeat.frequency.secs": 0.5,
         "topology.environment": {"API_TOKEN": "planted-secret"},
     }
-    rig = WorkerRig(folder, cluster, zk_conf, builder.build(), table, conf=conf, code={"rig_code.py": CODE})
+    rig = WorkerRig(
+        folder, cluster, zk_conf, builder.build(), table, conf=conf, code={"rig_code.py": CODE}
+    )
     supervisor_conf = load_cluster_conf(None, {**zk_conf, "supervisor.http.port": 0})
     service = LogService(supervisor_conf, folder, "s1")
     service.start(lambda: ())
@@ -101,12 +109,21 @@ def stage(
         log.parent.mkdir(parents=True)
         log.write_text(f"log of {used}\n")
     info = SupervisorInfo(
-        host="127.0.0.1", ports=(*ports, 1), started=0, count=1, version="t", http=service.url, cpu=400, memory_mb=4096
+        host="127.0.0.1",
+        ports=(*ports, 1),
+        started=0,
+        count=1,
+        version="t",
+        http=service.url,
+        cpu=400,
+        memory_mb=4096,
     )
     cluster.state.set_ephemeral_node(paths.supervisor("s1"), encode_record(info))
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as client:
         for key, path in (("stormconf.ser", "stormconf.ser"), ("stormcode.ser", "stormcode.ser")):
-            client.put(f"/v1/blobs/{rig.topology_id}-{key}", content=(rig.code_dir / path).read_bytes())
+            client.put(
+                f"/v1/blobs/{rig.topology_id}-{key}", content=(rig.code_dir / path).read_bytes()
+            )
         client.put(f"/v1/blobs/{rig.topology_id}-stormjar.jar", content=b"jar")
         rig.assign({("s1", ports[0]): "1,3-5", ("s1", ports[1]): "2,6"})
         for used in ports:

@@ -19,7 +19,14 @@ DECIMALS = re.compile(r"[0-9]+\.[0-9]{3}")
 
 
 def test_uptimes_as_storm_writes_them() -> None:
-    expected = {0: "0s", 59: "59s", 60: "1m 0s", 3600: "1h 0m 0s", 86400: "1d 0h 0m 0s", 685_752: "7d 22h 29m 12s"}
+    expected = {
+        0: "0s",
+        59: "59s",
+        60: "1m 0s",
+        3600: "1h 0m 0s",
+        86400: "1d 0h 0m 0s",
+        685_752: "7d 22h 29m 12s",
+    }
     assert {secs: pretty_secs(secs) for secs in expected} == expected
 
 
@@ -27,31 +34,56 @@ def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
     summary = stage.get("/cluster/summary")
     assert (summary["supervisors"], summary["topologies"], summary["tasksTotal"]) == (1, 1, 6)
     assert (summary["slotsTotal"], summary["slotsUsed"], summary["slotsFree"]) == (3, 2, 1)
-    assert (summary["executorsTotal"], summary["totalMem"], summary["totalCpu"]) == (6, 4096.0, 400.0)
+    assert (summary["executorsTotal"], summary["totalMem"], summary["totalCpu"]) == (
+        6,
+        4096.0,
+        400.0,
+    )
     assert stage.get("/cluster/configuration")["storm.zookeeper.root"].startswith("/t-")
     (row,) = stage.get("/supervisor/summary")["supervisors"]
-    assert (row["id"], row["host"], row["slotsTotal"], row["slotsUsed"]) == ("s1", "127.0.0.1", 3, 2)
+    assert (row["id"], row["host"], row["slotsTotal"], row["slotsUsed"]) == (
+        "s1",
+        "127.0.0.1",
+        3,
+        2,
+    )
     assert re.fullmatch(r"[0-9]+d [0-9]+h [0-9]+m [0-9]+s", row["uptime"])
     for query in ({"id": "s1"}, {"host": "127.0.0.1"}, {"id": "s1", "host": "ignored"}):
         page = stage.get("/supervisor", **query)
         assert [one["id"] for one in page["supervisors"]] == ["s1"]
-        assert {one["topologyName"] for one in page["workers"]} == {"wc"} and len(page["workers"]) == 2
+        assert {one["topologyName"] for one in page["workers"]} == {"wc"} and len(
+            page["workers"]
+        ) == 2
     (nimbus,) = stage.get("/nimbus/summary")["nimbuses"]
     assert nimbus["status"] == "Leader" and int(nimbus["nimbusUpTimeSeconds"]) >= 0
     assert stage.get("/history/summary") == {"topo-history": [stage.id]}
     (owner,) = stage.get("/owner-resources")["owners"]
-    assert (owner["totalTopologies"], owner["totalTasks"], owner["memoryGuarantee"]) == (1, 6, "N/A")
+    assert (owner["totalTopologies"], owner["totalTasks"], owner["memoryGuarantee"]) == (
+        1,
+        6,
+        "N/A",
+    )
 
 
 def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     (row,) = stage.get("/topology/summary")["topologies"]
-    assert (row["id"], row["name"], row["status"], row["replicationCount"]) == (stage.id, "wc", "ACTIVE", 1)
+    assert (row["id"], row["name"], row["status"], row["replicationCount"]) == (
+        stage.id,
+        "wc",
+        "ACTIVE",
+        1,
+    )
     assert (row["tasksTotal"], row["workersTotal"], row["executorsTotal"]) == (6, 2, 6)
     page = stage.get(f"/topology/{stage.id}")
     assert (page["msgTimeout"], page["windowHint"], page["replicationCount"]) == (17, "All time", 1)
     windows = [one["window"] for one in page["topologyStats"]]
     assert windows == ["600", "10800", "86400", ":all-time"]
-    assert [one["windowPretty"] for one in page["topologyStats"]] == ["10m 0s", "3h 0m 0s", "1d 0h 0m 0s", "All time"]
+    assert [one["windowPretty"] for one in page["topologyStats"]] == [
+        "10m 0s",
+        "3h 0m 0s",
+        "1d 0h 0m 0s",
+        "All time",
+    ]
     life = page["topologyStats"][-1]
     assert life["acked"] + life["failed"] >= 200 and DECIMALS.fullmatch(life["completeLatency"])
     (spout,) = page["spouts"]
@@ -59,7 +91,10 @@ def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     assert spout["emitted"] >= 200 and spout["lastError"] == "" and spout["errorPort"] is None
     bolts = {one["boltId"]: one for one in page["bolts"]}
     assert set(bolts) == {"split", "count/all"}
-    assert bolts["count/all"]["executed"] >= 600 and bolts["count/all"]["encodedBoltId"] == "count%2Fall"
+    assert (
+        bolts["count/all"]["executed"] >= 600
+        and bolts["count/all"]["encodedBoltId"] == "count%2Fall"
+    )
     assert "boom" in bolts["count/all"]["lastError"]
     for name in ("capacity", "executeLatency", "processLatency"):
         assert DECIMALS.fullmatch(bolts["split"][name])
@@ -85,7 +120,11 @@ def test_the_page_of_a_component_has_its_streams_executors_and_errors(stage: Sta
     (read,) = bolt["inputStats"]
     assert (read["component"], read["stream"]) == ("split", "default") and read["executed"] >= 600
     (executor,) = bolt["executorStats"]
-    assert executor["id"] == "[3-3]" and executor["host"] == "127.0.0.1" and executor["executed"] >= 600
+    assert (
+        executor["id"] == "[3-3]"
+        and executor["host"] == "127.0.0.1"
+        and executor["executed"] >= 600
+    )
     (error,) = bolt["componentErrors"]
     assert "<b>boom</b>" in error["error"] and error["time"] > 1_600_000_000_000
     split = stage.get(f"/topology/{stage.id}/component/split", window="600")
@@ -104,7 +143,10 @@ def test_metrics_lag_and_graph_name_every_component(stage: Stage) -> None:
     lag = stage.get(f"/topology/{stage.id}/lag")["lines"]["spoutLagResult"]
     assert (lag["totalLag"], lag["partitions"]) == (0, {"orders[0]": [0, 1.5]})
     shown = stage.http.get(f"/v1/topologies/{stage.id}").json()["components"]
-    assert shown["lines"]["lag_by_partition"] == {"orders[0]": [0, 1.5]} and not shown["split"]["lag_by_partition"]
+    assert (
+        shown["lines"]["lag_by_partition"] == {"orders[0]": [0, 1.5]}
+        and not shown["split"]["lag_by_partition"]
+    )
     assert "orders[0]" in stage.http.get("/topologies/wc", headers={"Accept": "text/html"}).text
     graph = stage.get(f"/topology/{stage.id}/visualization")
     assert set(graph) == {"lines", "split", "count/all"}
@@ -118,11 +160,18 @@ def test_metrics_lag_and_graph_name_every_component(stage: Stage) -> None:
 def test_stacks_of_a_worker_come_as_json_and_as_text(stage: Stage) -> None:
     port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
     answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
-    assert answer["status"] == "ok" and any("worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values())
+    assert answer["status"] == "ok" and any(
+        "worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values()
+    )
     text = stage.http.get("/logview", params={"cmd": "jstack", "workerPort": port}).text
-    assert f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/runtime/loop.py" in text
+    assert (
+        f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/runtime/loop.py" in text
+    )
     assert stage.http.get("/logview", params={"cmd": "jstack", "workerPort": 1}).status_code == 404
-    assert stage.get(f"/topology/{stage.id}/profiling/dumpheap/127.0.0.1:{port}")["status"] == "disabled"
+    assert (
+        stage.get(f"/topology/{stage.id}/profiling/dumpheap/127.0.0.1:{port}")["status"]
+        == "disabled"
+    )
 
 
 def test_errors_have_storms_form(stage: Stage) -> None:
@@ -140,7 +189,8 @@ def test_errors_have_storms_form(stage: Stage) -> None:
         assert answer.status_code == status, answer.text
         assert set(answer.json()) == {"error", "errorMessage"} and answer.json()["error"] == kind
     wrong = stage.http.post(
-        f"/api/v1/topology/{stage.id}/rebalance/0", json={"rebalanceOptions": {"numWorkers": "many"}}
+        f"/api/v1/topology/{stage.id}/rebalance/0",
+        json={"rebalanceOptions": {"numWorkers": "many"}},
     )
     assert wrong.status_code == 400
 
@@ -163,7 +213,9 @@ def test_errors_have_storms_form(stage: Stage) -> None:
         ({"Sec-Fetch-Site": "same-origin", "Origin": "SELF"}, True),
     ],
 )
-def test_another_sites_page_changes_nothing(stage: Stage, headers: dict[str, str], allowed: bool) -> None:
+def test_another_sites_page_changes_nothing(
+    stage: Stage, headers: dict[str, str], allowed: bool
+) -> None:
     sent = {name: stage.url if value == "SELF" else value for name, value in headers.items()}
     answer = stage.http.post("/api/v1/topology/none-1-1/kill/0", headers=sent)
     # An allowed request gets as far as the topology, which does not exist.
@@ -183,7 +235,11 @@ def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Stage) ->
 def test_actions_without_dagster_are_the_leaders(stage: Stage) -> None:
     answer = stage.http.post(f"/api/v1/topology/{stage.id}/deactivate")
     assert answer.status_code == 200, answer.text
-    assert answer.json() == {"topologyOperation": "deactivate", "topologyId": stage.id, "status": "success"}
+    assert answer.json() == {
+        "topologyOperation": "deactivate",
+        "topologyId": stage.id,
+        "status": "success",
+    }
     assert stage.get(f"/topology/{stage.id}")["status"] == "INACTIVE"
     assert stage.http.post(f"/api/v1/topology/{stage.id}/activate").status_code == 200
     rebalance = stage.http.post(
@@ -202,7 +258,10 @@ def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
     assert 'storm_topology_workers{topology="wc"} 2.0' in text
     for metric in ("execute_latency_seconds_count", "capacity", "waiting_tuples"):
         assert f'storm_component_{metric}{{component="count/all",topology="wc"}}' in text, metric
-    assert 'storm_component_complete_latency_seconds_bucket{component="lines",le="+Inf",topology="wc"}' in text
+    assert (
+        'storm_component_complete_latency_seconds_bucket{component="lines",le="+Inf",topology="wc"}'
+        in text
+    )
 
 
 def test_percentiles_stand_beside_the_means(stage: Stage) -> None:
@@ -210,12 +269,20 @@ def test_percentiles_stand_beside_the_means(stage: Stage) -> None:
     rows = {row.get("boltId") or row["spoutId"]: row for row in (*page["bolts"], *page["spouts"])}
     assert set(rows["count/all"]["latencyPercentiles"]) == {"execute", "process"}
     complete = rows["lines"]["latencyPercentiles"]["complete"]
-    assert 0 < complete["p50_ms"] <= complete["p95_ms"] <= complete["p99_ms"] and complete["sampled"] > 0
+    assert (
+        0 < complete["p50_ms"] <= complete["p95_ms"] <= complete["p99_ms"]
+        and complete["sampled"] > 0
+    )
     (source,) = stage.get(f"/topology/{stage.id}/component/split")["inputStats"]
     assert source["latencyPercentiles"]["execute"]["sampled"] > 0
     shown = stage.http.get(f"/v1/topologies/{stage.id}").json()
     split = shown["components"]["split"]
-    assert split["stream_latency"]["lines:default"]["execute"].keys() == {"sampled", "p50_ms", "p95_ms", "p99_ms"}
+    assert split["stream_latency"]["lines:default"]["execute"].keys() == {
+        "sampled",
+        "p50_ms",
+        "p95_ms",
+        "p99_ms",
+    }
     assert (split["waiting"], split["lag"], shown["back_pressure"]) == (0, None, 0)
 
 
@@ -225,7 +292,12 @@ def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:
         assert http.get("/v1/workers").json() == {"workers": []}
         assert http.post("/v1/workers/6900/restart").status_code == 404
         assert http.post("/v1/workers/x/restart").status_code == 400
-        assert http.post("/v1/workers/6900/restart", headers={"Origin": "http://evil.example"}).status_code == 400
+        assert (
+            http.post(
+                "/v1/workers/6900/restart", headers={"Origin": "http://evil.example"}
+            ).status_code
+            == 400
+        )
         conf = http.get("/logview?cmd=showConf").json()
         assert conf["supervisor.http.port"] == 0
         listed = http.get("/logview", params={"cmd": "listDir", "dir": "workers"}).json()
@@ -243,5 +315,7 @@ def test_logs_of_another_host_come_from_its_supervisor(stage: Stage, tmp_path: P
     assert [row["port"] for row in rows] == ports
     for row in rows:
         assert row["lines"] == [f"log of {row['port']}"] and row["log"].startswith(stage.supervisor)
-    one = run_cli("logs", "wc", "--worker", f"127.0.0.1:{ports[0]}", *elsewhere, home=tmp_path).check()
+    one = run_cli(
+        "logs", "wc", "--worker", f"127.0.0.1:{ports[0]}", *elsewhere, home=tmp_path
+    ).check()
     assert one.out == f"log of {ports[0]}\n"

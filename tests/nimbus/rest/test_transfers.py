@@ -46,16 +46,22 @@ def send_all(http: httpx.Client) -> str:
 
 def test_a_finished_upload_takes_nothing_more(http: httpx.Client) -> None:
     handle = send_all(http)
-    assert http.put(f"/v1/uploads/{handle}/conf", content=b"{ }").status_code == 201, "a retry before the end"
+    assert http.put(f"/v1/uploads/{handle}/conf", content=b"{ }").status_code == 201, (
+        "a retry before the end"
+    )
     finished = http.post(f"/v1/uploads/{handle}/finish")
     assert finished.status_code == 200
     late = http.put(f"/v1/uploads/{handle}/conf", content=b'{"topology.workers": 9}')
     assert late.status_code == 409 and "finished" in late.json()["error"]["message"]
     assert http.get(f"/v1/uploads/{handle}/conf").content == b"{ }"
-    assert http.post(f"/v1/uploads/{handle}/finish").json() == finished.json(), "the end may be repeated"
+    assert http.post(f"/v1/uploads/{handle}/finish").json() == finished.json(), (
+        "the end may be repeated"
+    )
 
 
-def test_an_upload_cancelled_on_its_way_leaves_nothing(http: httpx.Client, nimbus: RunningNimbus) -> None:
+def test_an_upload_cancelled_on_its_way_leaves_nothing(
+    http: httpx.Client, nimbus: RunningNimbus
+) -> None:
     handle = http.post("/v1/uploads").json()["handle"]
     assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
     with connect(nimbus) as link:
@@ -72,13 +78,26 @@ def test_an_upload_cancelled_on_its_way_leaves_nothing(http: httpx.Client, nimbu
 
 
 def test_handles_are_nimbus_own_words(http: httpx.Client) -> None:
-    for handle in ("", "x", "../../etc", "0" * 31, "0" * 32, "0" * 33, "A" * 32, "%00" * 16, "..%2f" * 6):
+    for handle in (
+        "",
+        "x",
+        "../../etc",
+        "0" * 31,
+        "0" * 32,
+        "0" * 33,
+        "A" * 32,
+        "%00" * 16,
+        "..%2f" * 6,
+    ):
         for method, path in (
             ("PUT", f"/v1/uploads/{handle}/conf"),
             ("POST", f"/v1/uploads/{handle}/finish"),
             ("GET", f"/v1/uploads/{handle}/conf"),
         ):
-            assert http.request(method, path, content=b"{}").status_code in (404, 405), (method, path)
+            assert http.request(method, path, content=b"{}").status_code in (404, 405), (
+                method,
+                path,
+            )
     handle = http.post("/v1/uploads").json()["handle"]
     assert http.put(f"/v1/uploads/{handle}/passwd", content=b"x").status_code == 400
     wrong = {"X-Content-SHA256": hashlib.sha256(b"another").hexdigest()}
@@ -89,7 +108,9 @@ def test_handles_are_nimbus_own_words(http: httpx.Client) -> None:
 
 def test_bodies_that_are_cut_or_too_large(http: httpx.Client, nimbus: RunningNimbus) -> None:
     with connect(nimbus) as link:
-        link.sendall(b"PUT /v1/blobs/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+        link.sendall(
+            b"PUT /v1/blobs/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc"
+        )
     assert http.put("/v1/blobs/large", content=b"x" * 5_000_001).status_code == 400
 
     def chunks() -> Iterator[bytes]:
@@ -187,9 +208,14 @@ def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Nimbuses) -> 
     assert nimbus.get("/healthz").status_code == 200
 
 
-def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Nimbuses, nimbus: RunningNimbus) -> None:
+def test_followers_name_the_leader_and_still_answer_reads(
+    nimbuses: Nimbuses, nimbus: RunningNimbus
+) -> None:
     follower = nimbuses.start("n2").await_serving()
-    eventually(lambda: follower.health()["leader_http"] == nimbus.url, what="the follower's view of the leader")
+    eventually(
+        lambda: follower.health()["leader_http"] == nimbus.url,
+        what="the follower's view of the leader",
+    )
     with httpx.Client(base_url=follower.url, timeout=20, trust_env=False) as http:
         for method, path in (
             ("POST", "/v1/uploads"),
@@ -204,15 +230,25 @@ def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Nimbuses, ni
         assert sorted(row["status"] for row in rows) == ["Leader", "Not a Leader"]
     # Pushed to the follower before the write is answered, and readable there, in parts too.
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
-        written = http.put("/v1/blobs/copied", content=b"0123456789", headers={"X-Storm-Min-Replication": "2"})
+        written = http.put(
+            "/v1/blobs/copied", content=b"0123456789", headers={"X-Storm-Min-Replication": "2"}
+        )
         assert written.status_code == 201 and written.json()["copies"] == 2
-        part = httpx.get(f"{follower.url}/v1/blobs/copied", headers={"Range": "bytes=3-5"}, trust_env=False, timeout=20)
+        part = httpx.get(
+            f"{follower.url}/v1/blobs/copied",
+            headers={"Range": "bytes=3-5"},
+            trust_env=False,
+            timeout=20,
+        )
         assert (part.status_code, part.content) == (206, b"345")
         epoch = nimbus.health()["epoch"]
         forged = httpx.put(
             f"{follower.url}/v1/replicas/copied",
             content=b"forged",
-            headers={"X-Storm-Epoch": str(epoch - 1), "X-Content-SHA256": hashlib.sha256(b"forged").hexdigest()},
+            headers={
+                "X-Storm-Epoch": str(epoch - 1),
+                "X-Content-SHA256": hashlib.sha256(b"forged").hexdigest(),
+            },
             trust_env=False,
             timeout=20,
         )

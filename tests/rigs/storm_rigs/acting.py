@@ -79,7 +79,9 @@ def reassign(ctx: OperationsContext, *, causes: list[dict[str, Any]]) -> None:
     healing.reassign(ctx, [Cause.from_json(cause) for cause in causes])
 
 
-def upgrade(ctx: OperationsContext, *, name: str, number: int, handle: str | None, token: str) -> None:
+def upgrade(
+    ctx: OperationsContext, *, name: str, number: int, handle: str | None, token: str
+) -> None:
     """One batch of a gray upgrade, its selection in JSON."""
     lifecycle.gray_upgrade(ctx, name, Selection(number=number), handle=handle, token=token)
 
@@ -103,15 +105,26 @@ class Actor:
     """
 
     def __init__(
-        self, conf: Mapping[str, Any], blob_dir: Path, target: str, arguments: Mapping[str, Any] | None = None
+        self,
+        conf: Mapping[str, Any],
+        blob_dir: Path,
+        target: str,
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.points: list[str] = []
         """Every point that was passed so far."""
         _start_server()
         mine, theirs = _forking.Pipe()
         self._pipe: Connection = mine
-        order = {"conf": dict(conf), "blobs": str(blob_dir), "target": target, "arguments": dict(arguments or {})}
-        self._process: BaseProcess = _forking.Process(target=_act, args=(theirs, json.dumps(order)), daemon=True)
+        order = {
+            "conf": dict(conf),
+            "blobs": str(blob_dir),
+            "target": target,
+            "arguments": dict(arguments or {}),
+        }
+        self._process: BaseProcess = _forking.Process(
+            target=_act, args=(theirs, json.dumps(order)), daemon=True
+        )
         self._process.start()
         theirs.close()
         self._document: dict[str, Any] | None = None
@@ -157,7 +170,9 @@ class Actor:
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.join(_PATIENCE_SECS)
         if self._process.exitcode != -signal.SIGKILL:
-            raise Unavailable(f"the acting process ended with {self._process.exitcode}, not by the signal")
+            raise Unavailable(
+                f"the acting process ended with {self._process.exitcode}, not by the signal"
+            )
 
     def exit(self) -> None:
         """End a process that stopped at a point as ``sys.exit(1)`` does there, and wait until it is gone."""
@@ -175,7 +190,9 @@ class Actor:
 
     def _receive(self) -> dict[str, Any]:
         if not self._pipe.poll(_PATIENCE_SECS):
-            raise Unavailable(f"the acting process says nothing (last point: {self.points[-1:]}): see its traceback")
+            raise Unavailable(
+                f"the acting process says nothing (last point: {self.points[-1:]}): see its traceback"
+            )
         try:
             return json.loads(self._pipe.recv_bytes())
         except EOFError:

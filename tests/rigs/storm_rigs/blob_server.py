@@ -39,9 +39,13 @@ class BlobServer:
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
-    def put_code(self, code_dir: str, conf: dict[str, Any] | None = None, archive: bytes | None = None) -> None:
+    def put_code(
+        self, code_dir: str, conf: dict[str, Any] | None = None, archive: bytes | None = None
+    ) -> None:
         """The three blobs of a topology."""
-        self.blobs[f"{code_dir}-stormjar.jar"] = archive if archive is not None else zip_bytes({"wc.py": b"x = 1\n"})
+        self.blobs[f"{code_dir}-stormjar.jar"] = (
+            archive if archive is not None else zip_bytes({"wc.py": b"x = 1\n"})
+        )
         self.blobs[f"{code_dir}-stormconf.ser"] = json.dumps(conf or {}).encode()
         self.blobs[f"{code_dir}-stormcode.ser"] = b"{}"
 
@@ -63,7 +67,9 @@ class BlobServer:
             return Response(content, headers=headers)
         if arrives == 0:
             await asyncio.sleep(_FOR_EVER_SECS)
-        return StreamingResponse(_cut_off(content[:arrives]), headers={**headers, "Content-Length": str(len(content))})
+        return StreamingResponse(
+            _cut_off(content[:arrives]), headers={**headers, "Content-Length": str(len(content))}
+        )
 
 
 async def _cut_off(content: bytes) -> AsyncIterator[bytes]:
@@ -86,7 +92,9 @@ def serve_blobs() -> Iterator[BlobServer]:
     app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=["GET", "HEAD"])])
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     eventually(lambda: server.started, what="the blob server's start")

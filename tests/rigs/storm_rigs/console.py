@@ -41,7 +41,9 @@ def console_commands(page: Path) -> list[ConsoleCommand]:
     return [
         command
         for block in _BLOCK.finditer(text)
-        for command in _of_block(page.name, text.count("\n", 0, block.start(1)) + 1, block[1].splitlines())
+        for command in _of_block(
+            page.name, text.count("\n", 0, block.start(1)) + 1, block[1].splitlines()
+        )
     ]
 
 
@@ -101,7 +103,14 @@ def difference(shown: Sequence[str], printed: Sequence[str]) -> str | None:
         last = len(real) - len(wanted)
         begin = max(position, last) if is_last else position
         ends = position if number == 0 else last
-        found = next((place for place in range(begin, ends + 1) if real[place : place + len(wanted)] == wanted), None)
+        found = next(
+            (
+                place
+                for place in range(begin, ends + 1)
+                if real[place : place + len(wanted)] == wanted
+            ),
+            None,
+        )
         if found is None or (is_last and found != last):
             return "\n".join(["shown:", *part, "printed:", *printed[position:]])
         position = found + len(wanted)

@@ -185,7 +185,9 @@ class Daemons:
 
     def leader(self, *, other_than: str | None = None) -> str:
         """Id of the leader, once there is one (``other_than`` a former one)."""
-        found = eventually(lambda: [id for id in self.leaders() if id != other_than], 90, "a leading nimbus")
+        found = eventually(
+            lambda: [id for id in self.leaders() if id != other_than], 90, "a leading nimbus"
+        )
         return found[0]
 
     def followers(self) -> list[str]:
@@ -199,7 +201,9 @@ class Daemons:
 
     def client(self, patience: float = 60.0) -> NimbusClient:
         """The HTTP client that users have."""
-        return NimbusClient(lambda: list(self._urls.values()), patience=patience, thing="the cluster under test")
+        return NimbusClient(
+            lambda: list(self._urls.values()), patience=patience, thing="the cluster under test"
+        )
 
     @contextmanager
     def operations(
@@ -260,12 +264,16 @@ class Daemons:
                     raise
             time.sleep(0.3)
 
-    def workers(self, cluster: StormClusterState, topology_id: str) -> dict[tuple[str, int], WorkerNode]:
+    def workers(
+        self, cluster: StormClusterState, topology_id: str
+    ) -> dict[tuple[str, int], WorkerNode]:
         """(supervisor, port) -> record of the topology's live worker."""
         found = cluster.load_view().topologies.get(topology_id)
         return dict(found.live_workers) if found is not None else {}
 
-    def wait_running(self, topology_id: str, timeout: float = 120.0) -> dict[tuple[str, int], tuple[int, str]]:
+    def wait_running(
+        self, topology_id: str, timeout: float = 120.0
+    ) -> dict[tuple[str, int], tuple[int, str]]:
         """(supervisor, port) -> (pid, start token) of its workers, once every task of it runs."""
         with self.cluster() as cluster:
 
@@ -275,10 +283,16 @@ class Daemons:
                     return None
                 slots = {(worker.node, worker.port) for worker in topology.assignment.workers}
                 live = topology.live_workers
-                if not slots or set(live) != slots or any(node.status != "running" for node in live.values()):
+                if (
+                    not slots
+                    or set(live) != slots
+                    or any(node.status != "running" for node in live.values())
+                ):
                     return None
                 return {slot: (node.pid, node.token) for slot, node in live.items()}
 
-            found = eventually(running, timeout, f"all workers of {topology_id}", ignore=(StormDagsterError,))
+            found = eventually(
+                running, timeout, f"all workers of {topology_id}", ignore=(StormDagsterError,)
+            )
             assert found is not None
             return found

@@ -62,7 +62,11 @@ class DagsterPages:
 
     def launch(self) -> str:
         """Press the button and follow to the run's page; the run's id."""
-        button = self.page.locator("button").filter(has_text=re.compile(r"^\W*(Launch Run|Materialize)$")).last
+        button = (
+            self.page.locator("button")
+            .filter(has_text=re.compile(r"^\W*(Launch Run|Materialize)$"))
+            .last
+        )
         expect(button).to_be_enabled()
         button.click()
         self.page.wait_for_url("**/runs/*")

@@ -22,8 +22,8 @@ class SensorTick:
     skip_message: str
     """Reason for the lack of runs; empty if there is none."""
     run_requests: list[dg.RunRequest] = field(default_factory=list)
-    partition_requests: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = field(
-        default_factory=list
+    partition_requests: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = (
+        field(default_factory=list)
     )
     asset_events: list[AssetEvent] = field(default_factory=list)
 
@@ -49,7 +49,9 @@ def tick_sensor(
         assert defs is not None, f"definitions of the sensor {sensor!r} are needed"
         sensor = defs.resolve_sensor_def(sensor)
     resources = dict(defs.resources or {}) if defs is not None else None
-    with dg.build_sensor_context(instance=instance, cursor=cursor, definitions=defs, resources=resources) as context:
+    with dg.build_sensor_context(
+        instance=instance, cursor=cursor, definitions=defs, resources=resources
+    ) as context:
         found = sensor(context)
     if isinstance(found, dg.SkipReason):
         return SensorTick(cursor or "", True, str(found.skip_message))

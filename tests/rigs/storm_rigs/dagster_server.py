@@ -132,7 +132,13 @@ def serve_dagster(home: Path) -> Iterator[DagsterServer]:
     )
     port = free_port()
     log = (home / "webserver.log").open("wb")
-    command = [str(Path(sys.executable).with_name("dagster-webserver")), "-w", str(workspace), "-h", "127.0.0.1"]
+    command = [
+        str(Path(sys.executable).with_name("dagster-webserver")),
+        "-w",
+        str(workspace),
+        "-h",
+        "127.0.0.1",
+    ]
     process = subprocess.Popen(
         [*command, "-p", str(port)],
         env={**os.environ, "DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1"},

@@ -27,7 +27,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import pack_archive
 
 WORD_COUNT: dict[str, Any] = {
-    "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "spouts": {
+        "lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}
+    },
     "bolts": {
         "split": {
             "object": {"python": "wc:Split"},
@@ -66,8 +68,12 @@ class DagsterWorld:
         record = EpochRecord(leader="127.0.0.1:6627", http="http://127.0.0.1:7621")
         return self.cluster.state.set_data(paths.EPOCH, encode_record(record))
 
-    def supervisor(self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903)) -> None:
-        info = SupervisorInfo(host=f"host-{supervisor_id}", ports=ports, started=0, count=1, version="t")
+    def supervisor(
+        self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903)
+    ) -> None:
+        info = SupervisorInfo(
+            host=f"host-{supervisor_id}", ports=ports, started=0, count=1, version="t"
+        )
         self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
     def lose_supervisor(self, supervisor_id: str) -> None:
@@ -88,18 +94,32 @@ class DagsterWorld:
         tags: dict[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
         return self.defs.resolve_job_def(self.names.name(job)).execute_in_process(
-            instance=self.instance, partition_key=partition, run_config=config or {}, tags=tags, raise_on_error=False
+            instance=self.instance,
+            partition_key=partition,
+            run_config=config or {},
+            tags=tags,
+            raise_on_error=False,
         )
 
     def submit(
-        self, name: str, *, conf: Any = None, topology: Any = WORD_COUNT, register: bool = True, **form: Any
+        self,
+        name: str,
+        *,
+        conf: Any = None,
+        topology: Any = WORD_COUNT,
+        register: bool = True,
+        **form: Any,
     ) -> dg.ExecuteInProcessResult:
         """A submission as nimbus launches it."""
         if register:
             self.instance.add_dynamic_partitions(self.names.partitions, [name])
         handle = self.upload(f"handle-{name}", topology, conf)
-        config = {"ops": {self.names.stage_op("topology_conf"): {"config": {"handle": handle, **form}}}}
-        return self.run("submit_topology", partition=name, config=config, tags={TOKEN_TAG: f"token-{name}"})
+        config = {
+            "ops": {self.names.stage_op("topology_conf"): {"config": {"handle": handle, **form}}}
+        }
+        return self.run(
+            "submit_topology", partition=name, config=config, tags={TOKEN_TAG: f"token-{name}"}
+        )
 
     def topology(self, name: str) -> Any:
         return self.cluster.load_view().topology_named(name)
@@ -119,7 +139,9 @@ class DagsterWorld:
                 started_ms=0,
                 status="running",
             )
-            self.cluster.state.set_ephemeral_node(paths.worker(topology.id, node, port), encode_record(record))
+            self.cluster.state.set_ephemeral_node(
+                paths.worker(topology.id, node, port), encode_record(record)
+            )
 
     def stored_memory(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
         """Memory of a sensor in ZooKeeper, by its cursor."""
@@ -132,7 +154,11 @@ class DagsterWorld:
         document = json.loads(cursor)
         raw = json.dumps(memory).encode()
         name = store_memory(
-            self.cluster, "heartbeat_sensor", raw, document["memory"], epoch=self.cluster.load_view().epoch
+            self.cluster,
+            "heartbeat_sensor",
+            raw,
+            document["memory"],
+            epoch=self.cluster.load_view().epoch,
         )
         return json.dumps({**document, "memory": name})
 
@@ -161,7 +187,11 @@ def make_world(
         blobs=LocalBlobStore(blob_dir),
         instance=instance,
         defs=build_storm_defs(
-            cluster=cluster, home=str(home), blob_dir=str(blob_dir), tick_secs=0.0, resources=resources
+            cluster=cluster,
+            home=str(home),
+            blob_dir=str(blob_dir),
+            tick_secs=0.0,
+            resources=resources,
         ),
         names=DagsterNames(cluster),
     )
@@ -175,7 +205,9 @@ def connection_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From now on no ZooKeeper answers; how long each session waits for one, in milliseconds, as they are opened."""
     waits: list[int] = []
 
-    def nobody_answers(_: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any) -> None:
+    def nobody_answers(
+        _: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any
+    ) -> None:
         waits.append(connection_timeout_ms)
         raise Unavailable(f"ZooKeeper at {hosts} does not answer")
 

@@ -109,13 +109,22 @@ class EmbeddedZooKeeper:
 
     def _launch(self, port: int, timeout: float) -> None:
         command = zookeeper_command(
-            self.data_dir, port, host=self.host, tick_ms=self._tick_ms, durable=self._durable, more=self._more
+            self.data_dir,
+            port,
+            host=self.host,
+            tick_ms=self._tick_ms,
+            durable=self._durable,
+            more=self._more,
         )
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             start_of_log = log.tell()
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                close_fds=True,
             )
         self._process = process
         atexit.register(self.stop)

@@ -99,11 +99,20 @@ class ZooKeeperEnsemble:
         for member in self.members:
             self.launch(member.id)
         try:
-            eventually(lambda: all(self.mode(member.id) for member in self.members), timeout, "service of all")
+            eventually(
+                lambda: all(self.mode(member.id) for member in self.members),
+                timeout,
+                "service of all",
+            )
         except AssertionError:
-            tails = [self.log(member.id).read_bytes()[-400:].decode("utf-8", "replace") for member in self.members]
+            tails = [
+                self.log(member.id).read_bytes()[-400:].decode("utf-8", "replace")
+                for member in self.members
+            ]
             self.stop()
-            raise Unavailable(f"the ZooKeeper ensemble does not come up, its servers say: {tails}") from None
+            raise Unavailable(
+                f"the ZooKeeper ensemble does not come up, its servers say: {tails}"
+            ) from None
         return self
 
     def launch(self, id: int) -> None:
@@ -112,10 +121,15 @@ class ZooKeeperEnsemble:
             return
         folder = self._folder / str(id)
         password = self.passwords.get(id, "together")
-        command = ensemble_command(self.members, id, folder, tick_ms=self._tick_ms, durable=False, password=password)
+        command = ensemble_command(
+            self.members, id, folder, tick_ms=self._tick_ms, durable=False, password=password
+        )
         with self.log(id).open("ab") as log:
             self._children[id] = subprocess.Popen(
-                [*self._prefixes[id - 1], *command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                [*self._prefixes[id - 1], *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def alive(self, id: int) -> bool:
@@ -162,7 +176,9 @@ class ZooKeeperEnsemble:
         for member in self.members:
             self.thaw(member.id)
             self.launch(member.id)
-        eventually(lambda: all(self.mode(m.id) for m in self.members), timeout, "service of all servers")
+        eventually(
+            lambda: all(self.mode(m.id) for m in self.members), timeout, "service of all servers"
+        )
 
     def stop(self) -> None:
         """End all of them. Stopping twice does nothing."""

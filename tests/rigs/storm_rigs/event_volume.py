@@ -36,7 +36,9 @@ HTTP = "http://127.0.0.1:7621"
 
 def cluster(tasks: int, topologies: int = 1, supervisors: int = 10, beat: int = 0) -> ClusterView:
     """A healthy cluster: each topology has its share of the tasks, four to a worker; counters stand at ``beat``."""
-    ports = tuple(range(6700, 6700 + max(4, -(-tasks // (4 * supervisors)) + topologies // supervisors + 1)))
+    ports = tuple(
+        range(6700, 6700 + max(4, -(-tasks // (4 * supervisors)) + topologies // supervisors + 1))
+    )
     slots = [(f"supervisor-{n:04d}", port) for port in ports for n in range(supervisors)]
     found: dict[str, TopologyView] = {}
     each = tasks // topologies
@@ -44,7 +46,12 @@ def cluster(tasks: int, topologies: int = 1, supervisors: int = 10, beat: int = 
         name = f"topology-{number:03d}"
         mine = [slots.pop() for _ in range(-(-each // 4))]
         workers = tuple(
-            WorkerSlot(node=node, host=f"host-of-{node}", port=port, tasks=f"{4 * n + 1}-{min(4 * n + 4, each)}")
+            WorkerSlot(
+                node=node,
+                host=f"host-of-{node}",
+                port=port,
+                tasks=f"{4 * n + 1}-{min(4 * n + 4, each)}",
+            )
             for n, (node, port) in enumerate(mine)
         )
         found[f"{name}-1-1"] = TopologyView(
@@ -72,7 +79,12 @@ def cluster(tasks: int, topologies: int = 1, supervisors: int = 10, beat: int = 
             beats_at=Versioned(beat, 100 + beat),
             live_workers={
                 worker.slot: WorkerNode(
-                    pid=1, token=f"{number:04d}{n:08d}", version=0, tasks=worker.tasks, started_ms=0, status="running"
+                    pid=1,
+                    token=f"{number:04d}{n:08d}",
+                    version=0,
+                    tasks=worker.tasks,
+                    started_ms=0,
+                    status="running",
                 )
                 for n, worker in enumerate(workers)
             },
@@ -134,16 +146,23 @@ def events_of(views: Iterable[ClusterView]) -> list[AssetEvent]:
 
 def stored_bytes(events: Sequence[AssetEvent]) -> int:
     """Bytes of the entries of the event log that Dagster stores for them."""
-    checks = {event.asset_check_key for event in events if isinstance(event, dg.AssetCheckEvaluation)}
+    checks = {
+        event.asset_check_key for event in events if isinstance(event, dg.AssetCheckEvaluation)
+    }
     keys = {event.asset_key for event in events if isinstance(event, dg.AssetObservation)}
     entries: list[dg.EventLogEntry] = []
     with dg.DagsterInstance.ephemeral() as instance:
         for event in events:
             instance.report_runless_asset_event(event)
         for key in keys:
-            entries += [record.event_log_entry for record in instance.fetch_observations(key, limit=5000).records]
+            entries += [
+                record.event_log_entry
+                for record in instance.fetch_observations(key, limit=5000).records
+            ]
         for check in checks:
-            history = instance.event_log_storage.get_asset_check_execution_history(check, limit=5000)
+            history = instance.event_log_storage.get_asset_check_execution_history(
+                check, limit=5000
+            )
             entries += [record.event for record in history if record.event is not None]
     assert len(entries) == len(events)
     return sum(len(dg.serialize_value(entry)) for entry in entries)
@@ -154,7 +173,9 @@ def supervisor_cursor(view: ClusterView) -> str:
     return json.dumps(cluster_events(view, HTTP, {}, 1.0)[1])
 
 
-def healing_cursors(state: StormClusterState, views: Iterable[ClusterView]) -> Iterator[tuple[str, HealingMemory]]:
+def healing_cursors(
+    state: StormClusterState, views: Iterable[ClusterView]
+) -> Iterator[tuple[str, HealingMemory]]:
     """Cursor and memory of `heartbeat_sensor` after each of ``views``, a second apart."""
     memory = HealingMemory()
     text: str | None = None

@@ -128,7 +128,10 @@ class FaultProxy:
             await self._open.wait()
             far, other = await asyncio.open_connection(*self._target)
             self._writers.add(other)
-            pumps = [asyncio.ensure_future(self._pump(reader, other)), asyncio.ensure_future(self._pump(far, writer))]
+            pumps = [
+                asyncio.ensure_future(self._pump(reader, other)),
+                asyncio.ensure_future(self._pump(far, writer)),
+            ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             finally:

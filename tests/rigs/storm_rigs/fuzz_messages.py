@@ -65,7 +65,11 @@ def value(draw: random.Random, depth: int = 0) -> Any:
 def http_messages(paths: dict[str, Any]) -> Message:
     """Requests for the paths of an OpenAPI document, by methods that they have and others."""
     routes = [
-        (method.upper(), path, [part["name"] for part in operation.get("parameters", ()) if part.get("in") == "query"])
+        (
+            method.upper(),
+            path,
+            [part["name"] for part in operation.get("parameters", ()) if part.get("in") == "query"],
+        )
         for path, operations in paths.items()
         for method, operation in operations.items()
     ]
@@ -76,15 +80,43 @@ def http_messages(paths: dict[str, Any]) -> Message:
             head, _, rest = path.partition("{")
             path = f"{head}{quote(text(draw), safe=draw.choice(('', '/')))[:3000]}{rest.partition('}')[2]}"
         if draw.random() < 0.2:
-            method = draw.choice(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "CONNECT", "get", "PRI"))
+            method = draw.choice(
+                (
+                    "GET",
+                    "POST",
+                    "PUT",
+                    "DELETE",
+                    "HEAD",
+                    "OPTIONS",
+                    "PATCH",
+                    "CONNECT",
+                    "get",
+                    "PRI",
+                )
+            )
         query = urlencode(
-            [(draw.choice(names) if names else text(draw)[:9], text(draw)) for _ in range(draw.randrange(4))]
+            [
+                (draw.choice(names) if names else text(draw)[:9], text(draw))
+                for _ in range(draw.randrange(4))
+            ]
         )
-        body = draw.choice((b"", json.dumps(value(draw)).encode(), draw.randbytes(draw.choice((10, 40_000)))))
-        length = str(len(body)) if draw.random() < 0.8 else draw.choice(("-1", "99999999999", "0", "x", "1, 2"))
-        headers = [("Host", draw.choice(("127.0.0.1", "localhost", "evil.example", ""))), ("Content-Length", length)]
+        body = draw.choice(
+            (b"", json.dumps(value(draw)).encode(), draw.randbytes(draw.choice((10, 40_000))))
+        )
+        length = (
+            str(len(body))
+            if draw.random() < 0.8
+            else draw.choice(("-1", "99999999999", "0", "x", "1, 2"))
+        )
+        headers = [
+            ("Host", draw.choice(("127.0.0.1", "localhost", "evil.example", ""))),
+            ("Content-Length", length),
+        ]
         oddities = [
-            ("Content-Type", draw.choice(("application/json", "text/plain", "multipart/form-data"))),
+            (
+                "Content-Type",
+                draw.choice(("application/json", "text/plain", "multipart/form-data")),
+            ),
             ("Transfer-Encoding", "chunked"),
             ("Range", f"bytes={draw.choice(_INTEGERS)}-{draw.choice(_INTEGERS)}"),
             ("Origin", "https://evil.example"),
@@ -95,22 +127,31 @@ def http_messages(paths: dict[str, Any]) -> Message:
             ("X-" + "a" * draw.choice((1, 3_000)), text(draw)),
         ]
         headers += draw.sample(oddities, draw.randrange(4))
-        head = (
-            f"{method} {path}{'?' + query if query else ''} HTTP/{draw.choice(('1.1', '1.1', '1.1', '1.0', '2.0'))}\r\n"
-        )
+        head = f"{method} {path}{'?' + query if query else ''} HTTP/{draw.choice(('1.1', '1.1', '1.1', '1.0', '2.0'))}\r\n"
         head += "".join(f"{name}: {content}\r\n" for name, content in headers)
         return head.encode("utf-8", "replace") + b"\r\n" + body
 
     return message
 
 
-_PAGES = ("/", "/runs/{run}", "/server_info", "/graphql", "/report_asset_check/{key}", "/logs/{run}/{step}", "/{file}")
+_PAGES = (
+    "/",
+    "/runs/{run}",
+    "/server_info",
+    "/graphql",
+    "/report_asset_check/{key}",
+    "/logs/{run}/{step}",
+    "/{file}",
+)
 """Of Dagster's web application."""
 
 
 def web_messages(largest: int) -> Message:
     """Requests for Dagster's web application: with bodies up to ``largest`` bytes whose end never comes, and WebSockets."""
-    paths = {path: {"get": {"parameters": [{"in": "query", "name": "query"}]}, "post": {}} for path in _PAGES}
+    paths = {
+        path: {"get": {"parameters": [{"in": "query", "name": "query"}]}, "post": {}}
+        for path in _PAGES
+    }
     plain = http_messages(paths)
     names = ["key", "config", "query", "variables"]
 
@@ -119,21 +160,30 @@ def web_messages(largest: int) -> Message:
         if kind < 0.7:
             return plain(draw)
         if kind < 0.75:
-            body = draw.choice((b'{"query": "', b"[" * 3_000)) + b"a" * draw.choice((1_000, largest // 9, largest))
+            body = draw.choice((b'{"query": "', b"[" * 3_000)) + b"a" * draw.choice(
+                (1_000, largest // 9, largest)
+            )
             return b"POST /graphql HTTP/1.1\r\nHost: localhost\r\n" + (
                 b"Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n" + body
             )
-        oddity = draw.choice(("Sec-WebSocket-Version: 13", "Origin: http://localhost", "Sec-WebSocket-Extensions: x"))
-        head = (
-            f"GET {draw.choice(('/graphql', '/', '/nowhere'))} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        oddity = draw.choice(
+            ("Sec-WebSocket-Version: 13", "Origin: http://localhost", "Sec-WebSocket-Extensions: x")
         )
-        head += (
-            f"Upgrade: websocket\r\nSec-WebSocket-Key: {draw.choice(('dGhlIHNhbXBsZSBub25jZQ==', 'x'))}\r\n{oddity}\r\n"
+        head = f"GET {draw.choice(('/graphql', '/', '/nowhere'))} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        head += f"Upgrade: websocket\r\nSec-WebSocket-Key: {draw.choice(('dGhlIHNhbXBsZSBub25jZQ==', 'x'))}\r\n{oddity}\r\n"
+        whole = (
+            head.encode()
+            + b"Sec-WebSocket-Protocol: graphql-ws\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
-        whole = head.encode() + b"Sec-WebSocket-Protocol: graphql-ws\r\nSec-WebSocket-Version: 13\r\n\r\n"
         for _ in range(draw.randrange(4)):
-            started: Any = {"type": "start", "id": text(draw), "payload": {draw.choice(names): value(draw)}}
-            part = json.dumps(draw.choice(({"type": "connection_init"}, started, value(draw)))).encode()
+            started: Any = {
+                "type": "start",
+                "id": text(draw),
+                "payload": {draw.choice(names): value(draw)},
+            }
+            part = json.dumps(
+                draw.choice(({"type": "connection_init"}, started, value(draw)))
+            ).encode()
             size = len(part) if draw.random() < 0.8 else draw.choice((2**63 - 1, 2**26, 0))
             whole += draw.choice((b"\x81", b"\x82", b"\x01", b"\x89", b"\x88", b"\xf1"))
             whole += b"\xff" + struct.pack("!Q", size) + bytes(4) + part
@@ -150,7 +200,11 @@ def thrift_messages() -> Message:
         made = kind()
         for field_type, name, *details in kind.thrift_spec.values():
             if depth < 3 and draw.random() < 0.7:
-                setattr(made, name, of(field_type, details[0] if len(details) > 1 else None, draw, depth + 1))
+                setattr(
+                    made,
+                    name,
+                    of(field_type, details[0] if len(details) > 1 else None, draw, depth + 1),
+                )
         return made
 
     def of(kind: int, more: Any, draw: random.Random, depth: int) -> Any:
@@ -196,20 +250,29 @@ def worker_messages(token: str, own: str) -> Message:
         if draw.random() < 0.5:
             payload = encode_frame(Frame("outsider"))
             with_values: Any = [
-                (draw.choice((1, 2, 99)), 7, text(draw)[:20], [(0, draw.choice((0, 1)), [[value(draw)]])])
+                (
+                    draw.choice((1, 2, 99)),
+                    7,
+                    text(draw)[:20],
+                    [(0, draw.choice((0, 1)), [[value(draw)]])],
+                )
             ]
             try:
                 payload = encode_frame(Frame(draw.choice(("outsider", token)), with_values))
             except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError):
                 pass
         else:
-            request = {"op": draw.choice(("stats", "stacks", "ping", "state", "dead_letters", text(draw)))}
+            request = {
+                "op": draw.choice(("stats", "stacks", "ping", "state", "dead_letters", text(draw)))
+            }
             request |= {"token": draw.choice(("outsider", own)), text(draw): value(draw)}
             payload = json.dumps(request).encode()
         whole = greeting + bytes([4, len(ready)]) + ready if draw.random() < 0.9 else b""
         for part in (payload, payload) if draw.random() < 0.1 else (payload,):
             size = len(part) if draw.random() < 0.9 else draw.choice((2**63 - 1, 2**31, 64 * 2**20))
-            whole += bytes([0, size]) + part if size < 256 else b"\x02" + struct.pack("!Q", size) + part
+            whole += (
+                bytes([0, size]) + part if size < 256 else b"\x02" + struct.pack("!Q", size) + part
+            )
         return whole
 
     return message
@@ -219,7 +282,12 @@ def batch_messages(draw: random.Random) -> bytes:
     """What a client of the endpoint of Spark's batches sends: answers to a challenge, a greeting, chunks."""
     parts = [
         draw.choice(
-            (b"#WELCOME#", b"#CHALLENGE#" + draw.randbytes(40), draw.randbytes(16), b"{sha256}" + draw.randbytes(32))
+            (
+                b"#WELCOME#",
+                b"#CHALLENGE#" + draw.randbytes(40),
+                draw.randbytes(16),
+                b"{sha256}" + draw.randbytes(32),
+            )
         )
     ]
     parts.append(json.dumps({"batch": value(draw)}).encode())
@@ -232,6 +300,15 @@ def launcher_messages(draw: random.Random) -> bytes:
     """Lines of a launcher: requests for runs, and what comes after."""
     request: Any = value(draw)
     if draw.random() < 0.7:
-        request = {"run_id": text(draw), "arguments": value(draw), "module": text(draw), "python": text(draw)}
-        request |= {"working_directory": value(draw), "dagster_home": value(draw), "image": draw.choice((None, "a"))}
+        request = {
+            "run_id": text(draw),
+            "arguments": value(draw),
+            "module": text(draw),
+            "python": text(draw),
+        }
+        request |= {
+            "working_directory": value(draw),
+            "dagster_home": value(draw),
+            "image": draw.choice((None, "a")),
+        }
     return json.dumps(request).encode() + draw.choice((b"\n", b"\n", b'\n{"go": true}\n', b""))

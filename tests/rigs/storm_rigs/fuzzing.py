@@ -78,7 +78,9 @@ def fuzz(listener: Listener, secs: float = SECS) -> FuzzResult:
     result, process = FuzzResult(listener.name, seed), psutil.Process(listener.pid)
 
     def look() -> float:
-        assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, f"{listener.name} has ended: {result}"
+        assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, (
+            f"{listener.name} has ended: {result}"
+        )
         return process.memory_info().rss / 2**20
 
     def ask() -> None:
@@ -86,7 +88,9 @@ def fuzz(listener: Listener, secs: float = SECS) -> FuzzResult:
         try:
             listener.ask()
         except Exception as error:
-            raise AssertionError(f"another client was not answered ({error!r}): {result}") from error
+            raise AssertionError(
+                f"another client was not answered ({error!r}): {result}"
+            ) from error
         result.longest = max(result.longest, time.monotonic() - began)
         result.asked += 1
 
@@ -96,7 +100,9 @@ def fuzz(listener: Listener, secs: float = SECS) -> FuzzResult:
     stop = threading.Event()
     lock = threading.Lock()
     attackers = [
-        threading.Thread(target=_attack, args=(listener, random.Random(f"{seed} {number}"), stop, result, lock))
+        threading.Thread(
+            target=_attack, args=(listener, random.Random(f"{seed} {number}"), stop, result, lock)
+        )
         for number in range(_ATTACKERS)
     ]
     for attacker in attackers:
@@ -120,7 +126,11 @@ def fuzz(listener: Listener, secs: float = SECS) -> FuzzResult:
 
 
 def _attack(
-    listener: Listener, draw: random.Random, stop: threading.Event, result: FuzzResult, lock: threading.Lock
+    listener: Listener,
+    draw: random.Random,
+    stop: threading.Event,
+    result: FuzzResult,
+    lock: threading.Lock,
 ) -> None:
     held: list[socket.socket] = []
     try:
@@ -191,7 +201,9 @@ def _broken(raw: bytes, message: Message, draw: random.Random) -> bytes:
         elif kind == 1:
             data[at : at + 1] = draw.randbytes(1)
         elif kind == 2:
-            data[at : at + 4] = draw.choice((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0"))
+            data[at : at + 4] = draw.choice(
+                (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0")
+            )
         elif kind == 3:
             data[at:at] = data[draw.randrange(len(data) + 1) :][:1000] * draw.choice((1, 2, 50))
         elif kind == 4:
@@ -226,7 +238,9 @@ def within(call: Callable[[], object], secs: float = DEADLINE) -> None:
 
 
 @contextmanager
-def listening_process(program: str, *arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def listening_process(
+    program: str, *arguments: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that runs ``program`` and writes a line when it listens; the process and that line."""
     with (folder / "listener.log").open("w") as log:
         child = subprocess.Popen(

@@ -59,7 +59,9 @@ class Hosts:
     ``programs`` holds the programs of ``/opt/storm/bin``. ``environment`` wins over what a unit's file sets.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], programs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, root: Path, names: Sequence[str], programs: Path, environment: Mapping[str, str]
+    ) -> None:
         self.root, self._programs, self._environment = root, programs, dict(environment)
         net = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
         self.hosts: dict[str, Host] = {}
@@ -96,7 +98,9 @@ class Hosts:
 
     def addresses(self, text: str) -> str:
         """The text with addresses for host names, also in certificates."""
-        return self._names.sub(lambda found: self.hosts[found[1]].address, text).replace("DNS:", "IP:")
+        return self._names.sub(lambda found: self.hosts[found[1]].address, text).replace(
+            "DNS:", "IP:"
+        )
 
     def on(self, host: Host, text: str) -> str:
         """The text for ``host``: addresses, programs, and its folders."""
@@ -109,7 +113,9 @@ class Hosts:
         host = self.hosts[name]
         place = host.path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(self.addresses(text) if handed_out else self.on(host, text), encoding="utf-8")
+        place.write_text(
+            self.addresses(text) if handed_out else self.on(host, text), encoding="utf-8"
+        )
 
     def unit(self, name: str, text: str) -> None:
         """A unit of systemd, known to all hosts."""
@@ -128,7 +134,9 @@ class Hosts:
             ["bash", "-c", command], cwd=host.folder / "home", env=self._environ({}), timeout=timeout,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        assert done.returncode == 0, f"{name}$ {command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"{name}$ {command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +178,9 @@ class Hosts:
         except subprocess.TimeoutExpired:
             send(main.pid, signal.SIGKILL)
             main.wait(30)
-            raise AssertionError(f"{unit} of {name} does not end within {timeout:g} s of TERM") from None
+            raise AssertionError(
+                f"{unit} of {name} does not end within {timeout:g} s of TERM"
+            ) from None
 
     def kill(self, name: str, unit: str) -> None:
         """``kill -9`` of a main process, which is then started again."""
@@ -187,7 +197,9 @@ class Hosts:
                     continue
                 self._restarts[host.name, unit] += 1
                 if self._restarts[host.name, unit] > most:
-                    raise RuntimeError(f"{unit} of {host.name} does not stay: {self.log(host.name, unit)}")
+                    raise RuntimeError(
+                        f"{unit} of {host.name} does not stay: {self.log(host.name, unit)}"
+                    )
                 self.start(host.name, unit)
 
     def log(self, name: str, unit: str) -> str:

@@ -24,7 +24,11 @@ class KafkaRig:
         self._clients: dict[str, Consumer] = {}
         self.bootstrap: str = REAL
         if not REAL:
-            settings = {"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 0}
+            settings = {
+                "bootstrap.servers": "127.0.0.1:1",
+                "test.mock.num.brokers": 1,
+                "log_level": 0,
+            }
             self._mock = Producer(settings)
             brokers = self._mock.list_topics(timeout=10).brokers.values()
             self.bootstrap = ",".join(f"{one.host}:{one.port}" for one in brokers)
@@ -39,7 +43,9 @@ class KafkaRig:
 
     def _create(self, name: str, partitions: int, config: dict[str, str]) -> None:
         if REAL:
-            self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
+            self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(
+                30
+            )
         else:
             assert partitions == 4 and not config
 
@@ -64,10 +70,20 @@ class KafkaRig:
         return str(described.topic_id).replace("+", "-").replace("/", "_")
 
     def produce(
-        self, topic: str, values: Iterable[Any], partitions: int = 4, *, transaction: bool | None = None, **how: Any
+        self,
+        topic: str,
+        values: Iterable[Any],
+        partitions: int = 4,
+        *,
+        transaction: bool | None = None,
+        **how: Any,
     ) -> None:
         """Records around the partitions; in a transaction that is committed (``True``) or aborted."""
-        settings: dict[str, Any] = {**self.conf, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
+        settings: dict[str, Any] = {
+            **self.conf,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_000_000,
+        }
         if transaction is not None:
             settings["transactional.id"] = uuid.uuid4().hex
         producer = Producer(settings)
@@ -94,30 +110,47 @@ class KafkaRig:
     def ends(self, topic: str) -> dict[str, int]:
         """Partition -> end offset."""
         look = self._client("ends").get_watermark_offsets
-        return {f"{topic}[{one.partition}]": look(one, timeout=10)[1] for one in self._partitions(topic)}
+        return {
+            f"{topic}[{one.partition}]": look(one, timeout=10)[1] for one in self._partitions(topic)
+        }
 
     def first(self, topic: str, partition: int) -> int:
         """First offset that is there."""
-        return self._client("ends").get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[0]
+        return self._client("ends").get_watermark_offsets(
+            TopicPartition(topic, partition), timeout=10
+        )[0]
 
     def offsets(self, group: str, topic: str) -> list[TopicPartition]:
         """Committed offsets of a group. A broker that has just started may not know its groups yet."""
         ask = self._client(group).committed
-        return eventually(lambda: ask(self._partitions(topic), timeout=10), 60, "offsets", ignore=(KafkaException,))
+        return eventually(
+            lambda: ask(self._partitions(topic), timeout=10),
+            60,
+            "offsets",
+            ignore=(KafkaException,),
+        )
 
     def committed(self, group: str, topic: str) -> dict[str, int]:
         """Partition -> committed offset, where there is one."""
-        return {f"{topic}[{one.partition}]": one.offset for one in self.offsets(group, topic) if one.offset >= 0}
+        return {
+            f"{topic}[{one.partition}]": one.offset
+            for one in self.offsets(group, topic)
+            if one.offset >= 0
+        }
 
     def commit(self, group: str, topic: str, offsets: Sequence[int], metadata: str = "") -> None:
         """Commit offsets of the first partitions."""
-        found = [TopicPartition(topic, number, offset, metadata) for number, offset in enumerate(offsets)]
+        found = [
+            TopicPartition(topic, number, offset, metadata) for number, offset in enumerate(offsets)
+        ]
         self._client(group).commit(offsets=found, asynchronous=False)
 
     def wait_for_end(self, group: str, topic: str, timeout: float = 60.0) -> None:
         """Until the group has committed the end of each partition."""
         # A broker that was away leads its partitions again after some time.
-        ends = eventually(lambda: self.ends(topic), timeout, f"{topic} has ends", ignore=(KafkaException,))
+        ends = eventually(
+            lambda: self.ends(topic), timeout, f"{topic} has ends", ignore=(KafkaException,)
+        )
         at_end = lambda: self.committed(group, topic) == ends  # noqa: E731
         eventually(at_end, timeout, f"{group} is at {ends}", interval=0.2, ignore=(KafkaException,))
 

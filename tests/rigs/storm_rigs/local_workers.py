@@ -36,7 +36,9 @@ class Workers:
         self.components = components
         self.errors: list[BaseException] = []
         self.engines: list[NativeEngine] = []
-        self.transports = [Transport("127.0.0.1", 0, secrets.token_hex(8), 100) for _ in set(slots.values())]
+        self.transports = [
+            Transport("127.0.0.1", 0, secrets.token_hex(8), 100) for _ in set(slots.values())
+        ]
         for slot, transport in zip(self.places(), self.transports, strict=True):
             shared = Shared(
                 conf={**default_conf(), **conf},
@@ -66,17 +68,23 @@ class Workers:
         """Place the tasks; the worker ``gone`` has stopped."""
         places = self.places()
         placed = {task: places[slots[name]] for task, name in self.components.items()}
-        addresses = {slot: f"127.0.0.1:{one.port}" for slot, one in zip(places, self.transports, strict=True)}
+        addresses = {
+            slot: f"127.0.0.1:{one.port}" for slot, one in zip(places, self.transports, strict=True)
+        }
         living = [index for index in range(len(places)) if index != gone]
         tokens = {self.transports[index].token: places[index] for index in living}
         for index in living:
             mine = frozenset(task for task, place in placed.items() if place == places[index])
             ready = frozenset(places)
-            self.engines[index].place(Placement(version, placed, addresses, self.components, mine, mine, tokens, ready))
+            self.engines[index].place(
+                Placement(version, placed, addresses, self.components, mine, mine, tokens, ready)
+            )
 
     def turn(self, but: int | None = None) -> None:
         """One pass of each worker, ``but`` one that has stopped."""
-        for index, (engine, transport) in enumerate(zip(self.engines, self.transports, strict=True)):
+        for index, (engine, transport) in enumerate(
+            zip(self.engines, self.transports, strict=True)
+        ):
             if index == but:
                 continue
             for message in transport.receive(32):
@@ -85,7 +93,12 @@ class Workers:
             transport.flush(engine.cannot_travel)
 
     def runner(self, component: str) -> Runner:
-        return next(one for engine in self.engines for one in engine.runners.values() if one.component == component)
+        return next(
+            one
+            for engine in self.engines
+            for one in engine.runners.values()
+            if one.component == component
+        )
 
     def close(self) -> None:
         for engine, transport in zip(self.engines, self.transports, strict=True):

@@ -21,7 +21,12 @@ from schemathesis.specs.openapi.checks import (
 )
 
 load_all_checks()
-CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, unsupported_method]
+CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    unsupported_method,
+]
 # Of 50 in `make test`: there are many routes.
 EXAMPLES = {
     schemathesis.GenerationMode.POSITIVE: hypothesis.settings().max_examples // 25,
@@ -34,7 +39,9 @@ SETTINGS = hypothesis.settings(
 )
 
 
-def fuzz(document: dict[str, Any], base_url: str, known: dict[str, Any], every: int = 1) -> Counter[str]:
+def fuzz(
+    document: dict[str, Any], base_url: str, known: dict[str, Any], every: int = 1
+) -> Counter[str]:
     """Send made-up requests to every route, or to one of so many, at least one valid request to each.
 
     ``known``: path parameters that mean something. Returns the number of requests of each route.
@@ -58,7 +65,11 @@ def fuzz(document: dict[str, Any], base_url: str, known: dict[str, Any], every: 
 
 
 def ask_many(
-    strategy: SearchStrategy[schemathesis.Case], base_url: str, known: dict[str, Any], harmless: bool, examples: int
+    strategy: SearchStrategy[schemathesis.Case],
+    base_url: str,
+    known: dict[str, Any],
+    harmless: bool,
+    examples: int,
 ) -> int:
     asked = 0
 

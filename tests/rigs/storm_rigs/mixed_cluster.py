@@ -29,7 +29,9 @@ def in_other_release(step: str, conf: dict[str, Any], blobs: str) -> Any:
 @functools.cache
 def _world(conf: str, blobs: str) -> World:
     values = json.loads(conf)
-    return World(StormClusterState.open(values, create_root=True), LocalBlobStore(Path(blobs)), values)
+    return World(
+        StormClusterState.open(values, create_root=True), LocalBlobStore(Path(blobs)), values
+    )
 
 
 def build(world: World) -> None:
@@ -40,7 +42,9 @@ def build(world: World) -> None:
     topology_id = world.submit("wc", conf=_CONF)
     world.run_workers(topology_id)
     world.cluster.register_metrics(topology_id, 0.1, ["count:words"], assignment_version=0)
-    world.cluster.report_error(topology_id, 1, "trace", component="split", host="s1", port=6900, time=1)
+    world.cluster.report_error(
+        topology_id, 1, "trace", component="split", host="s1", port=6900, time=1
+    )
     change_blacklist(world.context(), add=["h9"])
     keep_log_levels(world.context(), "wc", {"a": level_change("a", "DEBUG", 0, None)})
     LeaderOutbox().add(world.context(), "wc", "d")
@@ -52,7 +56,10 @@ def change(world: World) -> None:
     topology = world.named()
     assert topology.assignment_at is not None
     world.cluster.register_metrics(
-        topology.id, 0.1, ["count:words", "count:lines"], assignment_version=topology.assignment_at.version
+        topology.id,
+        0.1,
+        ["count:words", "count:lines"],
+        assignment_version=topology.assignment_at.version,
     )
     change_blacklist(ctx, add=["h8"])
     keep_log_levels(ctx, "wc", {"b": level_change("b", "INFO", 0, None)})
@@ -80,7 +87,9 @@ def seen(world: World) -> dict[str, Any]:
                 "tasks": world.tasks(topology.base.name).components["split"].tasks,
                 "assigned": sorted(world.assignment(topology.base.name).task_slots()),
                 "workers": len(topology.live_workers),
-                "errors": [error.error for error in world.cluster.errors_by_component(topology.id)["split"]],
+                "errors": [
+                    error.error for error in world.cluster.errors_by_component(topology.id)["split"]
+                ],
                 "loggers": sorted(world.cluster.read_log_levels(topology.id).loggers),
             }
             for topology in view.topologies.values()

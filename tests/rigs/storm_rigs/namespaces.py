@@ -37,13 +37,17 @@ def missing_requirement() -> str | None:
 def _ip(*arguments: str, check: bool = True) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if check and done.returncode:
-        raise Unavailable(f"`ip {' '.join(arguments)}` fails: {done.stderr.strip()}: is this root, on Linux?")
+        raise Unavailable(
+            f"`ip {' '.join(arguments)}` fails: {done.stderr.strip()}: is this root, on Linux?"
+        )
 
 
 def _free_network() -> str:
     """A network of the range for benchmarks (RFC 2544), its third part from the pid, so that several live side by side:
     one that is not there, as it may be left by tests that were killed."""
-    there = subprocess.run(["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True).stdout
+    there = subprocess.run(
+        ["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True
+    ).stdout
     parts = ((os.getpid() + 61 * again) % 250 + 1 for again in range(250))
     return next(net for part in parts if f" {(net := f'198.18.{part}')}." not in there)
 
@@ -68,7 +72,20 @@ class Network:
             for host in range(self._size):
                 space, link = self._space(host), self._link(host)
                 _ip("netns", "add", space)
-                _ip("-n", switch, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+                _ip(
+                    "-n",
+                    switch,
+                    "link",
+                    "add",
+                    link,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    space,
+                )
                 self._plug(link)
                 _ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
                 _ip("-n", space, "link", "set", "eth0", "up")

@@ -67,7 +67,8 @@ def inventory(defs: dg.Definitions) -> dict[str, dict[str, Any]]:
             for each in repository.schedule_defs
         },
         "sensors": {
-            each.name: (each.default_status.value, each.minimum_interval_seconds) for each in repository.sensor_defs
+            each.name: (each.default_status.value, each.minimum_interval_seconds)
+            for each in repository.sensor_defs
         },
         "resources": {key: type(value).__name__ for key, value in (defs.resources or {}).items()},
         "assets": {

@@ -48,11 +48,21 @@ class RunningNimbus:
         return bool(self.health()["leader"])
 
     def await_leading(self) -> RunningNimbus:
-        eventually(self.leads, timeout=60, what=f"leadership of {self.id}", ignore=(AssertionError, httpx.HTTPError))
+        eventually(
+            self.leads,
+            timeout=60,
+            what=f"leadership of {self.id}",
+            ignore=(AssertionError, httpx.HTTPError),
+        )
         return self
 
     def await_serving(self) -> RunningNimbus:
-        eventually(self.health, timeout=60, what=f"service of {self.id}", ignore=(AssertionError, httpx.HTTPError))
+        eventually(
+            self.health,
+            timeout=60,
+            what=f"service of {self.id}",
+            ignore=(AssertionError, httpx.HTTPError),
+        )
         return self
 
     def stop(self) -> int:

@@ -7,12 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
-from storm_dagster.model.placement import PlacedWorker, PlacementBatch, SupervisorSlots, TopologyToPlace, UserWorker
+from storm_dagster.model.placement import (
+    PlacedWorker,
+    PlacementBatch,
+    SupervisorSlots,
+    TopologyToPlace,
+    UserWorker,
+)
 
 
-def supervisor(number: int, ports: Sequence[int], used: Sequence[int] = (), **more: Any) -> SupervisorSlots:
+def supervisor(
+    number: int, ports: Sequence[int], used: Sequence[int] = (), **more: Any
+) -> SupervisorSlots:
     """Supervisor ``s<number>`` on host ``h<number>``."""
-    values = {"id": f"s{number}", "host": f"h{number}", "ports": tuple(ports), "used": tuple(used), **more}
+    values = {
+        "id": f"s{number}",
+        "host": f"h{number}",
+        "ports": tuple(ports),
+        "used": tuple(used),
+        **more,
+    }
     return SupervisorSlots(**values)
 
 
@@ -25,7 +39,12 @@ def small_topology(
     **more: Any,
 ) -> TopologyToPlace:
     """A topology of one-task executors, numbered as at a submission: ``bolts`` maps id to (tasks, inputs)."""
-    counts = {**{bolt: count for bolt, (count, _) in bolts.items()}, ACKER: ackers, TOPOLOGY_MASTER: 1, **spouts}
+    counts = {
+        **{bolt: count for bolt, (count, _) in bolts.items()},
+        ACKER: ackers,
+        TOPOLOGY_MASTER: 1,
+        **spouts,
+    }
     tasks: dict[int, str] = {}
     for component, count in counts.items():
         for _ in range(count):
@@ -34,7 +53,9 @@ def small_topology(
         "name": name,
         "tasks": tasks,
         "inputs": {bolt: tuple(inputs) for bolt, (_, inputs) in bolts.items()},
-        "parallelism": {component: count for component, count in counts.items() if component != TOPOLOGY_MASTER},
+        "parallelism": {
+            component: count for component, count in counts.items() if component != TOPOLOGY_MASTER
+        },
         **more,
     }
     return TopologyToPlace(**values)
@@ -43,9 +64,16 @@ def small_topology(
 def generated_batch(rng: random.Random) -> PlacementBatch:
     """A cluster with up to four topologies in any kind of event, drawn from ``rng``; often short of slots."""
     supervisors = _supervisors(rng)
-    free = [(node.id, node.host, port) for node in supervisors for port in node.ports if port not in node.used]
+    free = [
+        (node.id, node.host, port)
+        for node in supervisors
+        for port in node.ports
+        if port not in node.used
+    ]
     rng.shuffle(free)
-    topologies = [_topology(rng, f"t{number}", supervisors, free) for number in range(rng.randint(1, 4))]
+    topologies = [
+        _topology(rng, f"t{number}", supervisors, free) for number in range(rng.randint(1, 4))
+    ]
     rng.shuffle(topologies)
     return PlacementBatch(supervisors=supervisors, topologies=tuple(topologies))
 
@@ -58,19 +86,27 @@ def _supervisors(rng: random.Random) -> tuple[SupervisorSlots, ...]:
         used = [port for port in ports if rng.random() < 0.15]
         rng.shuffle(ports)
         host = f"h{number // 2 if several_on_a_host else number}"
-        result.append(SupervisorSlots(id=f"s{number}", host=host, ports=tuple(ports), used=tuple(used)))
+        result.append(
+            SupervisorSlots(id=f"s{number}", host=host, ports=tuple(ports), used=tuple(used))
+        )
     rng.shuffle(result)
     return tuple(result)
 
 
 def _topology(
-    rng: random.Random, name: str, supervisors: Sequence[SupervisorSlots], free: list[tuple[str, str, int]]
+    rng: random.Random,
+    name: str,
+    supervisors: Sequence[SupervisorSlots],
+    free: list[tuple[str, str, int]],
 ) -> TopologyToPlace:
     bolts: dict[str, tuple[int, list[str]]] = {}
     spouts = {f"spout{number}": rng.randint(1, 3) for number in range(rng.randint(1, 2))}
     for number in range(rng.randint(0, 4)):
         known = [*spouts, *bolts]
-        bolts[f"bolt{number}"] = (rng.randint(1, 6), rng.sample(known, rng.randint(1, min(2, len(known)))))
+        bolts[f"bolt{number}"] = (
+            rng.randint(1, 6),
+            rng.sample(known, rng.randint(1, min(2, len(known)))),
+        )
     base = small_topology(
         name,
         bolts=bolts,
@@ -85,14 +121,18 @@ def _topology(
         event=rng.choice(("new", "new", "monitor", "rebalance")),
         reassign=rng.random() < 0.3,
         use_old=rng.random() < 0.4,
-        isolation=tuple(node.host for node in supervisors if rng.random() < 0.3) if rng.random() < 0.2 else (),
+        isolation=tuple(node.host for node in supervisors if rng.random() < 0.3)
+        if rng.random() < 0.2
+        else (),
         differ_node=tuple(rng.sample([*bolts, *spouts], 1)) if rng.random() < 0.3 else (),
     )
     changes: dict[str, Any] = {}
     if rng.random() < 0.3:
         changes["executors"] = _executors(rng, base)
         owners = [base.tasks[group[0]] for group in changes["executors"]]
-        changes["parallelism"] = {component: owners.count(component) for component in base.parallelism}
+        changes["parallelism"] = {
+            component: owners.count(component) for component in base.parallelism
+        }
     if rng.random() < 0.25:
         changes["user_workers"] = _user_workers(rng, base, supervisors)
     if base.strategy == "even" and rng.random() < 0.8:
@@ -126,16 +166,22 @@ def _user_workers(
             port=rng.choice((None, 6900, 6901, 7000)),
             memory_bytes=rng.choice((None, 7)),
             cpu=rng.choice((None, 3)),
-            components={rng.choice(components): rng.randint(1, 3) for _ in range(rng.randint(1, 2))},
+            components={
+                rng.choice(components): rng.randint(1, 3) for _ in range(rng.randint(1, 2))
+            },
         )
         for _ in range(rng.randint(1, 3))
     )
 
 
-def _past(rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, str, int]]) -> dict[str, Any]:
+def _past(
+    rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, str, int]]
+) -> dict[str, Any]:
     """A current assignment over free slots, or over a lost supervisor, and what happened to it."""
     slots = [
-        free.pop() if free and rng.random() < 0.85 else (f"lost-{topology.name}", "gone", 6900 + rng.randint(0, 99))
+        free.pop()
+        if free and rng.random() < 0.85
+        else (f"lost-{topology.name}", "gone", 6900 + rng.randint(0, 99))
         for _ in range(rng.randint(1, 5))
     ]
     slots = list(dict.fromkeys(slots))
@@ -147,10 +193,19 @@ def _past(rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, s
     if rng.random() < 0.2:
         held[slots[0]].append(len(topology.tasks) + 5)
     old = tuple(
-        PlacedWorker(node=node, host=host, port=port, tasks=tuple(tasks), memory_bytes=rng.choice((0, 9)))
+        PlacedWorker(
+            node=node, host=host, port=port, tasks=tuple(tasks), memory_bytes=rng.choice((0, 9))
+        )
         for (node, host, port), tasks in held.items()
         if tasks
     )
-    dead = [task for worker in old if rng.random() < 0.4 for task in worker.tasks[: rng.randint(1, 3)]]
-    unstopped = [task for worker in old if worker.host == "gone" and rng.random() < 0.6 for task in worker.tasks]
+    dead = [
+        task for worker in old if rng.random() < 0.4 for task in worker.tasks[: rng.randint(1, 3)]
+    ]
+    unstopped = [
+        task
+        for worker in old
+        if worker.host == "gone" and rng.random() < 0.6
+        for task in worker.tasks
+    ]
     return {"old": old, "dead": tuple(dead), "unstopped": tuple(unstopped)}

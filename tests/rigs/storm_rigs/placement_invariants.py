@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement, TopologyToPlace
+from storm_dagster.model.placement import (
+    PlacementBatch,
+    PlacementResult,
+    TopologyPlacement,
+    TopologyToPlace,
+)
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
 _Slot = tuple[str, int]
@@ -19,7 +24,9 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
     of others; the number of workers; sizes as even as they can be in a new assignment.
     """
     faults: list[str] = []
-    order = [topology.name for topology in sorted(batch.topologies, key=lambda t: (t.priority, t.name))]
+    order = [
+        topology.name for topology in sorted(batch.topologies, key=lambda t: (t.priority, t.name))
+    ]
     if [placement.name for placement in result.placements] != order:
         faults.append(f"topologies were not served by priority and name: {order}")
         return faults
@@ -29,7 +36,9 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
         placement = result.placement(topology.name)
         # What a failed event leaves as it is still holds its slots.
         slots = {(worker.node, worker.port) for worker in placement.workers} | (
-            {(worker.node, worker.port) for worker in topology.old} if placement.status == "failed" else set()
+            {(worker.node, worker.port) for worker in topology.old}
+            if placement.status == "failed"
+            else set()
         )
         faults.extend(
             f"slot {slot} was given to {owners[slot]} and {topology.name}"
@@ -38,11 +47,15 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
         )
     for placement in result.placements:
         topology = by_name[placement.name]
-        faults.extend(f"{placement.name}: {text}" for text in _faults_of(batch, topology, placement))
+        faults.extend(
+            f"{placement.name}: {text}" for text in _faults_of(batch, topology, placement)
+        )
     return faults
 
 
-def _faults_of(batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
+def _faults_of(
+    batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement
+) -> Iterator[str]:
     if placement.status == "failed":
         if placement.workers or not placement.error or not placement.error_type:
             yield "failed without a reason, or with workers"
@@ -53,7 +66,9 @@ def _faults_of(batch: PlacementBatch, topology: TopologyToPlace, placement: Topo
         yield f"tasks are not placed once each: {placed}"
     if placement.reasons.keys() | placement.unassigned.keys() != topology.tasks.keys():
         yield "a task has no reason"
-    if placement.worker_reasons.keys() != {f"{worker.node}:{worker.port}" for worker in placement.workers}:
+    if placement.worker_reasons.keys() != {
+        f"{worker.node}:{worker.port}" for worker in placement.workers
+    }:
         yield "a worker has no reason"
     yield from _slot_faults(batch, topology, placement)
     for group in topology.executors:
@@ -63,9 +78,13 @@ def _faults_of(batch: PlacementBatch, topology: TopologyToPlace, placement: Topo
         yield from _balance_faults(topology, placement)
 
 
-def _slot_faults(batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
+def _slot_faults(
+    batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement
+) -> Iterator[str]:
     had = {(worker.node, worker.port): set(worker.tasks) for worker in topology.old}
-    theirs = {(w.node, w.port) for other in batch.topologies if other is not topology for w in other.old}
+    theirs = {
+        (w.node, w.port) for other in batch.topologies if other is not topology for w in other.old
+    }
     nodes = {node.id: node for node in batch.supervisors}
     isolated = {node.id for node in batch.supervisors if node.host in topology.isolation}
     closed = {host for other in batch.topologies for host in other.isolation}
@@ -73,11 +92,18 @@ def _slot_faults(batch: PlacementBatch, topology: TopologyToPlace, placement: To
         slot = (worker.node, worker.port)
         if worker.kept != (slot in had):
             yield f"{slot} is marked kept={worker.kept}"
-        stays = topology.event != "new" and had.get(slot, set()) & set(topology.tasks) == set(worker.tasks)
+        stays = topology.event != "new" and had.get(slot, set()) & set(topology.tasks) == set(
+            worker.tasks
+        )
         if stays:
             continue
         node = nodes.get(worker.node)
-        if node is None or worker.port not in node.ports or worker.port in node.used or slot in theirs:
+        if (
+            node is None
+            or worker.port not in node.ports
+            or worker.port in node.used
+            or slot in theirs
+        ):
             yield f"{slot} was not offered"
         elif worker.host != node.host:
             yield f"{slot} is on {node.host}, not on {worker.host}"
@@ -90,7 +116,11 @@ def _slot_faults(batch: PlacementBatch, topology: TopologyToPlace, placement: To
 def _balance_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
     workers = placement.workers
     wanted = min(topology.workers, sum(topology.parallelism.values()))
-    alone = topology.single_master if topology.single_master is not None else wanted >= MASTER_ALONE_FROM
+    alone = (
+        topology.single_master
+        if topology.single_master is not None
+        else wanted >= MASTER_ALONE_FROM
+    )
     if topology.event == "new" and len(workers) > max(1, wanted + bool(alone)):
         yield f"{len(workers)} workers instead of {wanted + bool(alone)}"
     requested = bool(topology.user_workers or topology.use_old)
@@ -98,12 +128,19 @@ def _balance_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> 
         yield from _differ_faults(topology, placement)
     if topology.event != "new" or requested:
         return
-    masters = [worker for worker in workers if "__topology_master" in _owners(topology, worker.tasks)]
+    masters = [
+        worker for worker in workers if "__topology_master" in _owners(topology, worker.tasks)
+    ]
     if alone and len(topology.tasks) > 1 and any(len(worker.tasks) > 1 for worker in masters):
         yield "the topology master is not alone"
     others = [worker for worker in workers if not (alone and worker in masters)]
     sizes = {len(worker.tasks) for worker in others}
-    if not topology.executors and not topology.differ_node and sizes and max(sizes) - min(sizes) > 1:
+    if (
+        not topology.executors
+        and not topology.differ_node
+        and sizes
+        and max(sizes) - min(sizes) > 1
+    ):
         yield f"workers hold {sorted(sizes)} tasks"
 
 
@@ -115,7 +152,9 @@ def _differ_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> I
     before = {task: (worker.node, worker.port) for worker in topology.old for task in worker.tasks}
     if topology.event == "new":
         before = {}
-    firsts = {group[0]: group for group in topology.executors} or {task: (task,) for task in topology.tasks}
+    firsts = {group[0]: group for group in topology.executors} or {
+        task: (task,) for task in topology.tasks
+    }
     for component in topology.differ_node:
         on_node: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         for worker in placement.workers:

@@ -90,7 +90,9 @@ _CHILDREN = {
     "token": "token",
 }
 """Path -> a child, where it is no topology's."""
-_ENVIRONMENT = re.compile(r"""["'](STORM_JAR|(?:STORM_DAGSTER|DAGSTER|SPARK|PYSPARK|JAVA|XDG)_[A-Z_]+)["']""")
+_ENVIRONMENT = re.compile(
+    r"""["'](STORM_JAR|(?:STORM_DAGSTER|DAGSTER|SPARK|PYSPARK|JAVA|XDG)_[A-Z_]+)["']"""
+)
 
 
 def public_names() -> dict[str, Names]:
@@ -111,7 +113,10 @@ def public_names() -> dict[str, Names]:
         "environment": {"variables": sorted(_literals(_ENVIRONMENT))},
         "python": _python(),
     }
-    return {kind: {key: sorted(set(names[key])) for key in sorted(names)} for kind, names in collected.items()}
+    return {
+        kind: {key: sorted(set(names[key])) for key in sorted(names)}
+        for kind, names in collected.items()
+    }
 
 
 # -- cluster state ------------------------------------------------------------------------------------------
@@ -121,7 +126,9 @@ def _sampled(function: Callable[..., str]) -> Iterator[str]:
     """Results for the sample arguments, with each optional one given and left out."""
     parameters = inspect.signature(function).parameters.values()
     choices = [
-        [_SAMPLES[one.name]] if one.default is inspect.Parameter.empty else [_SAMPLES[one.name], one.default]
+        [_SAMPLES[one.name]]
+        if one.default is inspect.Parameter.empty
+        else [_SAMPLES[one.name], one.default]
         for one in parameters
     ]
     for arguments in itertools.product(*choices):
@@ -131,11 +138,25 @@ def _sampled(function: Callable[..., str]) -> Iterator[str]:
 def _zookeeper_paths() -> Names:
     from storm_dagster.model import paths
 
-    fixed = [value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)]
-    makers = {name: value for name, value in vars(paths).items() if inspect.isfunction(value) and name[0] != "_"}
-    children = {name: maker for name, maker in makers.items() if [*inspect.signature(maker).parameters] == ["name"]}
-    made = [path for name, maker in makers.items() if name not in children for path in _sampled(maker)]
-    made += [maker(_CHILDREN.get(name, _SAMPLES["topology_id"])) for name, maker in children.items()]
+    fixed = [
+        value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)
+    ]
+    makers = {
+        name: value
+        for name, value in vars(paths).items()
+        if inspect.isfunction(value) and name[0] != "_"
+    }
+    children = {
+        name: maker
+        for name, maker in makers.items()
+        if [*inspect.signature(maker).parameters] == ["name"]
+    }
+    made = [
+        path for name, maker in makers.items() if name not in children for path in _sampled(maker)
+    ]
+    made += [
+        maker(_CHILDREN.get(name, _SAMPLES["topology_id"])) for name, maker in children.items()
+    ]
     return {"first level": list(paths.FIRST_LEVEL), "fixed": fixed, "made": made}
 
 
@@ -144,11 +165,22 @@ def _blob_keys() -> Names:
     from storm_dagster.nimbus.thrift.pending import PendingSubmission
     from storm_dagster.operations.submit import staging
 
-    makers = [names.jar_key, names.conf_key, names.code_key, names.placement_key, names.make_code_dir]
+    makers = [
+        names.jar_key,
+        names.conf_key,
+        names.code_key,
+        names.placement_key,
+        names.make_code_dir,
+    ]
     makers += [staging.staging_key, staging.newest_token_key, staging.upload_key]
     keys = [key for maker in makers for key in _sampled(maker)]
     keys.append(PendingSubmission(name="wc", handle="handle", token="token", inactive=False).key)
-    ids = [names.make_topology_id("wc", 1, 1700000000), names.ACKER, names.TOPOLOGY_MASTER, names.SYSTEM]
+    ids = [
+        names.make_topology_id("wc", 1, 1700000000),
+        names.ACKER,
+        names.TOPOLOGY_MASTER,
+        names.SYSTEM,
+    ]
     return {"keys": keys, "ids": ids}
 
 
@@ -167,17 +199,28 @@ def _documents() -> Names:
 def _fields(cls: type) -> list[str] | None:
     """Fields as they are written, and the words of a field that holds one of some; ``None`` for another class."""
     if issubclass(cls, BaseModel):
-        kinds = {field.alias or name: field.annotation for name, field in cls.model_fields.items() if not field.exclude}
+        kinds = {
+            field.alias or name: field.annotation
+            for name, field in cls.model_fields.items()
+            if not field.exclude
+        }
     elif issubclass(cls, msgspec.Struct):
         order = cls.__struct_config__.array_like
         hints = typing.get_type_hints(cls)
         pairs = zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True)
-        kinds = {f"{place}: {wire}" if order else wire: hints[name] for place, (name, wire) in enumerate(pairs)}
+        kinds = {
+            f"{place}: {wire}" if order else wire: hints[name]
+            for place, (name, wire) in enumerate(pairs)
+        }
     elif cls.__name__ in _DOCUMENT_DATACLASSES:
         kinds = typing.get_type_hints(cls)
     else:
         return None
-    return [line for name, kind in kinds.items() for line in (name, *(f"{name}={word}" for word in _words(kind)))]
+    return [
+        line
+        for name, kind in kinds.items()
+        for line in (name, *(f"{name}={word}" for word in _words(kind)))
+    ]
 
 
 def _words(kind: Any) -> Iterator[str]:
@@ -195,7 +238,12 @@ def _conf_keys() -> Names:
     from storm_dagster.model.conf import CONF_KEYS, OWNED_PREFIXES, default_conf
 
     words = [f"{key}={word}" for key, spec in CONF_KEYS.items() for word in spec.choices]
-    return {"keys": list(CONF_KEYS), "defaults": list(default_conf()), "prefixes": list(OWNED_PREFIXES), "words": words}
+    return {
+        "keys": list(CONF_KEYS),
+        "defaults": list(default_conf()),
+        "prefixes": list(OWNED_PREFIXES),
+        "words": words,
+    }
 
 
 def _command_line() -> Names:
@@ -254,7 +302,9 @@ def _exits() -> Names:
                 app.run()
             except SystemExit as end:
                 codes.append(f"{what}: {end.code}")
-    workers = [f"{name}: {value}" for name, value in vars(worker_spec).items() if name.startswith("EXIT_")]
+    workers = [
+        f"{name}: {value}" for name, value in vars(worker_spec).items() if name.startswith("EXIT_")
+    ]
     return {"storm-dagster": codes, "worker": workers}
 
 
@@ -263,7 +313,10 @@ def _errors() -> Names:
 
     known = errors._BY_NAME  # pyright: ignore[reportPrivateUsage]
     document = errors.StormDagsterError("message").to_document()
-    return {"types": [f"{name}: {cls.http_status}" for name, cls in known.items()], "document": list(_leaves(document))}
+    return {
+        "types": [f"{name}: {cls.http_status}" for name, cls in known.items()],
+        "document": list(_leaves(document)),
+    }
 
 
 def _leaves(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
@@ -296,7 +349,9 @@ class Handle(types.SimpleNamespace):
 
 def _handles() -> tuple[Any, Any]:
     """A nimbus and a reader that describe themselves and read an empty cluster; routes are never called on them."""
-    reads = types.SimpleNamespace(metrics=types.SimpleNamespace(memory=0, disk=0, zookeeper=0, invalidated=0))
+    reads = types.SimpleNamespace(
+        metrics=types.SimpleNamespace(memory=0, disk=0, zookeeper=0, invalidated=0)
+    )
     nimbus = Handle(
         conf=_conf(),
         identity=types.SimpleNamespace(host="localhost", version="0"),
@@ -342,7 +397,9 @@ def _openapi(app: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     """(method, route) of everything served, and how ``/openapi.json`` describes it."""
     while not hasattr(app, "routes"):
         app = app._app
-    served = [(method, route) for route in app.routes for method in sorted(route.methods - {"HEAD"})]
+    served = [
+        (method, route) for route in app.routes for method in sorted(route.methods - {"HEAD"})
+    ]
     endpoint = next(route.endpoint for _, route in served if route.path == "/openapi.json")
     return served, json.loads(asyncio.run(endpoint(None)).body)
 
@@ -410,7 +467,10 @@ def _metrics() -> Names:
     found: Names = {}
     for family in registry.collect():
         labels = {label for sample in family.samples for label in sample.labels}
-        found[family.name] = [family.type, *sorted(labels | set(getattr(family, "_labelnames", ())))]
+        found[family.name] = [
+            family.type,
+            *sorted(labels | set(getattr(family, "_labelnames", ()))),
+        ]
     return found
 
 
@@ -419,7 +479,11 @@ def _thrift() -> Names:
 
     idl = load_idl()
     found: Names = {
-        "served": [f"Nimbus.{name}" for name in idl.Nimbus.thrift_services if "refused" not in METHODS[name]]
+        "served": [
+            f"Nimbus.{name}"
+            for name in idl.Nimbus.thrift_services
+            if "refused" not in METHODS[name]
+        ]
     }
     for name in idl.Nimbus.thrift_services:
         given, result = getattr(idl.Nimbus, f"{name}_args"), getattr(idl.Nimbus, f"{name}_result")
@@ -474,7 +538,10 @@ def _declared() -> Iterator[str]:
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
             component_cls=storm_dagster.StormTopologyComponent,
-            defs_yaml_contents={"type": "storm_dagster.StormTopologyComponent", "attributes": attributes},
+            defs_yaml_contents={
+                "type": "storm_dagster.StormTopologyComponent",
+                "attributes": attributes,
+            },
         )
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
             repository = defs.get_repository_def()
@@ -483,7 +550,9 @@ def _declared() -> Iterator[str]:
             yield from (f"op {node.name}" for job in jobs for node in job.nodes)
             yield from (f"sensor {sensor.name}" for sensor in repository.sensor_defs)
             yield from (f"schedule {schedule.name}" for schedule in repository.schedule_defs)
-            yield from (f"asset {spec.key.to_user_string()}" for spec in defs.resolve_all_asset_specs())
+            yield from (
+                f"asset {spec.key.to_user_string()}" for spec in defs.resolve_all_asset_specs()
+            )
             for key in repository.asset_graph.asset_check_keys:
                 yield f"check {key.asset_key.to_user_string()}:{key.name}"
 
@@ -509,7 +578,9 @@ def _model_fields(kind: Any, met: set[Any], before: str = "") -> Iterator[str]:
             return
         for name, field in kind.model_fields.items():
             yield before + (field.alias or name)
-            yield from _model_fields(field.annotation, met | {kind}, f"{before}{field.alias or name}.")
+            yield from _model_fields(
+                field.annotation, met | {kind}, f"{before}{field.alias or name}."
+            )
     for part in typing.get_args(kind):
         yield from _model_fields(part, met, before)
 
@@ -548,7 +619,10 @@ def _members(cls: type) -> Iterator[str]:
     for base in cls.__mro__:
         if base in listed or not base.__module__.startswith("storm_dagster"):
             continue
-        if base is not cls and base.__name__ in {*storm_dagster.__all__, *storm_dagster.api.__all__}:
+        if base is not cls and base.__name__ in {
+            *storm_dagster.__all__,
+            *storm_dagster.api.__all__,
+        }:
             yield f"is a {base.__name__}"
             listed.update(base.__mro__)
             continue
@@ -567,7 +641,11 @@ def _parameters(function: Callable[..., Any]) -> Iterable[str]:
     except ValueError:
         return []
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [f"{one.name}=" for one in parameters.values() if one.kind in named and one.name not in ("self", "cls")]
+    return [
+        f"{one.name}="
+        for one in parameters.values()
+        if one.kind in named and one.name not in ("self", "cls")
+    ]
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ def _is_record(node: ast.stmt) -> typing.TypeGuard[ast.ClassDef]:
 
 def record_names() -> list[str]:
     """``module:class`` of every record of this release, nested ones included."""
-    return [f"{module}:{name}" for module, names in _record_modules(_TREE).items() for name in names]
+    return [
+        f"{module}:{name}" for module, names in _record_modules(_TREE).items() for name in names
+    ]
 
 
 def copy_release(folder: Path, *, drop: bool) -> Path:
@@ -114,7 +116,9 @@ def _example_of(annotation: Any) -> Any:
 def _document_of(cls: type[Record]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
-        field.alias or name: _example_of(hints[name]) for name, field in cls.model_fields.items() if not field.exclude
+        field.alias or name: _example_of(hints[name])
+        for name, field in cls.model_fields.items()
+        if not field.exclude
     }
 
 

@@ -32,7 +32,11 @@ class RequestCounts:
         """Reads of these sessions, by default of all. One that reads many nodes counts once."""
         clients = None if sessions is None else {id(session._client) for session in sessions}
         found = dict(self._found).items()
-        return sum(n for (client, kind), n in found if kind in READS and (clients is None or client in clients))
+        return sum(
+            n
+            for (client, kind), n in found
+            if kind in READS and (clients is None or client in clients)
+        )
 
 
 @contextmanager

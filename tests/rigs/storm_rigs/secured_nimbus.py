@@ -19,7 +19,9 @@ class SecuredNimbus:
     """A nimbus in a thread of the test, with a conf of the test's."""
 
     def __init__(self, values: dict[str, Any], home: Path, nimbus_id: str) -> None:
-        self.conf = load_cluster_conf(None, {"nimbus.thrift.port": 0, "nimbus.http.port": 0, **values})
+        self.conf = load_cluster_conf(
+            None, {"nimbus.thrift.port": 0, "nimbus.http.port": 0, **values}
+        )
         self.home = home
         self.id = nimbus_id
         self.code: int | None = None

@@ -115,7 +115,10 @@ class Shop:
 
 @contextlib.contextmanager
 def open_shop(
-    folder: Path, zookeeper: str, nimbuses: Callable[[dict[str, Any]], Nimbuses], last: str = "alerts<b>"
+    folder: Path,
+    zookeeper: str,
+    nimbuses: Callable[[dict[str, Any]], Nimbuses],
+    last: str = "alerts<b>",
 ) -> Iterator[Shop]:
     """Start everything, and stop it. ``last`` names the bolt at the end."""
     host, _, port = zookeeper.rpartition(":")
@@ -133,16 +136,36 @@ def open_shop(
     builder.set_spout("clicks", "rig_code:Source", outputs=["item"])
     builder.set_spout("orders", "rig_code:Source", outputs=["item"])
     shuffle = Grouping.SHUFFLE
-    builder.set_bolt("parse", "rig_code:Pass", inputs={"clicks": shuffle, "orders": shuffle}, par=2, outputs=["item"])
-    builder.set_bolt("enrich", "rig_code:Enrich", inputs={"parse": Grouping.fields("item")}, par=2, outputs=["item"])
+    builder.set_bolt(
+        "parse",
+        "rig_code:Pass",
+        inputs={"clicks": shuffle, "orders": shuffle},
+        par=2,
+        outputs=["item"],
+    )
+    builder.set_bolt(
+        "enrich",
+        "rig_code:Enrich",
+        inputs={"parse": Grouping.fields("item")},
+        par=2,
+        outputs=["item"],
+    )
     builder.set_bolt("sessions", "rig_code:Pass", inputs={"parse": shuffle}, outputs=["item"])
-    builder.set_bolt("score", "rig_code:Score", inputs={"enrich": shuffle, "sessions": shuffle}, outputs=["item"])
+    builder.set_bolt(
+        "score", "rig_code:Score", inputs={"enrich": shuffle, "sessions": shuffle}, outputs=["item"]
+    )
     builder.set_bolt(last, "rig_code:End", inputs={"score": shuffle})
     kinds = {**_KINDS, last: ("bolt", "7")}
     table = TaskTable(
-        components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in kinds.items()}
+        components={
+            name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in kinds.items()
+        }
     )
-    conf = {"topology.message.timeout.secs": 30, "task.heartbeat.frequency.secs": 1, "topology.acker.executors": 1}
+    conf = {
+        "topology.message.timeout.secs": 30,
+        "task.heartbeat.frequency.secs": 1,
+        "topology.acker.executors": 1,
+    }
     code = {"rig_code.py": CODE}
     # Old enough for findings.
     launched = int(time.time()) - 60
@@ -159,19 +182,36 @@ def open_shop(
         name="shop",
         launched=launched,
     )
-    service = LogService(load_cluster_conf(None, {**zk_conf, "supervisor.http.port": 0}), folder, "s1")
+    service = LogService(
+        load_cluster_conf(None, {**zk_conf, "supervisor.http.port": 0}), folder, "s1"
+    )
     service.start(lambda: ())
     ports = (free_port(), free_port())
     info = SupervisorInfo(
-        host="127.0.0.1", ports=(*ports, 1), started=0, count=1, version="t", http=service.url, cpu=400, memory_mb=4096
+        host="127.0.0.1",
+        ports=(*ports, 1),
+        started=0,
+        count=1,
+        version="t",
+        http=service.url,
+        cpu=400,
+        memory_mb=4096,
     )
     cluster.state.set_ephemeral_node(paths.supervisor("s1"), encode_record(info))
-    reasons = {"reasons": {"3": f"the least loaded worker {MARKUP}"}, "worker_reasons": {}, "warnings": []}
+    reasons = {
+        "reasons": {"3": f"the least loaded worker {MARKUP}"},
+        "worker_reasons": {},
+        "warnings": [],
+    }
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as client:
         for key in ("stormconf.ser", "stormcode.ser"):
-            client.put(f"/v1/blobs/{rig.topology_id}-{key}", content=(rig.code_dir / key).read_bytes())
+            client.put(
+                f"/v1/blobs/{rig.topology_id}-{key}", content=(rig.code_dir / key).read_bytes()
+            )
         client.put(f"/v1/blobs/{rig.topology_id}-stormjar.jar", content=b"jar")
-        client.put(f"/v1/blobs/{rig.topology_id}-placement.json", content=json.dumps(reasons).encode())
+        client.put(
+            f"/v1/blobs/{rig.topology_id}-placement.json", content=json.dumps(reasons).encode()
+        )
     try:
         rig.assign({("s1", ports[0]): "1,3,5,7-10", ("s1", ports[1]): "2,4,6,11"})
         for used in ports:

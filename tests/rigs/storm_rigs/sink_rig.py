@@ -106,7 +106,13 @@ class SinkRig:
         }
         self.total = total
         self.rig = WorkerRig(
-            folder, cluster, zk_conf, builder.build(), _table("1-2"), conf=settings, code={"rig_code.py": _CODE}
+            folder,
+            cluster,
+            zk_conf,
+            builder.build(),
+            _table("1-2"),
+            conf=settings,
+            code={"rig_code.py": _CODE},
         )
 
     def run(self, written: Callable[[], int], kills: int) -> None:
@@ -118,15 +124,23 @@ class SinkRig:
         rig.start(*two)
         for kill in range(kills):
             least = total * (kill + 1) // (kills + 2)
-            eventually(lambda least=least: written() > least, timeout=300, what=f"{least} rows are written")
+            eventually(
+                lambda least=least: written() > least, timeout=300, what=f"{least} rows are written"
+            )
             last = kill == kills - 1
             for slot in (one, two) if last else (two,):
                 rig.processes[slot].kill()
                 rig.processes[slot].wait()
             if last:
-                rig.cluster.state.set_data(paths.tasks(rig.topology_id), encode_record(_table("1-3")))
+                rig.cluster.state.set_data(
+                    paths.tasks(rig.topology_id), encode_record(_table("1-3"))
+                )
                 rig.assign({one: "1,5-7", two: "2,3"})
             for slot in (one, two) if last else (two,):
                 rig.start(*slot)
         path = rig.folder / "acked"
-        eventually(lambda: len(set(path.read_text().split())) >= total, timeout=600, what="all numbers are acked")
+        eventually(
+            lambda: len(set(path.read_text().split())) >= total,
+            timeout=600,
+            what="all numbers are acked",
+        )

@@ -28,7 +28,13 @@ class Recorder:
         self.told: list[tuple[int, list[Any]]] = []
 
     def emit(
-        self, tup: Any, stream: str | None, anchors: Any, direct_task: int | None, need_task_ids: bool, tup_id: Any
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
     ) -> None:
         self.emitted.append((tup_id, list(tup)))
 

@@ -17,7 +17,11 @@ from storm_dagster.spark.server import spark_connect_command, spark_environment
 
 
 def wait_until_ready(
-    port: int, process: subprocess.Popen[bytes], *, host: str = "127.0.0.1", timeout_secs: float = 120.0
+    port: int,
+    process: subprocess.Popen[bytes],
+    *,
+    host: str = "127.0.0.1",
+    timeout_secs: float = 120.0,
 ) -> None:
     """Return when the server listens; :class:`Unavailable` when it ends before, or after the timeout."""
     deadline = time.monotonic() + timeout_secs
@@ -31,14 +35,22 @@ def wait_until_ready(
             if probe.connect_ex((host, port)) == 0:
                 return
         time.sleep(0.1)
-    raise Unavailable(f"the Spark server does not listen on {host}:{port} after {timeout_secs:g} s: look at its log")
+    raise Unavailable(
+        f"the Spark server does not listen on {host}:{port} after {timeout_secs:g} s: look at its log"
+    )
 
 
 class SparkServer:
     """An embedded server as a child process, with the Python workers that it starts."""
 
     def __init__(
-        self, port: int, folder: Path, *, memory: str = "1g", log_path: Path | None = None, page: int | None = None
+        self,
+        port: int,
+        folder: Path,
+        *,
+        memory: str = "1g",
+        log_path: Path | None = None,
+        page: int | None = None,
     ) -> None:
         self.port = port
         self.remote: str = f"sc://127.0.0.1:{port}"
@@ -67,7 +79,9 @@ class SparkServer:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 spark_connect_command(self.port, self._folder, memory=self._memory, conf=conf),
-                env=spark_environment(self._folder, {**os.environ, "PYTHONPATH": str(self.python_path)}),
+                env=spark_environment(
+                    self._folder, {**os.environ, "PYTHONPATH": str(self.python_path)}
+                ),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

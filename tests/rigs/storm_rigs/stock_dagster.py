@@ -38,7 +38,12 @@ class StockDagster:
     """
 
     def __init__(
-        self, root: Path, module: str, home: Path, settings: str = "", env: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        module: str,
+        home: Path,
+        settings: str = "",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.root, self.module, self.home = root, module, home
         home.mkdir()
@@ -51,7 +56,12 @@ class StockDagster:
 
     def __enter__(self) -> Self:
         command = [str(Path(sys.executable).with_name("dagster")), "dev", "-m", self.module]
-        env = {**os.environ, "DAGSTER_HOME": str(self.home), "DAGSTER_DISABLE_TELEMETRY": "yes", **self._env}
+        env = {
+            **os.environ,
+            "DAGSTER_HOME": str(self.home),
+            "DAGSTER_DISABLE_TELEMETRY": "yes",
+            **self._env,
+        }
         env.pop("STORM_DAGSTER_HOME", None)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -60,7 +70,13 @@ class StockDagster:
             )  # fmt: skip
         try:
             # A webserver and its code location on a machine that runs other things too.
-            eventually(self.shown, 240, "the stock Dagster", interval=1, ignore=(httpx.HTTPError, AssertionError))
+            eventually(
+                self.shown,
+                240,
+                "the stock Dagster",
+                interval=1,
+                ignore=(httpx.HTTPError, AssertionError),
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -69,7 +85,10 @@ class StockDagster:
     def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         assert process is not None
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        family = [
+            psutil.Process(process.pid),
+            *psutil.Process(process.pid).children(recursive=True),
+        ]
         os.kill(process.pid, signal.SIGTERM)
         for each in psutil.wait_procs(family, 40)[1]:
             each.kill()
@@ -105,10 +124,13 @@ class StockDagster:
         return {
             "jobs": {job["name"]: True for job in found["jobs"]},
             "schedules": {
-                each["name"]: (each["cronSchedule"], each["scheduleState"]["status"]) for each in found["schedules"]
+                each["name"]: (each["cronSchedule"], each["scheduleState"]["status"])
+                for each in found["schedules"]
             },
             "sensors": {each["name"]: each["sensorState"]["status"] for each in found["sensors"]},
-            "resources": {each["name"]: each["resourceType"] for each in found["allTopLevelResourceDetails"]},
+            "resources": {
+                each["name"]: each["resourceType"] for each in found["allTopLevelResourceDetails"]
+            },
             "assets": {"/".join(node["assetKey"]["path"]): True for node in found["assetNodes"]},
         }
 
@@ -142,7 +164,9 @@ class StockDagster:
             return run if run is not None and run.is_finished else None
 
         run = eventually(ended, timeout, f"the end of run {run_id}", interval=0.5)
-        assert run.is_success, [entry.user_message for entry in self.instance.all_logs(run_id)][-10:]
+        assert run.is_success, [entry.user_message for entry in self.instance.all_logs(run_id)][
+            -10:
+        ]
 
     def run(self, job: str, **tags: str) -> Counter[str]:
         """Launch it and wait for its success: what it left in the event log."""
@@ -155,7 +179,8 @@ class StockDagster:
         return Counter(
             entry.dagster_event.event_type_value
             for entry in self.instance.all_logs(run_id)
-            if entry.dagster_event is not None and entry.dagster_event.event_type_value != "ENGINE_EVENT"
+            if entry.dagster_event is not None
+            and entry.dagster_event.event_type_value != "ENGINE_EVENT"
         )
 
     def made(self, key: dg.AssetKey) -> int:

@@ -22,7 +22,9 @@ _NEEDS = (
 )
 _DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"
 # The command line alone: Storm's Clojure needs jars that Maven Central lacks.
-_ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+_ALONE = (
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+)
 
 
 def storm_home() -> Path:
@@ -35,14 +37,27 @@ def storm_home() -> Path:
     if maven is None:
         pytest.skip("Maven is not installed: install maven")
     home.mkdir(parents=True, exist_ok=True)
-    needs = "".join(_DEPENDENCY.format(*each.split(":"), _ALONE if "storm-core" in each else "") for each in _NEEDS)
+    needs = "".join(
+        _DEPENDENCY.format(*each.split(":"), _ALONE if "storm-core" in each else "")
+        for each in _NEEDS
+    )
     pom = home / "client.xml"
     pom.write_text(
         "<project><modelVersion>4.0.0</modelVersion><groupId>local</groupId><artifactId>client</artifactId>"
         f"<version>1</version><dependencies>{needs}</dependencies></project>"
     )
-    command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
-    if subprocess.run([*command, f"-DoutputDirectory={home / 'lib'}"], timeout=500, check=False).returncode:
+    command = [
+        maven,
+        "-q",
+        "-B",
+        "-f",
+        str(pom),
+        "dependency:copy-dependencies",
+        "-DincludeScope=runtime",
+    ]
+    if subprocess.run(
+        [*command, f"-DoutputDirectory={home / 'lib'}"], timeout=500, check=False
+    ).returncode:
         pytest.skip("Maven Central does not answer")
     (home / "RELEASE").write_text(VERSION)
     (home / ".complete").touch()

@@ -15,7 +15,9 @@ from storm_dagster.zk.session import ZkSession
 class LinkedSupervisor:
     """One link with its own session."""
 
-    def __init__(self, conf: dict[str, Any], name: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903)) -> None:
+    def __init__(
+        self, conf: dict[str, Any], name: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903)
+    ) -> None:
         values = {**default_conf(), "supervisor.heartbeat.frequency.secs": 0.2, **conf}
         self.name, self.beats, self._passes = name, 0, 0
         self._ports = ports
@@ -32,7 +34,9 @@ class LinkedSupervisor:
 
     def _info(self, count: int) -> SupervisorInfo:
         self.beats = count - 1
-        return SupervisorInfo(host=self.name, ports=self._ports, started=0, count=count, version="t")
+        return SupervisorInfo(
+            host=self.name, ports=self._ports, started=0, count=count, version="t"
+        )
 
     def _pass(self) -> int:
         self._passes += 1
@@ -46,4 +50,8 @@ class LinkedSupervisor:
 
     def runs(self) -> set[str]:
         """Ids of the topologies that it is to run."""
-        return {work.topology_id for work in self.link.claims.work.values()} if self.link.claims else set()
+        return (
+            {work.topology_id for work in self.link.claims.work.values()}
+            if self.link.claims
+            else set()
+        )

@@ -47,7 +47,15 @@ class SupervisorRig:
         merged = {**self.conf, **{key.replace("__", "."): value for key, value in conf.items()}}
         with (self.home / f"supervisor-{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(self.home), json.dumps(merged), name, json.dumps(ports)],
+                [
+                    sys.executable,
+                    "-c",
+                    _PROGRAM,
+                    str(self.home),
+                    json.dumps(merged),
+                    name,
+                    json.dumps(ports),
+                ],
                 stdout=log,
                 stderr=log,
             )
@@ -57,7 +65,11 @@ class SupervisorRig:
     def code(self, code_dir: str, behaviour: str = "", **conf: Any) -> None:
         self.blobs.put_code(
             code_dir,
-            {"topology.python": self.python, "topology.environment": {"STAND_IN": behaviour, "WORD": "storm"}, **conf},
+            {
+                "topology.python": self.python,
+                "topology.environment": {"STAND_IN": behaviour, "WORD": "storm"},
+                **conf,
+            },
         )
 
     def assign(
@@ -75,7 +87,10 @@ class SupervisorRig:
                 topology_id=topology_id,
                 code_dir=code or topology_id,
                 node_host={node: "127.0.0.1"},
-                workers=tuple(WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for port in ports),
+                workers=tuple(
+                    WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks)
+                    for port in ports
+                ),
                 task_start_secs={},
                 timestamp_ms=1,
                 # Without it new code is for each worker's next start.

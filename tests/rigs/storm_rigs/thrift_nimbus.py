@@ -29,7 +29,9 @@ class ThriftNimbus:
         self.conf = conf
         self.stopping = threading.Event()
         merged = load_cluster_conf(None, {"nimbus.thrift.port": 0, "nimbus.http.port": 0, **conf})
-        self.thread = threading.Thread(target=run_nimbus, args=(merged, home, nimbus_id, self.stopping))
+        self.thread = threading.Thread(
+            target=run_nimbus, args=(merged, home, nimbus_id, self.stopping)
+        )
         self.thread.start()
         self._clients: list[Any] = []
 

@@ -18,7 +18,9 @@ class UpgradeStandIns:
         self.cluster = cluster
         self.id = topology_id
         assignment = self.topology.assignment
-        self.runs: dict[str, str] = {worker.address: self.id for worker in (assignment.workers if assignment else ())}
+        self.runs: dict[str, str] = {
+            worker.address: self.id for worker in (assignment.workers if assignment else ())
+        }
         """``host:port`` -> the code that its process runs."""
 
     @property
@@ -49,7 +51,14 @@ class UpgradeStandIns:
         batch = pick(UpgradeSnapshot(state, topology.assignment, topology.tasks))
         if batch is not None and epoch is not None:
             version = topology.assignment_at.version
-            write_pick(self.cluster.state, self.id, state, batch, epoch=epoch[0], assignment_version=version)
+            write_pick(
+                self.cluster.state,
+                self.id,
+                state,
+                batch,
+                epoch=epoch[0],
+                assignment_version=version,
+            )
 
     def supervise(self) -> None:
         """Act as the supervisors: replace processes, then write their state."""

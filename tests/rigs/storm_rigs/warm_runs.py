@@ -154,5 +154,6 @@ class Place:
         """Every message of the run."""
         entries = self.instance.all_logs(run_id)
         return "\n".join(
-            str(entry.dagster_event.message if entry.dagster_event else entry.message) for entry in entries
+            str(entry.dagster_event.message if entry.dagster_event else entry.message)
+            for entry in entries
         )

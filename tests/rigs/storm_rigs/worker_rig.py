@@ -35,7 +35,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
 # Below the ports that the kernel gives to connections, and those of `dev --ports auto`; each worker of pytest has its own.
-_ports = itertools.cycle([10_000 + 2_000 * _WORKER + (os.getpid() + number) % 2_000 for number in range(2_000)])
+_ports = itertools.cycle(
+    [10_000 + 2_000 * _WORKER + (os.getpid() + number) % 2_000 for number in range(2_000)]
+)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -87,7 +89,10 @@ class WorkerRig:
         (self.code_dir / "stormconf.ser").write_text(json.dumps(dict(conf or {})), encoding="utf-8")
         (self.code_dir / "stormcode.ser").write_bytes(spec.to_json())
         self._put(paths.tasks(topology_id), encode_record(table))
-        self._put(paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=1)))
+        self._put(
+            paths.taskbeats(topology_id),
+            encode_record(TaskBeats(topology_id=topology_id, topology_master=1)),
+        )
         self._put(paths.task_errors(topology_id), b"")
         self._put(paths.metrics(topology_id), b"")
 
@@ -105,7 +110,9 @@ class WorkerRig:
             code_dir=self.topology_id,
             node_host={node: self.hosts.get(node, "127.0.0.1") for node, _ in slots},
             workers=tuple(
-                WorkerSlot(node=node, host=self.hosts.get(node, "127.0.0.1"), port=port, tasks=tasks)
+                WorkerSlot(
+                    node=node, host=self.hosts.get(node, "127.0.0.1"), port=port, tasks=tasks
+                )
                 for (node, port), tasks in slots.items()
             ),
             task_start_secs={},
@@ -147,7 +154,9 @@ class WorkerRig:
             log_path=str(self.log_path(node, port)),
         )
         spec.write(folder / "spec.json")
-        python_path = os.pathsep.join([str(self.code_dir / "code"), os.environ.get("PYTHONPATH", "")])
+        python_path = os.pathsep.join(
+            [str(self.code_dir / "code"), os.environ.get("PYTHONPATH", "")]
+        )
         with self.log_path(node, port).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "storm_dagster.worker", str(folder / "spec.json")],
@@ -179,7 +188,9 @@ class WorkerRig:
             return False
         live = self.live()
         return all(
-            worker.slot in live and live[worker.slot].status == "running" and live[worker.slot].tasks == worker.tasks
+            worker.slot in live
+            and live[worker.slot].status == "running"
+            and live[worker.slot].tasks == worker.tasks
             for worker in found[0].workers
         )
 

@@ -27,7 +27,12 @@ from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
 
 WORD_COUNT: dict[str, Any] = {
-    "spouts": {"lines": {"object": {"python": "wc.spouts:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "spouts": {
+        "lines": {
+            "object": {"python": "wc.spouts:Lines"},
+            "outputs": {"default": {"fields": ["line"]}},
+        }
+    },
     "bolts": {
         "split": {
             "object": {"python": "wc.bolts:Split"},
@@ -79,15 +84,32 @@ class World:
         record = EpochRecord(leader=leader, http="http://127.0.0.1:7621")
         return self.cluster.state.set_data(paths.EPOCH, encode_record(record))
 
-    def supervisor(self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903), **more: Any) -> None:
+    def supervisor(
+        self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903), **more: Any
+    ) -> None:
         info = SupervisorInfo(
-            **{"host": supervisor_id, "ports": ports, "started": 0, "count": 1, "version": "t", **more}
+            **{
+                "host": supervisor_id,
+                "ports": ports,
+                "started": 0,
+                "count": 1,
+                "version": "t",
+                **more,
+            }
         )
         self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
-    def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None, archive: bytes | None = ARCHIVE) -> str:
+    def upload(
+        self,
+        handle: str,
+        topology: Any = WORD_COUNT,
+        conf: Any = None,
+        archive: bytes | None = ARCHIVE,
+    ) -> str:
         self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
-        self.blobs.put(upload_key(handle, "conf"), json.dumps(conf if conf is not None else {}).encode())
+        self.blobs.put(
+            upload_key(handle, "conf"), json.dumps(conf if conf is not None else {}).encode()
+        )
         if archive is not None:
             self.blobs.put(upload_key(handle, "archive"), archive)
         return handle
@@ -128,7 +150,9 @@ class World:
                 status=status,  # type: ignore[arg-type]
                 code="0123456789abcdef",
             )
-            self.cluster.state.set_ephemeral_node(paths.worker(topology_id, node, port), encode_record(record))
+            self.cluster.state.set_ephemeral_node(
+                paths.worker(topology_id, node, port), encode_record(record)
+            )
 
     def find(self, name: str = "wc") -> TopologyView | None:
         """The topology of that name."""

@@ -30,11 +30,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay one seed, and print what happened")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--faults", type=int, help="run seeds until so many faults, and a hundredth of it of each kind")
-    parser.add_argument("--kept", type=Path, help="file in which the sums are kept, for a run that continues them")
-    parser.add_argument("--secs", type=float, default=120.0, help="virtual seconds of faults for each seed")
     parser.add_argument(
-        "--mutants", nargs="?", const="", help="plant the bugs whose name holds this (all), one after the other"
+        "--faults",
+        type=int,
+        help="run seeds until so many faults, and a hundredth of it of each kind",
+    )
+    parser.add_argument(
+        "--kept", type=Path, help="file in which the sums are kept, for a run that continues them"
+    )
+    parser.add_argument(
+        "--secs", type=float, default=120.0, help="virtual seconds of faults for each seed"
+    )
+    parser.add_argument(
+        "--mutants",
+        nargs="?",
+        const="",
+        help="plant the bugs whose name holds this (all), one after the other",
     )
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
@@ -55,7 +66,11 @@ def main() -> int:
     first = given.first if given.seed is None else given.seed
     tally = Tally.load(given.kept, first) if given.kept else Tally(first)
     first = tally.next_seed
-    seeds = count(first) if given.faults else range(first, first + (given.seeds if given.seed is None else 1))
+    seeds = (
+        count(first)
+        if given.faults
+        else range(first, first + (given.seeds if given.seed is None else 1))
+    )
     for seed in seeds:
         result = run_seed(seed, given.secs)
         tally.add(result)
@@ -98,7 +113,9 @@ def _mutants(which: str, first: int, seeds: int, secs: float) -> int:
             if result.violation:
                 found = f"seed {seed}: {result.violation}"
                 break
-        expected = bool(found) and found.partition(": ")[2].split()[0].rstrip(":") in mutant.invariant.split("|")
+        expected = bool(found) and found.partition(": ")[2].split()[0].rstrip(
+            ":"
+        ) in mutant.invariant.split("|")
         missed += not found
         state = "MISSED" if not found else "caught" if expected else "caught by another rule"
         print(f"{state} ({cpu:.0f} s) {mutant.name}: {found[:230]}", flush=True)

@@ -61,7 +61,9 @@ class Calm:
                 found.append(f"{topology_id} has no assignment")
             else:
                 tasks = [task for worker in assignment.workers for task in worker.ids]
-                dead = [task for task in tasks if not self.cluster.owners.running(topology_id, task)]
+                dead = [
+                    task for task in tasks if not self.cluster.owners.running(topology_id, task)
+                ]
                 if dead:
                     found.append(f"tasks {dead} of {topology_id}")
                 if base.status != base.wanted_status:
@@ -70,7 +72,10 @@ class Calm:
 
     def _settle(self) -> None:
         cluster = self.cluster
-        ended = cluster.until(lambda: all(c.ended is not None or _gone(c) for c in cluster.commands), _SETTLE_SECS + 60)
+        ended = cluster.until(
+            lambda: all(c.ended is not None or _gone(c) for c in cluster.commands),
+            _SETTLE_SECS + 60,
+        )
         if not ended:
             left = [str(c) for c in cluster.commands if c.ended is None and not _gone(c)]
             self._fail("I8", f"a command does not end: {left[0]}")
@@ -85,7 +90,9 @@ class Calm:
     def _end_upgrades(self) -> None:
         """As an operator does: an upgrade whose batch is done waits for one."""
         for _ in range(10):
-            names = sorted(base.name for base in self.bases().values() if base.status == "UPGRADING")
+            names = sorted(
+                base.name for base in self.bases().values() if base.status == "UPGRADING"
+            )
             for name in names:
                 verb = self.cluster.kernel.rng.choice(("complete_upgrade", "roll_back"))
                 if verb == "roll_back":
@@ -99,7 +106,11 @@ class Calm:
         """For a while no supervisor takes a worker of that topology back: a rollback waits for that."""
         for worker in list(self.cluster.workers.values()):
             process = self.cluster.supervisors[worker.host.name].process
-            if worker.spec.topology_id.rsplit("-", 2)[0] == name and process is not None and process.runs:
+            if (
+                worker.spec.topology_id.rsplit("-", 2)[0] == name
+                and process is not None
+                and process.runs
+            ):
                 process.freeze()
                 self.cluster.kernel.after(2.0, process.thaw)
 
@@ -124,11 +135,15 @@ class Calm:
                 others = [
                     other
                     for other in mine[:at] + mine[at + 1 :]
-                    if other.verb in _CHANGES and (other.ended is None or other.ended >= command.begun)
+                    if other.verb in _CHANGES
+                    and (other.ended is None or other.ended >= command.begun)
                 ]
                 if others or name in self.cluster.rules.tainted:
                     continue
-                replacing = any(other.verb in ("update", "restart") and _overlap(command, other) for other in mine)
+                replacing = any(
+                    other.verb in ("update", "restart") and _overlap(command, other)
+                    for other in mine
+                )
                 during = " (during an update or restart)" if replacing else ""
                 base = by_name.get(name)
                 wanted = {"activate": "ACTIVE", "deactivate": "INACTIVE"}.get(command.verb)
@@ -137,7 +152,9 @@ class Calm:
                 elif command.verb == "submit" and base is None:
                     self._fail("acknowledged", f"{command}, and nothing is called {name}")
                 elif wanted and base is not None and base.wanted_status != wanted:
-                    self._fail("acknowledged", f"{command}{during}, and {name} is {base.wanted_status}")
+                    self._fail(
+                        "acknowledged", f"{command}{during}, and {name} is {base.wanted_status}"
+                    )
 
     def _serves(self) -> None:
         """Clients reach the leader, and what they put is stored."""
@@ -168,7 +185,9 @@ class Calm:
             with operations(self.cluster) as ctx:
                 broken = violations(ClusterSnapshot(ctx.cluster.load_view()))
                 # A supervisor may be between two sessions.
-                found.extend(each.sentence for each in broken if each.rule != "assigned_to_live_slots")
+                found.extend(
+                    each.sentence for each in broken if each.rule != "assigned_to_live_slots"
+                )
 
         process = self.cluster.job("look", look)
         self.cluster.until(lambda: process.dead, 30.0)
@@ -187,7 +206,9 @@ class Calm:
             gone = []
         used = sum(len(a.workers) for a in cluster.rules.assignments.values())
         ports = len(next(iter(cluster.supervisors.values())).ports)
-        most = min(2, len(cluster.supervisors) - 1, len(cluster.supervisors) - -(-(used + 1) // ports))
+        most = min(
+            2, len(cluster.supervisors) - 1, len(cluster.supervisors) - -(-(used + 1) // ports)
+        )
         most = max(0, most)
         alone = rng.random() < 0.4
         gone += rng.sample(sorted(cluster.supervisors), rng.randint(min(int(alone), most), most))
@@ -206,10 +227,17 @@ class Calm:
 
     def _readable_without(self, gone: list[str]) -> bool:
         """Whether the nimbuses that stay hold the code of everything that runs."""
-        held = {key for name, part in self.cluster.nimbuses.items() if name not in gone for key in stored(part.host)}
+        held = {
+            key
+            for name, part in self.cluster.nimbuses.items()
+            if name not in gone
+            for key in stored(part.host)
+        }
         dirs = [assignment.code_dir for assignment in self.cluster.rules.assignments.values()]
         return all(
-            key in held for code_dir in dirs for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
+            key in held
+            for code_dir in dirs
+            for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
         )
 
     # -- nothing happens any more ------------------------------------------------------------------------------
@@ -251,7 +279,9 @@ class Calm:
         for each in self._watched():
             self._fail("I3", f"a watch is left of what is gone: {each}")
         if cluster.workers:
-            self._fail("I3", f"{next(iter(cluster.workers.values())).process} runs, and no topology does")
+            self._fail(
+                "I3", f"{next(iter(cluster.workers.values())).process} runs, and no topology does"
+            )
 
     def _left(self) -> list[str]:
         nodes = self.cluster.ensemble.tree.nodes
@@ -262,7 +292,11 @@ class Calm:
 
     def _watched(self) -> list[str]:
         """Watches of topologies that are gone, in words."""
-        tables = [table for each in self.cluster.ensemble.servers for table in (each.watches.data, each.watches.child)]
+        tables = [
+            table
+            for each in self.cluster.ensemble.servers
+            for table in (each.watches.data, each.watches.child)
+        ]
         return [
             f"{path} of {next(iter(of)).label}"
             for table in tables
@@ -278,7 +312,11 @@ class Calm:
 
 def _overlap(one: Command, other: Command) -> bool:
     """Whether the other was under way at some moment of the one."""
-    return one.ended is not None and other.begun <= one.ended and (other.ended is None or other.ended >= one.begun)
+    return (
+        one.ended is not None
+        and other.begun <= one.ended
+        and (other.ended is None or other.ended >= one.begun)
+    )
 
 
 def _of(part: str, ids: set[str]) -> bool:

@@ -278,7 +278,12 @@ class SimulatedClient:
         pass
 
     def create_async(
-        self, path: str, value: bytes = b"", acl: Any = None, ephemeral: bool = False, sequence: bool = False
+        self,
+        path: str,
+        value: bytes = b"",
+        acl: Any = None,
+        ephemeral: bool = False,
+        sequence: bool = False,
     ) -> Answer:
         return self._begin(Create(path, value, OPEN_ACL_UNSAFE, ephemeral * 1 + sequence * 2))
 
@@ -328,13 +333,17 @@ class SimulatedClient:
 
     # -- what comes back ----------------------------------------------------------------------------------
 
-    def answered(self, connection: Connection, value: Any, answer: Answer | None, sent: float) -> None:
+    def answered(
+        self, connection: Connection, value: Any, answer: Answer | None, sent: float
+    ) -> None:
         if connection is not self.connection and value != "closed":
             return
         self._heard = self.kernel.now
         lease = self.lease_view.lease
         if lease.session_id and sent > lease.answered_boot:
-            self.lease_view.lease = SessionLease(lease.session_id, sent, lease.negotiated_ms, lease.connected_boot)
+            self.lease_view.lease = SessionLease(
+                lease.session_id, sent, lease.negotiated_ms, lease.connected_boot
+            )
         if answer is None:
             return
         if self._pending and self._pending[0] is answer:
@@ -380,7 +389,9 @@ class SimulatedClient:
         queued, self._queued = self._queued, deque()
         for answer in (*pending, *(each for _, each in queued)):
             answer.settle(error())
-        watchers = [each for table in (self._data, self._child) for of in table.values() for each in of]
+        watchers = [
+            each for table in (self._data, self._child) for of in table.values() for each in of
+        ]
         self._data, self._child = {}, {}
         event = WatchedEvent(EventType.NONE, KeeperState.CONNECTING, None)
         for watcher in dict.fromkeys(watchers):
@@ -407,11 +418,15 @@ class SimulatedClient:
             return
         server = self.kernel.rng.choice(self.ensemble.servers)
         there, back = self.delay_to(server), self.delay_from(server)
-        serves = server.up and server.serving and (self.ensemble.leader is not None) and not server.cut
+        serves = (
+            server.up and server.serving and (self.ensemble.leader is not None) and not server.cut
+        )
         if there is None or back is None or not serves:
             silent = there is None or back is None
             self._wait = min(2 * self._wait, 1.0)
-            self._try_soon((_CONNECT_SECS if silent else 0.001) + self._wait + 0.4 * self.kernel.rng.random())
+            self._try_soon(
+                (_CONNECT_SECS if silent else 0.001) + self._wait + 0.4 * self.kernel.rng.random()
+            )
             return
         sent = self.kernel.boot(self.process)
         self.kernel.after(there, self._arrive, server, sent)
@@ -432,7 +447,9 @@ class SimulatedClient:
             ensemble.hear(self.session, server)
             for other in ensemble.servers:
                 # A session moves with its newest connection.
-                for connection in [each for each in other.connections if each.session is self.session]:
+                for connection in [
+                    each for each in other.connections if each.session is self.session
+                ]:
                     connection.forget()
         if server.tree.zxid < ensemble.tree.zxid:
             # A client never goes back in time: a server behind what it saw would refuse it.
@@ -482,7 +499,10 @@ class SimulatedClient:
             return
         connection.send("ping", None, self.kernel.boot(self.process))
         self.kernel.after(
-            timeout / 3 * self.kernel.rng.uniform(0.8, 0.95), self.process.deliver, self._ping, connection
+            timeout / 3 * self.kernel.rng.uniform(0.8, 0.95),
+            self.process.deliver,
+            self._ping,
+            connection,
         )
 
     def _process_died(self) -> None:

@@ -164,7 +164,9 @@ class Cluster:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def start_worker(self, host: Host, port: int, work: Work, code: dict[str, Any]) -> SimulatedWorker:
+    def start_worker(
+        self, host: Host, port: int, work: Work, code: dict[str, Any]
+    ) -> SimulatedWorker:
         worker = SimulatedWorker(self, host, port, work, code)
         self.workers[worker.process.pid] = worker
         return worker
@@ -190,7 +192,9 @@ class Cluster:
         if self._ports.get(slot) is worker:
             del self._ports[slot]
 
-    def send_report(self, worker: SimulatedWorker, slot: tuple[str, int], report: WorkerReport) -> None:
+    def send_report(
+        self, worker: SimulatedWorker, slot: tuple[str, int], report: WorkerReport
+    ) -> None:
         """From worker to worker."""
         target = self._ports.get(slot)
         delay = self.links.delay(worker.host.name, slot[0])

@@ -46,9 +46,15 @@ class Command:
         return f"{self.begun:.1f} {self.verb} {self.name} {self.options}: {state}"
 
 
-def upload(ctx: OperationsContext, handle: str, workers: int, archive: int = 0, single: bool = False) -> str:
+def upload(
+    ctx: OperationsContext, handle: str, workers: int, archive: int = 0, single: bool = False
+) -> str:
     """Put the parts of an upload; ``single``: the topology master gets a worker of its own."""
-    conf = {"topology.workers": workers, "topology.message.timeout.secs": 5, "topology.master.single.worker": single}
+    conf = {
+        "topology.workers": workers,
+        "topology.message.timeout.secs": 5,
+        "topology.master.single.worker": single,
+    }
     ctx.blobs.put(upload_key(handle, "topology"), json.dumps(WORD_COUNT).encode())
     ctx.blobs.put(upload_key(handle, "conf"), json.dumps(conf).encode())
     ctx.blobs.put(upload_key(handle, "archive"), _ARCHIVES[archive % len(_ARCHIVES)])
@@ -71,7 +77,13 @@ def _turn(verb: str) -> Callable[[OperationsContext, str, dict[str, Any]], Any]:
 
 
 def _rebalance(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
-    return rebalance(ctx, name, workers=options.get("workers"), reassign=options.get("reassign", False), wait_secs=1)
+    return rebalance(
+        ctx,
+        name,
+        workers=options.get("workers"),
+        reassign=options.get("reassign", False),
+        wait_secs=1,
+    )
 
 
 def _update(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:

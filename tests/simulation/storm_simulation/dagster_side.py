@@ -41,7 +41,9 @@ def operations(cluster: Cluster) -> Iterator[OperationsContext]:
     conf = cluster.conf()
     with StormClusterState.open(conf.values) as state:
         with NimbusBlobClient(lambda: leader_http(state)) as blobs:
-            yield OperationsContext(cluster=state, blobs=blobs, conf=conf, planner=plan_placement, log=_LOG)
+            yield OperationsContext(
+                cluster=state, blobs=blobs, conf=conf, planner=plan_placement, log=_LOG
+            )
 
 
 @dataclass(eq=False)
@@ -81,7 +83,11 @@ class _Instance:
         kernel = self._dagster.cluster.kernel
         while self._dagster.storage.silent:
             kernel.sleep(1.0)
-        unfinished = [run for run in self._dagster.storage.runs if run.status in heartbeat_sensor.UNFINISHED_STATUSES]
+        unfinished = [
+            run
+            for run in self._dagster.storage.runs
+            if run.status in heartbeat_sensor.UNFINISHED_STATUSES
+        ]
         return unfinished[-limit:]
 
 
@@ -165,12 +171,16 @@ class SimulatedDagster:
         process = self.cluster.job(run.run_id, work)
         if self.next_run is not None:
             kernel = self.cluster.kernel
-            kernel.after(kernel.rng.choice((0.01, 0.1, 1.0)) * kernel.rng.random(), self.next_run, process)
+            kernel.after(
+                kernel.rng.choice((0.01, 0.1, 1.0)) * kernel.rng.random(), self.next_run, process
+            )
             self.next_run = None
 
         def lost() -> None:
             if run.status == dg.DagsterRunStatus.STARTED:
-                self.cluster.kernel.after(_LOST_RUN_SECS, setattr, run, "status", dg.DagsterRunStatus.FAILURE)
+                self.cluster.kernel.after(
+                    _LOST_RUN_SECS, setattr, run, "status", dg.DagsterRunStatus.FAILURE
+                )
 
         process.at_end.append(lost)
 
@@ -182,7 +192,9 @@ class SimulatedDagster:
             boot_id = f"boot-{self.host.name}-{self.host.files.get('boots', 0)}"
             try:
                 with operations(self.cluster) as ctx:
-                    memory = lifecycle.finish_due(ctx, memory, boot_id=boot_id, boot_now=kernel.boot()).memory
+                    memory = lifecycle.finish_due(
+                        ctx, memory, boot_id=boot_id, boot_now=kernel.boot()
+                    ).memory
             except StormDagsterError:
                 continue
 

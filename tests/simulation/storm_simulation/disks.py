@@ -45,15 +45,21 @@ class MemoryBlobStore(LocalBlobStore):
         error = broken_disk() if self._host.disk == "broken" else full_disk()
         if key is None:
             raise error
-        raise Unavailable(f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk")
+        raise Unavailable(
+            f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk"
+        )
 
-    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
         check_blob_key(key)
         raw = b"".join(chunked(chunks))
         self._writing(key)
         actual = hashlib.sha256(raw).hexdigest()
         if expected_sha256 is not None and actual != expected_sha256:
-            raise InvalidRequest(f"blob {key!r}: {expected_sha256} was announced, {actual} arrived: send it again")
+            raise InvalidRequest(
+                f"blob {key!r}: {expected_sha256} was announced, {actual} arrived: send it again"
+            )
         return self._store(BlobMeta(key, len(raw), actual), raw)
 
     def _store(self, meta: BlobMeta, raw: bytes) -> BlobMeta:

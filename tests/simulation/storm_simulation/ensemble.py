@@ -86,7 +86,11 @@ class Ensemble:
     @property
     def tree(self) -> Tree:
         """The truth: the leader's tree, or the newest one while there is none."""
-        return self.leader.tree if self.leader is not None else max(self.servers, key=lambda s: s.tree.zxid).tree
+        return (
+            self.leader.tree
+            if self.leader is not None
+            else max(self.servers, key=lambda s: s.tree.zxid).tree
+        )
 
     def digest(self) -> str:
         return self._digest.hexdigest()[:16]
@@ -109,7 +113,11 @@ class Ensemble:
     def _look_at(self, session: Session) -> None:
         if session.over:
             return
-        if self.leader is None or not self.quorum() or self.kernel.now < session.heard + session.timeout:
+        if (
+            self.leader is None
+            or not self.quorum()
+            or self.kernel.now < session.heard + session.timeout
+        ):
             if self.leader is None or not self.quorum():
                 session.heard = max(session.heard, self.kernel.now - session.timeout + self.tick)
             self._watch(session)
@@ -156,7 +164,9 @@ class Ensemble:
         node = server.tree.nodes.get(request.path)
         watch = getattr(request, "watcher", None)
         if watch and (node is not None or isinstance(request, Exists)):
-            table = server.watches.child if isinstance(request, GetChildren) else server.watches.data
+            table = (
+                server.watches.child if isinstance(request, GetChildren) else server.watches.data
+            )
             table.setdefault(request.path, {})[connection] = None
         if isinstance(request, Exists):
             return None if node is None else node.stat()
@@ -176,10 +186,14 @@ class Ensemble:
         self.writes += 1
         self.zxid += 1
         zxid, millis = self.zxid, int(self.kernel.now * 1000)
-        answer, happened = self._replicate(lambda tree: tree.apply(request, session.id, zxid, millis), first=server)
+        answer, happened = self._replicate(
+            lambda tree: tree.apply(request, session.id, zxid, millis), first=server
+        )
         if happened:
             self._count(session.label, 1)
-            operations = tuple(request.operations) if isinstance(request, Transaction) else (request,)
+            operations = (
+                tuple(request.operations) if isinstance(request, Transaction) else (request,)
+            )
             self._tell(Commit(session, operations, tuple(happened), self.tree), session.label)
         return answer
 
@@ -203,11 +217,15 @@ class Ensemble:
                 else:
                     self._fire(server, change(server.tree)[1])
             else:
-                server.busy_until = max(server.busy_until, self.kernel.now + server.lag * self.kernel.rng.random())
+                server.busy_until = max(
+                    server.busy_until, self.kernel.now + server.lag * self.kernel.rng.random()
+                )
                 self.kernel.at(server.busy_until, self._apply_late, server, change, self.zxid)
         return result
 
-    def _apply_late(self, server: Server, change: Callable[[Tree], tuple[Any, list[Happening]]], zxid: int) -> None:
+    def _apply_late(
+        self, server: Server, change: Callable[[Tree], tuple[Any, list[Happening]]], zxid: int
+    ) -> None:
         if server.up and not server.cut and server.tree.zxid < zxid:
             self._fire(server, change(server.tree)[1])
 
@@ -227,7 +245,12 @@ class Ensemble:
         for path in sorted(old.keys() | new.keys()):
             before, after = old.get(path), new.get(path)
             if before is None or after is None or before.czxid != after.czxid:
-                happened.append(("DELETED" if after is None else "CREATED" if before is None else "CHANGED", path))
+                happened.append(
+                    (
+                        "DELETED" if after is None else "CREATED" if before is None else "CHANGED",
+                        path,
+                    )
+                )
             elif before.mzxid != after.mzxid:
                 happened.append(("CHANGED", path))
             if after is not None and before is not None and before.children != after.children:
@@ -274,7 +297,9 @@ class Ensemble:
         server.cut = True
         if server is self.leader:
             self._no_leader(besides=server)
-        self.kernel.after(_SYNC_TICKS * self.tick * self.kernel.rng.uniform(0.4, 1.0), self._notice, server)
+        self.kernel.after(
+            _SYNC_TICKS * self.tick * self.kernel.rng.uniform(0.4, 1.0), self._notice, server
+        )
 
     def mend_server(self, server: Server) -> None:
         if server.cut:

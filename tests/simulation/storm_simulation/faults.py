@@ -96,7 +96,13 @@ class Faults:
         return chosen
 
     def host(self, *kinds: str) -> Host | None:
-        name = self.one([name for name in self.cluster.hosts if name[0] in kinds and name not in self.cluster.lost])
+        name = self.one(
+            [
+                name
+                for name in self.cluster.hosts
+                if name[0] in kinds and name not in self.cluster.lost
+            ]
+        )
         return None if name is None else self.cluster.hosts[name]
 
 
@@ -154,7 +160,11 @@ def _hit_run(kind: str, hit: Callable[[Process], Undo]) -> None:
         commands, rng = faults.cluster.commands, faults.rng
         if rng.random() < 0.2:
             faults.cluster.dagster.next_run = lambda process: strike(faults, process)
-        found = [c.process for c in commands if c.ended is None and c.process is not None and c.process.runs]
+        found = [
+            c.process
+            for c in commands
+            if c.ended is None and c.process is not None and c.process.runs
+        ]
         chosen = rng.choice(found) if found else None
         faults._what = str(chosen)
         return None if chosen is None else hit(chosen)
@@ -185,10 +195,16 @@ def _worker_hangs(faults: Faults) -> Undo | None:
     if process is None:
         return None
     topology_id = workers[process.pid].spec.topology_id
-    base, number, again = faults.cluster.rules.bases.get(topology_id), rng.choice((1, 2, 3, 4)), rng.random() < 0.5
+    base, number, again = (
+        faults.cluster.rules.bases.get(topology_id),
+        rng.choice((1, 2, 3, 4)),
+        rng.random() < 0.5,
+    )
     if base is not None and rng.random() < 0.5:
         faults.cluster.command("rebalance", base.name, workers=number, reassign=again)
-    return _hang(faults, [each for each in workers.values() if each.spec.topology_id == topology_id])
+    return _hang(
+        faults, [each for each in workers.values() if each.spec.topology_id == topology_id]
+    )
 
 
 @fault("workers hang, cut off", "links")
@@ -209,7 +225,9 @@ def _hung_and_cut(faults: Faults) -> Undo | None:
             faults.mend_after(4.0 * faults.rng.random(), "worker hangs", resume)
 
     # Mostly long enough for another worker to have the tasks by then.
-    return lambda: faults.mend_after(faults.rng.choice((0.0, 8.0, 12.0)), "workers hang, cut off", mend)
+    return lambda: faults.mend_after(
+        faults.rng.choice((0.0, 8.0, 12.0)), "workers hang, cut off", mend
+    )
 
 
 @fault("leader killed", "processes")
@@ -260,7 +278,11 @@ def _host_frozen(faults: Faults) -> Undo | None:
     host = faults.host("s", "n")
     if host is None:
         return None
-    frozen = [process for process in faults.cluster.processes.values() if process.host is host and process.runs]
+    frozen = [
+        process
+        for process in faults.cluster.processes.values()
+        if process.host is host and process.runs
+    ]
     for process in frozen:
         process.freeze()
 
@@ -344,7 +366,9 @@ def _client_cut(faults: Faults) -> Undo | None:
 @fault("client cut off", "links")
 def _client_cut_off(faults: Faults) -> Undo | None:
     """Nothing comes through between one process and ZooKeeper, while its neighbors are well."""
-    many = [each.client for server in faults.cluster.ensemble.servers for each in server.connections]
+    many = [
+        each.client for server in faults.cluster.ensemble.servers for each in server.connections
+    ]
     found = [client for client in many if not client.silent]
     if not found:
         return None
@@ -362,7 +386,9 @@ def _expired(faults: Faults) -> Undo | None:
     chosen = ensemble.sessions[faults.rng.choice(sorted(ensemble.sessions))]
     faults._what = chosen.label
     # The servers heard nothing of it for its whole timeout: so its owner was cut off at least as long.
-    owner = next((w for w in faults.cluster.workers.values() if w.process.name == chosen.label), None)
+    owner = next(
+        (w for w in faults.cluster.workers.values() if w.process.name == chosen.label), None
+    )
     if owner is not None:
         return None
     ensemble.end_session(chosen)
@@ -395,7 +421,9 @@ def _server_cut(faults: Faults) -> Undo | None:
 @fault("follower lags", "links")
 def _lags(faults: Faults) -> Undo | None:
     ensemble = faults.cluster.ensemble
-    followers = [server for server in ensemble.servers if server is not ensemble.leader and server.up]
+    followers = [
+        server for server in ensemble.servers if server is not ensemble.leader and server.up
+    ]
     if not followers or any(server.lag for server in ensemble.servers):
         return None
     server = faults.rng.choice(followers)
@@ -431,7 +459,9 @@ def _damaged(faults: Faults) -> Undo | None:
     assert part.process is not None
     part.process.kill()
     if path.exists():
-        path.write_text(path.read_text(encoding="utf-8")[: faults.rng.randrange(200)], encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8")[: faults.rng.randrange(200)], encoding="utf-8"
+        )
     return faults.cluster.start_missing
 
 

@@ -137,7 +137,9 @@ class Fiber(greenlet):
             return
         except Exception:
             # As in a real process: the thread ends, the others go on.
-            self.process.kernel.crashes.append(f"{self.process.name}/{self.name}: {traceback.format_exc()}")
+            self.process.kernel.crashes.append(
+                f"{self.process.name}/{self.name}: {traceback.format_exc()}"
+            )
         finally:
             self.finished = True
             self.process.fibers.discard(self)
@@ -175,7 +177,10 @@ class Waiter:
 
 def _kept(files: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """These files and all folders below, each with a copy of what is in it."""
-    return [(files, {**files}), *(each for part in files.values() if isinstance(part, dict) for each in _kept(part))]
+    return [
+        (files, {**files}),
+        *(each for part in files.values() if isinstance(part, dict) for each in _kept(part)),
+    ]
 
 
 class Kernel:
@@ -242,7 +247,11 @@ class Kernel:
     def _bury(self) -> None:
         """Free what the threads of killed processes hold: they unwind while nothing that they do has an effect."""
         dead, self.graveyard = self.graveyard, []
-        kept = [each for host in {fiber.process.host: None for fiber in dead} for each in _kept(host.files)]
+        kept = [
+            each
+            for host in {fiber.process.host: None for fiber in dead}
+            for each in _kept(host.files)
+        ]
         chance, pid, crashes = self.rng.getstate(), self.last_pid, len(self.crashes)
         self.over = True
         for fiber in dead:

@@ -67,7 +67,9 @@ def _without(*kinds: str) -> Callable[[Any], Any]:
     def make(original: Callable[..., LivenessResult]) -> Callable[..., LivenessResult]:
         def observe(*args: Any, **kwargs: Any) -> LivenessResult:
             seen = original(*args, **kwargs)
-            return replace(seen, causes=tuple(cause for cause in seen.causes if cause.kind not in kinds))
+            return replace(
+                seen, causes=tuple(cause for cause in seen.causes if cause.kind not in kinds)
+            )
 
         return observe
 
@@ -147,13 +149,19 @@ def _bump_without_lock(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nothing_alive(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda inventory, memory, **how: original(replace(inventory, topologies=(), busy_workers=()), memory, **how)
+    return lambda inventory, memory, **how: original(
+        replace(inventory, topologies=(), busy_workers=()), memory, **how
+    )
 
 
 def _without_last_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def assignment_of(*args: Any, **kwargs: Any) -> Any:
         made = original(*args, **kwargs)
-        return made.model_copy(update={"workers": made.workers[:-1]}) if len(made.workers) > 1 else made
+        return (
+            made.model_copy(update={"workers": made.workers[:-1]})
+            if len(made.workers) > 1
+            else made
+        )
 
     return assignment_of
 
@@ -181,16 +189,42 @@ def _m(name: str, invariant: str, *changes: Change) -> Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    _m("a worker opens tasks that another still has", "I2", (cluster_sync, "decode_ranges", _always(()))),
-    _m("a lease lasts 60 s too long", "I2", (session.ZkSession, "lease_end", _later(60.0))),
-    _m("writes are not fenced", "I5", (storm_cluster_state.StormClusterState, "fenced", _fenced_by_nothing)),
-    _m("no version is checked", "I1|I5|I6|acknowledged", (transaction.Transaction, "set", _any_version)),
-    _m("checks are left out", "I5", (transaction.Transaction, "check", lambda _: lambda self, path, version: self)),
     _m(
-        "a node counts as owned when it is there", "I5", (cluster_state.ZooKeeperClusterState, "owned", _owned_if_there)
+        "a worker opens tasks that another still has",
+        "I2",
+        (cluster_sync, "decode_ranges", _always(())),
     ),
-    _m("who resigns deletes whoever leads", "I5", (leadership.LeadershipSession, "resign", _resign_whoever_leads)),
-    _m("placements do not lock each other out", "I1", (transactions, "bump_assignments_version", _bump_without_lock)),
+    _m("a lease lasts 60 s too long", "I2", (session.ZkSession, "lease_end", _later(60.0))),
+    _m(
+        "writes are not fenced",
+        "I5",
+        (storm_cluster_state.StormClusterState, "fenced", _fenced_by_nothing),
+    ),
+    _m(
+        "no version is checked",
+        "I1|I5|I6|acknowledged",
+        (transaction.Transaction, "set", _any_version),
+    ),
+    _m(
+        "checks are left out",
+        "I5",
+        (transaction.Transaction, "check", lambda _: lambda self, path, version: self),
+    ),
+    _m(
+        "a node counts as owned when it is there",
+        "I5",
+        (cluster_state.ZooKeeperClusterState, "owned", _owned_if_there),
+    ),
+    _m(
+        "who resigns deletes whoever leads",
+        "I5",
+        (leadership.LeadershipSession, "resign", _resign_whoever_leads),
+    ),
+    _m(
+        "placements do not lock each other out",
+        "I1",
+        (transactions, "bump_assignments_version", _bump_without_lock),
+    ),
     _m(
         "the name is not looked at again before publishing",
         "I6|acknowledged",
@@ -211,27 +245,59 @@ MUTANTS: tuple[Mutant, ...] = (
         "I3|I5|core|crash|liveness",
         (cleaner, "find_garbage", _nothing_alive),
     ),
-    _m("nobody cleans", "I3", (duties.cleaner, "clean", lambda _: lambda ctx, memory, **how: (_CLEANED, memory))),
-    _m("the sensor sees and does nothing", "liveness", (heartbeat_sensor, "run_requests", _always([]))),
+    _m(
+        "nobody cleans",
+        "I3",
+        (duties.cleaner, "clean", lambda _: lambda ctx, memory, **how: (_CLEANED, memory)),
+    ),
+    _m(
+        "the sensor sees and does nothing",
+        "liveness",
+        (heartbeat_sensor, "run_requests", _always([])),
+    ),
     _m("lost hosts are no cause", "liveness", (step, "observe", _without("lost_host"))),
     _m("the leader never heals", "liveness", (duties.LeaderHealing, "_heal", _always(None))),
-    _m("delayed removals are forgotten", "liveness", (lifecycle, "due_actions", _due_without("remove"))),
+    _m(
+        "delayed removals are forgotten",
+        "liveness",
+        (lifecycle, "due_actions", _due_without("remove")),
+    ),
     _m(
         "rebalances are not finished by others",
         "liveness",
         (lifecycle, "due_actions", _due_without("finish_rebalance")),
     ),
-    _m("activations are not finished by others", "liveness", (lifecycle, "due_actions", _due_without("activate"))),
-    _m("nobody stands again after an election", "liveness", (election.Election, "_may_try", _always((False, 5.0)))),
-    _m("blobs are not fetched by who comes back", "liveness|I3", (nimbus_daemon, "_synchronize", _always(None))),
+    _m(
+        "activations are not finished by others",
+        "liveness",
+        (lifecycle, "due_actions", _due_without("activate")),
+    ),
+    _m(
+        "nobody stands again after an election",
+        "liveness",
+        (election.Election, "_may_try", _always((False, 5.0))),
+    ),
+    _m(
+        "blobs are not fetched by who comes back",
+        "liveness|I3",
+        (nimbus_daemon, "_synchronize", _always(None)),
+    ),
     _m(
         "a supervisor beats at every turn",
         "I8",
         (cluster_link.ClusterLink, "_beat_due", _always(True)),
         (cluster_link.ClusterLink, "_until_due", _always(0.5)),
     ),
-    _m("a placement leaves a worker out", "core|liveness|I8", (healing, "assignment_of", _without_last_worker)),
-    _m("supervisors do not hear of changes", "liveness", (cluster_link, "changes_since", _always({}))),
+    _m(
+        "a placement leaves a worker out",
+        "core|liveness|I8",
+        (healing, "assignment_of", _without_last_worker),
+    ),
+    _m(
+        "supervisors do not hear of changes",
+        "liveness",
+        (cluster_link, "changes_since", _always({})),
+    ),
     _m(
         "a killed topology's nodes stay",
         "I3",
@@ -250,14 +316,42 @@ MUTANTS: tuple[Mutant, ...] = (
         (lifecycle, "remove", lambda _: lambda ctx, topology_id: None),
     ),
     _m("a rollback ends before the workers are back", "I7", (machine, "due", _rolled_back_at_once)),
-    _m("a worker that was picked counts as upgraded", "I7", (upgrades, "next_move", _upgraded_when_picked)),
-    _m("a lease counts for whatever session", "I2", (session.ZkSession, "lease_end", _end_of_any_session)),
+    _m(
+        "a worker that was picked counts as upgraded",
+        "I7",
+        (upgrades, "next_move", _upgraded_when_picked),
+    ),
+    _m(
+        "a lease counts for whatever session",
+        "I2",
+        (session.ZkSession, "lease_end", _end_of_any_session),
+    ),
     _m("tasks are given up before they are closed", "I2", (ModelLoop, "call", _always(None))),
-    _m("what is dead waits for copies of the reasons", "liveness", (healing, "commit", _explained_first)),
-    _m("supervisors watch what is gone", "I3", (cluster_link.ClusterLink, "_read_mine", _always_watched)),
-    _m("everybody watches what is gone", "I3", (cluster_state.ZooKeeperClusterState, "_awaits", _always(True))),
-    _m("a daemon stays where its name was", "liveness", (server.AnnouncedName, "check", _always(None))),
-    _m("an expired lease comes back by itself", "I2", (cluster_sync.WorkerLease, "valid", _valid_by_session)),
+    _m(
+        "what is dead waits for copies of the reasons",
+        "liveness",
+        (healing, "commit", _explained_first),
+    ),
+    _m(
+        "supervisors watch what is gone",
+        "I3",
+        (cluster_link.ClusterLink, "_read_mine", _always_watched),
+    ),
+    _m(
+        "everybody watches what is gone",
+        "I3",
+        (cluster_state.ZooKeeperClusterState, "_awaits", _always(True)),
+    ),
+    _m(
+        "a daemon stays where its name was",
+        "liveness",
+        (server.AnnouncedName, "check", _always(None)),
+    ),
+    _m(
+        "an expired lease comes back by itself",
+        "I2",
+        (cluster_sync.WorkerLease, "valid", _valid_by_session),
+    ),
 )
 
 

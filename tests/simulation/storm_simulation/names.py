@@ -71,7 +71,11 @@ def _boot_clock() -> float:
 
 def _boot_id() -> str:
     process = THREADS.get().process
-    return "boot-none" if process is None else f"boot-{process.host.name}-{process.host.files.get('boots', 0)}"
+    return (
+        "boot-none"
+        if process is None
+        else f"boot-{process.host.name}-{process.host.files.get('boots', 0)}"
+    )
 
 
 def _getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
@@ -103,7 +107,9 @@ def install() -> None:
         id(real_queue): threads.queue,
         id(real_uuid): _Stand(real_uuid, uuid4=_uuid4),
         id(real_secrets): secrets,
-        id(real_random): _Stand(real_random, random=_random, choice=lambda many: _rng().choice(many)),
+        id(real_random): _Stand(
+            real_random, random=_random, choice=lambda many: _rng().choice(many)
+        ),
         id(real_os): _Stand(real_os, getpid=_getpid),
         id(real_socket): _Stand(real_socket, getaddrinfo=_getaddrinfo),
         id(real_httpx): network.httpx,
@@ -117,7 +123,12 @@ def install() -> None:
             for attribute, value in list(vars(module).items()):
                 if id(value) in replaced:
                     setattr(module, attribute, replaced[id(value)])
-    kinds = {id(real_time.sleep): threads.time.sleep, id(real_time.monotonic): threads.time.monotonic}
+    kinds = {
+        id(real_time.sleep): threads.time.sleep,
+        id(real_time.monotonic): threads.time.monotonic,
+    }
     kinds[id(real_random.random)] = _random
     defaults = OperationsContext.__init__.__defaults__ or ()
-    OperationsContext.__init__.__defaults__ = tuple(kinds.get(id(value), value) for value in defaults)
+    OperationsContext.__init__.__defaults__ = tuple(
+        kinds.get(id(value), value) for value in defaults
+    )

@@ -151,7 +151,10 @@ class HttpClient:
         parts = urlsplit(url)
         base = f"{parts.scheme}://{parts.netloc}"
         body = bytes(content) if isinstance(content, bytes | bytearray) else b"".join(content)
-        query = {**dict(parse_qsl(parts.query)), **{key: str(value) for key, value in (params or {}).items()}}
+        query = {
+            **dict(parse_qsl(parts.query)),
+            **{key: str(value) for key, value in (params or {}).items()},
+        }
         request = Request(method, unquote(parts.path), query, dict(headers or {}), body)
         response = self.web.ask(base, request, patience.connect, patience.read)
         response.request = SimpleNamespace(method=method)

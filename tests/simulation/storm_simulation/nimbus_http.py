@@ -121,7 +121,9 @@ def nimbus_handler(nimbus: Nimbus) -> Callable[[Request], Response]:
         except StormDagsterError as error:
             return _json(error.to_document(), error.http_status)
         except Exception as error:
-            document = {"error": {"type": "StormDagsterError", "message": f"the service failed: {error!r}"}}
+            document = {
+                "error": {"type": "StormDagsterError", "message": f"the service failed: {error!r}"}
+            }
             return _json(document, 500)
 
     return handle

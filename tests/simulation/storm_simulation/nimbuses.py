@@ -45,7 +45,9 @@ class _Http:
         process = THREADS.get().process
         assert process is not None
         cluster = _cluster[-1]
-        self.stop = cluster.web.serve(self._nimbus.identity.http, process, nimbus_handler(self._nimbus))
+        self.stop = cluster.web.serve(
+            self._nimbus.identity.http, process, nimbus_handler(self._nimbus)
+        )
         cluster.nimbuses[process.host.name].nimbus = self._nimbus
 
 

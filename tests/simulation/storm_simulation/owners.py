@@ -60,7 +60,9 @@ class Owners:
         base = rules.bases.get(spec.topology_id)
         if base is None or base.status == "KILLED":
             return  # Its node goes with the topology, and nobody else will run the tasks.
-        node = self._cluster.ensemble.tree.nodes.get(ROOT + paths.worker(spec.topology_id, spec.node, spec.port))
+        node = self._cluster.ensemble.tree.nodes.get(
+            ROOT + paths.worker(spec.topology_id, spec.node, spec.port)
+        )
         if node is None or node.owner != worker.lease._owner:
             whose = "is gone" if node is None else "is another session's"
             self._violated(

@@ -54,7 +54,11 @@ class Plan:
         kinds = sorted(KINDS)
         nimbuses = rng.choice((1, 2, 2, 3, 3))
         verbs = ["submit", "kill", "rebalance", "activate", "deactivate", "update", "restart"]
-        upgrades = ["gray_upgrade", "gray_upgrade", "complete_upgrade", "roll_back"] if rng.random() < 0.5 else []
+        upgrades = (
+            ["gray_upgrade", "gray_upgrade", "complete_upgrade", "roll_back"]
+            if rng.random() < 0.5
+            else []
+        )
         chosen = rng.sample(kinds, rng.choice((3, 6, 12, len(kinds))))
         # What has something to hit only at times.
         chosen += [kind for kind in chosen if kind.startswith(("leader ", "run "))]
@@ -64,7 +68,13 @@ class Plan:
             chosen += ["server cut off", "follower lags"] * (1 + len(chosen) // 6)
         if rng.random() < 0.5:
             # What ends sessions while their processes go on: the hardest for one owner of each task.
-            hard = ["host cut off", "host frozen", "worker frozen", "worker hangs", "workers hang, cut off"]
+            hard = [
+                "host cut off",
+                "host frozen",
+                "worker frozen",
+                "worker hangs",
+                "workers hang, cut off",
+            ]
             chosen += hard * (1 + len(chosen) // 6)
         return Plan(
             servers=servers,
@@ -74,7 +84,10 @@ class Plan:
             faults=tuple(chosen),
             pace=rng.choice(PACES),
             command_secs=rng.choice((1.0, 3.0, 8.0)),
-            verbs=(*sorted({"submit", "kill", "rebalance", *rng.sample(verbs, rng.choice((1, 3, 7)))}), *upgrades),
+            verbs=(
+                *sorted({"submit", "kill", "rebalance", *rng.sample(verbs, rng.choice((1, 3, 7)))}),
+                *upgrades,
+            ),
             preemption=rng.choice((0.0, 0.002, 0.02)),
             drift=rng.choice((0.0, 0.0, 0.003)),
             crashes=rng.choice((0.0, 0.2, 0.5)),
@@ -103,7 +116,9 @@ class Result:
         return f'make simulate ARGS="--seed {self.seed} --secs {self.secs:g}"'
 
 
-def run_seed(seed: int, secs: float = 120.0, *, calm: bool = True, conf: dict[str, Any] | None = None) -> Result:
+def run_seed(
+    seed: int, secs: float = 120.0, *, calm: bool = True, conf: dict[str, Any] | None = None
+) -> Result:
     """Run the program of that seed; its violation, if any, is in the result."""
     plan = Plan.of(seed)
     result = Result(seed, secs)
@@ -116,7 +131,11 @@ def run_seed(seed: int, secs: float = 120.0, *, calm: bool = True, conf: dict[st
         **(conf or {}),
     }
     with Cluster(
-        seed, servers=plan.servers, nimbus_count=plan.nimbuses, supervisor_count=plan.supervisors, conf=settings
+        seed,
+        servers=plan.servers,
+        nimbus_count=plan.nimbuses,
+        supervisor_count=plan.supervisors,
+        conf=settings,
     ) as cluster:
         faults = Faults(cluster)
         try:
@@ -151,7 +170,9 @@ def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
     cluster.start()
     for name in _NAMES[: rng.choice((1, 2, 3))]:
         workers = rng.choice((1, 2, 3))
-        single = workers > 1 and (rng.random() < 0.8 if "gray_upgrade" in plan.verbs else rng.random() < 0.2)
+        single = workers > 1 and (
+            rng.random() < 0.8 if "gray_upgrade" in plan.verbs else rng.random() < 0.2
+        )
         cluster.command("submit", name, token=f"first-{name}", workers=workers, single=single)
     cluster.run(rng.uniform(2.0, 15.0))
     cluster.kernel.preemption = plan.preemption
@@ -213,7 +234,11 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     if verb == "submit":
         options["single"] = options["workers"] > 1 and "gray_upgrade" in plan.verbs
     if verb == "gray_upgrade":
-        options |= {"number": rng.choice((1, 1, 2)), "more": rng.random() < 0.4, "archive": rng.randrange(4)}
+        options |= {
+            "number": rng.choice((1, 1, 2)),
+            "more": rng.random() < 0.4,
+            "archive": rng.randrange(4),
+        }
     if verb == "rebalance":
         options |= {"workers": rng.choice((1, 2, 3, 4)), "reassign": rng.random() < 0.5}
     if verb == "kill":
@@ -222,6 +247,8 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
         # At any step, at one of the first, or at one of the last: between what is published and what makes it count.
         most, last = rng.choice((3, 10, 27)), cluster.steps_of.get(verb, 0)
         options["crash_at"] = (
-            rng.randint(1, most) if rng.random() < 0.7 else rng.randint(max(1, last - 5), max(1, last))
+            rng.randint(1, most)
+            if rng.random() < 0.7
+            else rng.randint(max(1, last - 5), max(1, last))
         )
     cluster.command(verb, name, **options)

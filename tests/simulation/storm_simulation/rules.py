@@ -10,7 +10,14 @@ from kazoo.protocol.serialization import CheckVersion, SetData
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
-from storm_dagster.model.records import Assignment, EpochRecord, GrayUpgrade, StormBase, TokenRecord, decode_record
+from storm_dagster.model.records import (
+    Assignment,
+    EpochRecord,
+    GrayUpgrade,
+    StormBase,
+    TokenRecord,
+    decode_record,
+)
 from storm_simulation.ensemble import Commit
 from storm_simulation.kernel import Host
 
@@ -75,14 +82,19 @@ class Rules:
         if commit.session is None:
             return
         epoch = ROOT + paths.EPOCH
-        fenced = any(isinstance(each, CheckVersion | SetData) and each.path == epoch for each in commit.operations)
+        fenced = any(
+            isinstance(each, CheckVersion | SetData) and each.path == epoch
+            for each in commit.operations
+        )
         if fenced:
             self._led(commit, epoch)
             return
         for _, path in commit.happened:
             below = path.removeprefix(ROOT)
             if below.startswith((paths.TOPOLOGY + "/", paths.ASSIGNMENTS + "/")):
-                self._violated("I5", f"{commit.session.label} wrote {below} without a check of the epoch")
+                self._violated(
+                    "I5", f"{commit.session.label} wrote {below} without a check of the epoch"
+                )
                 return
 
     def _led(self, commit: Commit, epoch: str) -> None:
@@ -93,7 +105,10 @@ class Rules:
         if kind == "nimbus" and node is not None and node.data:
             leader = decode_record(EpochRecord, node.data).leader.partition(":")[0]
             if leader != host:
-                self._violated("I5", f"{commit.session.label} wrote in the epoch of {leader}: {commit.happened[0][1]}")
+                self._violated(
+                    "I5",
+                    f"{commit.session.label} wrote in the epoch of {leader}: {commit.happened[0][1]}",
+                )
 
     def _own_ephemerals(self, commit: Commit) -> None:
         created = {path for kind, path in commit.happened if kind == "CREATED"}
@@ -104,10 +119,17 @@ class Rules:
                     self._owners[path] = owner
             elif kind == "DELETED" and path not in created:
                 owner = self._owners.pop(path, 0)
-                mine = commit.session is None or owner == commit.session.id or self._of_itself(commit, path)
+                mine = (
+                    commit.session is None
+                    or owner == commit.session.id
+                    or self._of_itself(commit, path)
+                )
                 if owner and not mine and self._may_not_delete(path.removeprefix(ROOT)):
                     assert commit.session is not None
-                    self._violated("I5", f"{commit.session.label} deleted {path}, which belongs to another session")
+                    self._violated(
+                        "I5",
+                        f"{commit.session.label} deleted {path}, which belongs to another session",
+                    )
 
     @staticmethod
     def _of_itself(commit: Commit, path: str) -> bool:
@@ -125,7 +147,13 @@ class Rules:
         return True
 
     def _base(
-        self, commit: Commit, topology_id: str, data: bytes | None, all_before: dict[str, StormBase], *, created: bool
+        self,
+        commit: Commit,
+        topology_id: str,
+        data: bytes | None,
+        all_before: dict[str, StormBase],
+        *,
+        created: bool,
     ) -> None:
         before = self.bases.pop(topology_id, None)
         if data is None:
@@ -136,35 +164,49 @@ class Rules:
         if before is None and created:
             self._published(commit, topology_id, base, all_before)
 
-    def _published(self, commit: Commit, topology_id: str, base: StormBase, before: dict[str, StormBase]) -> None:
+    def _published(
+        self, commit: Commit, topology_id: str, base: StormBase, before: dict[str, StormBase]
+    ) -> None:
         for other, its in self.bases.items():
             if other != topology_id and its.name == base.name:
-                self._violated("I6", f"{topology_id} was published beside {other} ({its.status}) of the same name")
+                self._violated(
+                    "I6",
+                    f"{topology_id} was published beside {other} ({its.status}) of the same name",
+                )
         made = self.ever.setdefault(base.token or topology_id, topology_id)
         if made != topology_id:
             self._violated("I6", f"token {base.token} made {made} and {topology_id}")
         label = commit.session.label if commit.session is not None else ""
         replaced = [
-            path for kind, path in commit.happened if kind == "DELETED" and path.startswith(f"{ROOT}/topology/")
+            path
+            for kind, path in commit.happened
+            if kind == "DELETED" and path.startswith(f"{ROOT}/topology/")
         ]
         for path in replaced:
             former = before.get(path.rpartition("/")[2])
             if former is not None and former.status == "KILLED":
                 self.tainted.add(base.name)
-                self._violated("acknowledged", f"{label} published {topology_id} over a killed topology")
+                self._violated(
+                    "acknowledged", f"{label} published {topology_id} over a killed topology"
+                )
         if label.startswith(_REPLACING) and not replaced:
             self.tainted.add(base.name)
-            self._violated("acknowledged", f"{label} published {topology_id} where nothing was alive any more")
+            self._violated(
+                "acknowledged", f"{label} published {topology_id} where nothing was alive any more"
+            )
         self._copies(topology_id)
 
     def _copies(self, topology_id: str) -> None:
         """I4: what becomes visible is on the minimum of nimbuses, as recorded."""
         minimum = int(self._cluster.conf()["topology.min.replication.count"])
         for key in (code_key(topology_id), conf_key(topology_id), jar_key(topology_id)):
-            holders = [name for name, part in self._cluster.nimbuses.items() if key in stored(part.host)]
+            holders = [
+                name for name, part in self._cluster.nimbuses.items() if key in stored(part.host)
+            ]
             if len(holders) < minimum:
                 self._violated(
-                    "I4", f"{topology_id} was published with {key} on {len(holders)} nimbuses, not {minimum}"
+                    "I4",
+                    f"{topology_id} was published with {key} on {len(holders)} nimbuses, not {minimum}",
                 )
 
     def _assignment(self, topology_id: str, data: bytes | None) -> None:
@@ -183,7 +225,9 @@ class Rules:
         for other, its in self.assignments.items():
             shared = slots & {worker.slot for worker in its.workers}
             if shared:
-                self._violated("I1", f"slot {sorted(shared)[0]} is given to {topology_id} and to {other}")
+                self._violated(
+                    "I1", f"slot {sorted(shared)[0]} is given to {topology_id} and to {other}"
+                )
         self.assignments[topology_id] = assignment
 
     def _token(self, token: str, data: bytes | None) -> None:
@@ -202,9 +246,15 @@ class Rules:
         if part.startswith("upgraded_workers/") and created and known is not None:
             host, _, port = part.partition("/")[2].rpartition(":")
             worker = self._cluster.worker_at(host, int(port))
-            runs = "" if worker is None or worker.spec.topology_id != topology_id else worker.spec.code_dir
+            runs = (
+                ""
+                if worker is None or worker.spec.topology_id != topology_id
+                else worker.spec.code_dir
+            )
             if runs not in ("", known[0].code_dir):
-                self._violated("I7", f"{host}:{port} counts as upgraded to {known[0].code_dir} and runs {runs}")
+                self._violated(
+                    "I7", f"{host}:{port} counts as upgraded to {known[0].code_dir} and runs {runs}"
+                )
         if part != "conf":
             return
         self._upgrades.pop(topology_id, None)
@@ -216,17 +266,24 @@ class Rules:
             self._upgrades[topology_id] = (decode_record(GrayUpgrade, data), former)
         elif known is not None and assignment.code_dir != known[0].code_dir:
             if assignment.code_dir != known[1]:
-                self._violated("I7", f"{topology_id} was rolled back from {known[1]} to {assignment.code_dir}")
+                self._violated(
+                    "I7", f"{topology_id} was rolled back from {known[1]} to {assignment.code_dir}"
+                )
             self.rolled_back.add(known[0].code_dir)
             slots = {worker.slot for worker in assignment.workers}
             for worker in self.running(known[0].code_dir):
                 if (worker.spec.node, worker.spec.port) in slots:
-                    self._violated("I7", f"{worker.process.name} runs {worker.spec.code_dir}, which was rolled back")
+                    self._violated(
+                        "I7",
+                        f"{worker.process.name} runs {worker.spec.code_dir}, which was rolled back",
+                    )
 
     def running(self, code_dir: str) -> list[SimulatedWorker]:
         """The workers that run that code now."""
         now, workers = self._cluster.kernel.now, self._cluster.workers.values()
-        return [each for each in workers if each.spec.code_dir == code_dir and each.leased_until() > now]
+        return [
+            each for each in workers if each.spec.code_dir == code_dir and each.leased_until() > now
+        ]
 
     # -- blobs ------------------------------------------------------------------------------------------------------
 
@@ -240,10 +297,16 @@ class Rules:
         assignment = self.assignments.get(topology_id or "")
         if base is None or base.status == "KILLED" or assignment is None:
             return
-        if key not in (code_key(assignment.code_dir), conf_key(assignment.code_dir), jar_key(assignment.code_dir)):
+        if key not in (
+            code_key(assignment.code_dir),
+            conf_key(assignment.code_dir),
+            jar_key(assignment.code_dir),
+        ):
             return
         if not any(key in stored(part.host) for part in self._cluster.nimbuses.values()):
-            self._violated("I3", f"{host.name} removed the last copy of {key}, which {topology_id} runs")
+            self._violated(
+                "I3", f"{host.name} removed the last copy of {key}, which {topology_id} runs"
+            )
 
 
 def stored(host: Host) -> dict[str, object]:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import httpx as real_httpx
 
 from storm_dagster.core.slots.model import Work, Worker
-from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import (
+    Corrupt,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.operations.live import deploy
 from storm_dagster.supervisor import daemon, local_state, slots
@@ -85,7 +91,9 @@ class ProcessWatch:
     def add(self, key: str, process: SimulatedWorkerProcess) -> None:
         def report(status: int | None) -> None:
             if not self._closed:
-                self._process.deliver(self._process.spawn, lambda: self._on_exit(key, status), "process-watch")
+                self._process.deliver(
+                    self._process.spawn, lambda: self._on_exit(key, status), "process-watch"
+                )
 
         found = _cluster[-1].processes.get(process.pid)
         if found is None or found.dead:
@@ -124,7 +132,12 @@ class SimulatedLocalizer:
     removing = False
 
     def __init__(
-        self, folder: Path, sources: Callable[[], Sequence[str]], conf: Mapping[str, Any], stop: Event, expected: Any
+        self,
+        folder: Path,
+        sources: Callable[[], Sequence[str]],
+        conf: Mapping[str, Any],
+        stop: Event,
+        expected: Any,
     ) -> None:
         self._sources = sources
         self._tries = conf["supervisor.blobstore.download.max_retries"]
@@ -156,7 +169,8 @@ class SimulatedLocalizer:
         if found is not None:
             return found
         parts = {
-            part: self._part(key(code_dir)) for part, key in (("jar", jar_key), ("conf", conf_key), ("code", code_key))
+            part: self._part(key(code_dir))
+            for part, key in (("jar", jar_key), ("conf", conf_key), ("code", code_key))
         }
         if self._host.disk != "well":
             raise full_disk()
@@ -181,7 +195,9 @@ class SimulatedLocalizer:
             raise failure
         raise Unavailable(failure.message)
 
-    def remove_unused(self, used: Callable[[], Collection[str]], now_secs: float | None = None) -> list[str]:
+    def remove_unused(
+        self, used: Callable[[], Collection[str]], now_secs: float | None = None
+    ) -> list[str]:
         keep = used()
         gone = [code_dir for code_dir in self._codes if code_dir not in keep]
         for code_dir in gone:
@@ -241,7 +257,10 @@ def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
     """``deploy._worker_quiet``: whether a worker has nothing under way; ``False`` when it does not answer."""
     cluster, process = _cluster[-1], _here()
     kernel = cluster.kernel
-    there, back = cluster.links.delay(process.host.name, host), cluster.links.delay(host, process.host.name)
+    there, back = (
+        cluster.links.delay(process.host.name, host),
+        cluster.links.delay(host, process.host.name),
+    )
     worker = cluster.worker_at(host, port)
     answers = there is not None and back is not None and worker is not None and worker.process.runs
     secs = (there or 0.0) + (back or 0.0)
@@ -304,7 +323,9 @@ class SimulatedSupervisor:
         process.at_end.append(self._ended)
 
         def main() -> None:
-            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, LogService(), launcher)  # type: ignore[arg-type]
+            logs: Any = LogService()
+            starter: Any = launcher
+            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, logs, starter)
             self.daemon.serve(stop)  # type: ignore[arg-type]
             process.kill(0)
 

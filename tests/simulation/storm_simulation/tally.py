@@ -38,7 +38,9 @@ class Tally:
         if not path.exists():
             return Tally(first)
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        faults, commands, known = (Counter[str](kept.pop(name)) for name in ("faults", "commands", "known"))
+        faults, commands, known = (
+            Counter[str](kept.pop(name)) for name in ("faults", "commands", "known")
+        )
         return Tally(**kept, faults=faults, commands=commands, known=known)
 
     def save(self, path: Path) -> None:
@@ -86,6 +88,7 @@ class Tally:
             lines.append(f"{group} {sum(kinds.values())}: {counts}")
         for title, counted in (("commands", self.commands), ("known violations", self.known)):
             lines.append(
-                f"{title}: " + ", ".join(f"{kind} {count}" for kind, count in sorted(counted.items()) if count)
+                f"{title}: "
+                + ", ".join(f"{kind} {count}" for kind, count in sorted(counted.items()) if count)
             )
         return "\n".join(lines)

@@ -279,7 +279,10 @@ class ThreadPoolExecutor:
         self._free += 1
 
     def map(self, call: Callable[..., Any], *many: Iterable[Any]) -> list[Any]:
-        return [future.result() for future in [self.submit(call, *each) for each in zip(*many, strict=False)]]
+        return [
+            future.result()
+            for future in [self.submit(call, *each) for each in zip(*many, strict=False)]
+        ]
 
     def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
         while cancel_futures and self._waiting:
@@ -293,7 +296,9 @@ class ThreadPoolExecutor:
 
 
 def wait(
-    many: Iterable[Future], timeout: float | None = None, return_when: str = real_futures.ALL_COMPLETED
+    many: Iterable[Future],
+    timeout: float | None = None,
+    return_when: str = real_futures.ALL_COMPLETED,
 ) -> tuple[set[Future], set[Future]]:
     """As ``concurrent.futures.wait``; the sets are in the order given, so that a seed repeats."""
     asked = list(many)
@@ -327,7 +332,9 @@ threading = SimpleNamespace(
     current_thread=_current_thread,
     get_ident=lambda: id(_kernel().fiber),
 )
-queue = SimpleNamespace(Queue=SimpleQueue, SimpleQueue=SimpleQueue, Empty=real_queue.Empty, Full=real_queue.Full)
+queue = SimpleNamespace(
+    Queue=SimpleQueue, SimpleQueue=SimpleQueue, Empty=real_queue.Empty, Full=real_queue.Full
+)
 
 
 class Time:

@@ -66,7 +66,9 @@ class Tree:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def apply(self, request: Any, session: int, zxid: int, millis: int) -> tuple[Any, list[Happening]]:
+    def apply(
+        self, request: Any, session: int, zxid: int, millis: int
+    ) -> tuple[Any, list[Happening]]:
         """The answer to a write (an exception when it is refused) and what happened, in order."""
         self.zxid = zxid
         happened: list[Happening] = []
@@ -77,7 +79,9 @@ class Tree:
                 return error, []
         return self._all(request.operations, session, zxid, millis)
 
-    def _all(self, many: Sequence[Any], session: int, zxid: int, millis: int) -> tuple[Any, list[Happening]]:
+    def _all(
+        self, many: Sequence[Any], session: int, zxid: int, millis: int
+    ) -> tuple[Any, list[Happening]]:
         before: dict[str, Node | None] = {}
         happened: list[Happening] = []
         answers: list[Any] = []
@@ -85,7 +89,9 @@ class Tree:
         def note(path: str) -> None:
             if path not in before:
                 node = self.nodes.get(path)
-                before[path] = None if node is None else Node(**{**vars(node), "children": set(node.children)})
+                before[path] = (
+                    None if node is None else Node(**{**vars(node), "children": set(node.children)})
+                )
 
         for at, each in enumerate(many):
             parent = _parent(each.path)
@@ -99,7 +105,11 @@ class Tree:
                 for path, node in before.items():
                     self._put_back(path, node)
                 undone = [exceptions.RolledBackError() for _ in range(at)]
-                return [*undone, error, *(exceptions.RuntimeInconsistency() for _ in many[at + 1 :])], []
+                return [
+                    *undone,
+                    error,
+                    *(exceptions.RuntimeInconsistency() for _ in many[at + 1 :]),
+                ], []
         return answers, happened
 
     def _put_back(self, path: str, node: Node | None) -> None:
@@ -111,7 +121,9 @@ class Tree:
             if node.owner:
                 self.owned.setdefault(node.owner, set()).add(path)
 
-    def _one(self, request: Any, session: int, zxid: int, millis: int, happened: list[Happening]) -> Any:
+    def _one(
+        self, request: Any, session: int, zxid: int, millis: int, happened: list[Happening]
+    ) -> Any:
         path = request.path
         if isinstance(request, Create):
             return self._create(request, session, zxid, millis, happened)
@@ -123,11 +135,18 @@ class Tree:
         if isinstance(request, CheckVersion):
             return True
         assert isinstance(request, SetData)
-        node.data, node.version, node.mzxid, node.mtime = request.data, node.version + 1, zxid, millis
+        node.data, node.version, node.mzxid, node.mtime = (
+            request.data,
+            node.version + 1,
+            zxid,
+            millis,
+        )
         happened.append(("CHANGED", path))
         return node.stat()
 
-    def _create(self, request: Create, session: int, zxid: int, millis: int, happened: list[Happening]) -> str:
+    def _create(
+        self, request: Create, session: int, zxid: int, millis: int, happened: list[Happening]
+    ) -> str:
         parent_path = _parent(request.path)
         parent = self.get(parent_path)
         path = request.path + (f"{parent.made:010d}" if request.flags & _SEQUENCE else "")

@@ -85,17 +85,23 @@ class ModelLoop:
 
     def statuses(self) -> Mapping[int, Literal["starting", "running"]]:
         now = self._kernel.now
-        return {task: "running" if now >= ready else "starting" for task, ready in self.open.items()}
+        return {
+            task: "running" if now >= ready else "starting" for task, ready in self.open.items()
+        }
 
     def status(self) -> str:
         if self.paused:
             return "paused" if self.lease.pauses else "starting"
-        return "running" if all(each == "running" for each in self.statuses().values()) else "starting"
+        return (
+            "running" if all(each == "running" for each in self.statuses().values()) else "starting"
+        )
 
     def _master_task(self) -> int | None:
         if self.placement is None:
             return None
-        return next((t for t in self.open if self.placement.components.get(t) == TOPOLOGY_MASTER), None)
+        return next(
+            (t for t in self.open if self.placement.components.get(t) == TOPOLOGY_MASTER), None
+        )
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
         task = self._master_task()
@@ -106,7 +112,10 @@ class ModelLoop:
             if self.placement is not None:
                 self._table.follow(self.placement)
         conf = self._worker.conf
-        timeout, launch = float(conf["nimbus.task.timeout.secs"]), float(conf["nimbus.task.launch.secs"])
+        timeout, launch = (
+            float(conf["nimbus.task.timeout.secs"]),
+            float(conf["nimbus.task.launch.secs"]),
+        )
         return self._table.beats(self._listening.now, timeout, tasks, launch)
 
     def metric_names(self) -> list[str]:
@@ -197,13 +206,18 @@ class ModelLoop:
 class SimulatedWorker:
     """One worker process."""
 
-    def __init__(self, cluster: Cluster, host: Host, port: int, work: Work, code: dict[str, Any]) -> None:
+    def __init__(
+        self, cluster: Cluster, host: Host, port: int, work: Work, code: dict[str, Any]
+    ) -> None:
         self.cluster = cluster
         self.host = host
         self.work = work
         self.worker_id = f"w{cluster.kernel.rng.getrandbits(48):012x}"
         self.heartbeat_path = Path("/workers", self.worker_id, "heartbeat")
-        self.conf = {**cluster.conf().values, **{k: v for k, v in code["conf"].items() if v is not None}}
+        self.conf = {
+            **cluster.conf().values,
+            **{k: v for k, v in code["conf"].items() if v is not None},
+        }
         self.process: Process = cluster.process(f"worker-{host.name}-{port}", host)
         self.boot_id = f"boot-{host.name}-{host.files.get('boots', 0)}"
         self.started = cluster.kernel.boot(self.process)
@@ -234,7 +248,9 @@ class SimulatedWorker:
             self.loop.end(EXIT_STOPPED)
 
     def _ended(self) -> None:
-        self.cluster.owners.closed(self, frozenset(self.loop.open) if self.loop is not None else frozenset())
+        self.cluster.owners.closed(
+            self, frozenset(self.loop.open) if self.loop is not None else frozenset()
+        )
         self.cluster.worker_ended(self)
 
     def _main(self) -> None:
@@ -272,7 +288,9 @@ class SimulatedWorker:
         while True:
             if loop.passes != seen and self.host.disk == "well":
                 seen, count = loop.passes, count + 1
-                beat = HeartbeatFile(pid=self.process.pid, time_boot=kernel.boot(), count=count, status=loop.status())
+                beat = HeartbeatFile(
+                    pid=self.process.pid, time_boot=kernel.boot(), count=count, status=loop.status()
+                )
                 self.host.files.setdefault("beats", {})[str(self.heartbeat_path)] = beat
             kernel.sleep(1.0)
 

@@ -80,7 +80,9 @@ class Hours(Bolt):
         at = datetime.fromtimestamp(tup.values[0] / 1000, tz=timezone.utc)
         whole = (at - self.grace - timedelta(hours=1)).strftime("%Y-%m-%d-%H:00")
         if whole > self.reported:
-            self.dagster.materialize("lake/clicks", partition=whole, metadata={"landed_until": at.isoformat()})
+            self.dagster.materialize(
+                "lake/clicks", partition=whole, metadata={"landed_until": at.isoformat()}
+            )
             self.reported = whole
 
 

@@ -13,7 +13,13 @@ from starlette.responses import Response
 from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, trend_picture
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
-from storm_dagster.http.responses import error_response, query_flag, query_text, query_word, run_read
+from storm_dagster.http.responses import (
+    error_response,
+    query_flag,
+    query_text,
+    query_word,
+    run_read,
+)
 from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
 from storm_dagster.model.records import TaskError
@@ -27,7 +33,10 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
 _SHOWN_VERBS = ("activate", "deactivate", "rebalance", "restart", "update", "gray-upgrade", "kill")
-_COMMANDS = {"rebalance": "rebalance {} -n WORKERS -e COMPONENT=N", "update": "update TARGET --name {}"}
+_COMMANDS = {
+    "rebalance": "rebalance {} -n WORKERS -e COMPONENT=N",
+    "update": "update TARGET --name {}",
+}
 _MOST_TASKS = 200
 _MOST_TIMES = 12
 _CHARTS = (
@@ -54,20 +63,33 @@ class PageFacts:
 
     def common(self) -> dict[str, Any]:
         """For every page: this nimbus, and Dagster's address."""
-        return {"health": self._reader.health(), "dagster": self._nimbus.dagster.site, "now": time.time()}
+        return {
+            "health": self._reader.health(),
+            "dagster": self._nimbus.dagster.site,
+            "now": time.time(),
+        }
 
     def topologies(self, request: Request) -> dict[str, Any]:
         """The list, which asks no topology master: its figures stand in the heartbeats of tasks."""
         wanted = query_text(request, "q", 200) or ""
-        keys = {"name": "", **dict.fromkeys(("rate", "failed", "p95_ms", "capacity", "lag", "uptime_secs"), -1.0)}
+        keys = {
+            "name": "",
+            **dict.fromkeys(("rate", "failed", "p95_ms", "capacity", "lag", "uptime_secs"), -1.0),
+        }
         sort = query_word(request, "sort", keys, "name")
         beats = {one.id: one.beats for one in self._reader.view().topologies.values()}
         rows = []
         for row in self._reader.list_topologies()["topologies"]:
             known = beats.get(row["id"]) if row["status"] == "ACTIVE" else None
             summary, trend = (known.summary, known.trend) if known is not None else ({}, "")
-            figures = {key: summary.get(key) for key in ("rate", "failed", "p95_ms", "capacity", "lag", "lag_rate")}
-            picture, link = Markup(trend_picture(trend)), f"/topologies/{quote(row['name'], safe='')}"
+            figures = {
+                key: summary.get(key)
+                for key in ("rate", "failed", "p95_ms", "capacity", "lag", "lag_rate")
+            }
+            picture, link = (
+                Markup(trend_picture(trend)),
+                f"/topologies/{quote(row['name'], safe='')}",
+            )
             rows.append({**row, **figures, "trend": picture, "link": link})
         rows = [row for row in rows if wanted.lower() in row["name"].lower()]
         if sort != "name":
@@ -89,7 +111,11 @@ class PageFacts:
         sort = query_word(request, "sort", COLUMNS, "name")
         day = query_flag(request, "day")
         here = f"/topologies/{quote(topology.base.name, safe='')}"
-        chosen: dict[str, str] = {"focus": focus, "sort": "" if sort == "name" else sort, "day": "1" if day else ""}
+        chosen: dict[str, str] = {
+            "focus": focus,
+            "sort": "" if sort == "name" else sort,
+            "day": "1" if day else "",
+        }
 
         def link(**changed: str) -> str:
             asked = urlencode({key: value for key, value in {**chosen, **changed}.items() if value})
@@ -128,10 +154,16 @@ class PageFacts:
         def draw() -> str:
             topology = topology_by_name(self._reader.view(), request.path_params["name"])
             stats, _ = self._reader.figures(topology)
-            return TopologyFlow(topology, stats, self._reader.code(topology), (), int(time.time())).picture("", None)
+            return TopologyFlow(
+                topology, stats, self._reader.code(topology), (), int(time.time())
+            ).picture("", None)
 
         try:
-            return Response(await run_read(draw), media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
+            return Response(
+                await run_read(draw),
+                media_type="image/svg+xml",
+                headers={"Cache-Control": "no-store"},
+            )
         except StormDagsterError as error:
             return error_response(error)
 
@@ -141,7 +173,9 @@ class PageFacts:
         document = self._reader.placement(topology.id)
         components = {int(task): name for task, name in document.get("components", {}).items()}
         slots: Mapping[str, str] = document.get("slots", {})
-        reasons, unassigned, waiting = (document.get(key) or {} for key in ("reasons", "unassigned", "waiting"))
+        reasons, unassigned, waiting = (
+            document.get(key) or {} for key in ("reasons", "unassigned", "waiting")
+        )
         workers = topology.assignment.workers if topology.assignment else ()
         drawn = [SlotTasks(one.node, one.host, one.port, one.ids) for one in workers]
         return {
@@ -149,7 +183,12 @@ class PageFacts:
             "here": f"/topologies/{quote(topology.base.name, safe='')}",
             "picture": Markup(slots_picture(drawn, components, f"Tasks of {topology.base.name}")),
             "tasks": [
-                (task, components[task], slots.get(str(task)), _why(str(task), reasons, unassigned, waiting))
+                (
+                    task,
+                    components[task],
+                    slots.get(str(task)),
+                    _why(str(task), reasons, unassigned, waiting),
+                )
                 for task in sorted(components)
             ],
             "worker_reasons": sorted((document.get("worker_reasons") or {}).items()),
@@ -171,7 +210,9 @@ class PageFacts:
                 for port in sorted({*one.info.ports, *running})
             ]
             drawn.append(DrawnSupervisor(one.id, one.info.host, slots))
-            rows.append({"one": one, "slots": slots, "running": running, "log": links.supervisor(one.id)})
+            rows.append(
+                {"one": one, "slots": slots, "running": running, "log": links.supervisor(one.id)}
+            )
         return {"picture": Markup(cluster_picture(drawn, "Hosts and slots")), "rows": rows}
 
     def _charts(self, topology: Any, focus: str, day: bool, now: float) -> list[dict[str, Any]]:
@@ -180,18 +221,32 @@ class PageFacts:
         columns = history.get("columns") or ["time"]
         rows = [dict(zip(columns, row, strict=True)) for row in history.get("rows") or ()]
         # A young topology has a picture of its own time.
-        since = max(now - (86_400 if day else 3600), min(topology.base.launch_time_secs, now - 12 * interval))
+        since = max(
+            now - (86_400 if day else 3600),
+            min(topology.base.launch_time_secs, now - 12 * interval),
+        )
         found: list[dict[str, Any]] = []
         for title, unit, lines in _COMPONENT_CHARTS if focus else _CHARTS:
-            drawn = [Line(label, [(row["time"], row.get(column)) for row in rows]) for label, column in lines]
+            drawn = [
+                Line(label, [(row["time"], row.get(column)) for row in rows])
+                for label, column in lines
+            ]
             every = max(1, len(rows) // _MOST_TIMES)
             found.append(
                 {
                     "title": title,
                     "unit": unit,
-                    "keys": [(label, Markup(key_picture(number))) for number, (label, _) in enumerate(lines)],
-                    "svg": Markup(chart_picture(drawn, title, since=since, until=now, interval=interval)),
-                    "rows": [(row["time"], [row.get(name) for _, name in lines]) for row in rows[::-1][::every]],
+                    "keys": [
+                        (label, Markup(key_picture(number)))
+                        for number, (label, _) in enumerate(lines)
+                    ],
+                    "svg": Markup(
+                        chart_picture(drawn, title, since=since, until=now, interval=interval)
+                    ),
+                    "rows": [
+                        (row["time"], [row.get(name) for _, name in lines])
+                        for row in rows[::-1][::every]
+                    ],
                 }
             )
         return found if rows else []
@@ -209,10 +264,16 @@ class PageFacts:
         ]
 
 
-def _why(task: str, reasons: Mapping[str, str], unassigned: Mapping[str, str], waiting: Mapping[str, str]) -> str:
+def _why(
+    task: str, reasons: Mapping[str, str], unassigned: Mapping[str, str], waiting: Mapping[str, str]
+) -> str:
     if task in unassigned:
         return unassigned[task]
-    return f"its worker is gone; it would go to {waiting[task]} now" if task in waiting else reasons.get(task, "")
+    return (
+        f"its worker is gone; it would go to {waiting[task]} now"
+        if task in waiting
+        else reasons.get(task, "")
+    )
 
 
 @dataclass(frozen=True)
@@ -228,11 +289,17 @@ class Event:
 
 
 def timeline(
-    topology: TopologyView, errors: Sequence[tuple[str, TaskError]], run_url: Callable[[str], str | None]
+    topology: TopologyView,
+    errors: Sequence[tuple[str, TaskError]],
+    run_url: Callable[[str], str | None],
 ) -> list[Event]:
     """The newest events, newest first: as many as a page holds."""
     found = [
-        Event(error.time, "error", f"{component}[{error.task}] on {error.host}:{error.port}: {_last_line(error.error)}")
+        Event(
+            error.time,
+            "error",
+            f"{component}[{error.task}] on {error.host}:{error.port}: {_last_line(error.error)}",
+        )
         for component, error in errors
     ]
     if (assignment := topology.assignment) is not None:

@@ -63,7 +63,11 @@ class TopologyFlow:
                 "kind": table.components[name].type,
                 "tasks": len(table.components[name].ids),
                 "executors": topology.base.executors.get(name, len(table.components[name].ids)),
-                **{key: flow.get(name, {}).get(key) for key in COLUMNS if key not in ("name", "errors")},
+                **{
+                    key: flow.get(name, {}).get(key)
+                    for key in COLUMNS
+                    if key not in ("name", "errors")
+                },
                 "errors": counts.get(name, 0),
                 "slow": name in self._slow,
                 "fused": fused.get(name, ""),
@@ -94,13 +98,18 @@ class TopologyFlow:
             for key, rate in inputs.items():
                 source, _, stream = key.rpartition(":")
                 found[source, target, stream] = rate
-        return {key: rate for key, rate in found.items() if key[0] in self.rows and key[1] in self.rows}
+        return {
+            key: rate for key, rate in found.items() if key[0] in self.rows and key[1] in self.rows
+        }
 
     def narrowed(self, focus: str) -> str:
         """The component around which a large topology is drawn; empty if all of it is."""
         if len(self.rows) <= _MOST_DRAWN:
             return ""
-        worst = max(self.rows.values(), key=lambda row: (row["slow"], row["waiting"] or 0, row["capacity"] or 0.0))
+        worst = max(
+            self.rows.values(),
+            key=lambda row: (row["slow"], row["waiting"] or 0, row["capacity"] or 0.0),
+        )
         return focus or worst["name"]
 
     def picture(self, focus: str, link: Callable[[str], str] | None) -> str:
@@ -125,7 +134,9 @@ class TopologyFlow:
                 if name in near
             ],
             [
-                DrawnEdge(*edge, rate, edge[1] in self._slow and bool(self.rows[edge[1]]["waiting"]))
+                DrawnEdge(
+                    *edge, rate, edge[1] in self._slow and bool(self.rows[edge[1]]["waiting"])
+                )
                 for edge, rate in rates.items()
             ],
             f"Components of {self._topology.base.name} and what flows between them",
@@ -134,34 +145,54 @@ class TopologyFlow:
     def _state(self, row: Mapping[str, Any]) -> State:
         if row["slow"]:
             return "slow"
-        return "spout" if row["kind"] == "spout" else "busy" if (row["capacity"] or 0.0) >= _BUSY else "calm"
+        return (
+            "spout"
+            if row["kind"] == "spout"
+            else "busy"
+            if (row["capacity"] or 0.0) >= _BUSY
+            else "calm"
+        )
 
     def sorted_rows(self, sort: str) -> list[dict[str, Any]]:
         """Components by name, or the largest first."""
         rows = sorted(self.rows.values(), key=lambda row: (row["kind"] != "spout", row["name"]))
-        return rows if sort == "name" else sorted(rows, key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
+        return (
+            rows
+            if sort == "name"
+            else sorted(rows, key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
+        )
 
     def edge_rows(self) -> list[tuple[str, str, str, float]]:
         """(source, stream, target, tuples per second)."""
-        return sorted((source, stream, target, rate) for (source, target, stream), rate in self.edges.items())
+        return sorted(
+            (source, stream, target, rate) for (source, target, stream), rate in self.edges.items()
+        )
 
     def tasks(self, component: str) -> list[dict[str, Any]]:
         """Tasks of a component, or of all of them (empty), the busiest first."""
         assigned = self._topology.assignment
-        slots = {task: worker for worker in (assigned.workers if assigned else ()) for task in worker.ids}
+        slots = {
+            task: worker for worker in (assigned.workers if assigned else ()) for task in worker.ids
+        }
         known: Mapping[str, Any] = self._stats.get("tasks", {})
         rows = [
             {
                 "task": task,
                 "component": name,
                 "slot": f"{slots[task].host}:{slots[task].port}" if task in slots else None,
-                "status": known.get(str(task), {}).get("status") or ("unassigned" if task not in slots else "unknown"),
-                **{key: known.get(str(task), {}).get(key) for key in ("uptime_secs", "rate", "busy", "waiting")},
+                "status": known.get(str(task), {}).get("status")
+                or ("unassigned" if task not in slots else "unknown"),
+                **{
+                    key: known.get(str(task), {}).get(key)
+                    for key in ("uptime_secs", "rate", "busy", "waiting")
+                },
             }
             for task, name in self._tasks.items()
             if component in ("", name)
         ]
-        return sorted(rows, key=lambda row: (-(row["busy"] or 0.0), -(row["rate"] or 0.0), row["task"]))
+        return sorted(
+            rows, key=lambda row: (-(row["busy"] or 0.0), -(row["rate"] or 0.0), row["task"])
+        )
 
     def metrics(self, component: str) -> list[tuple[str, str, str, Any]]:
         """(component, task, name, value) of what tasks report, of a component or of all of them (empty)."""
@@ -179,7 +210,9 @@ class TopologyFlow:
         rows: list[dict[str, Any]] = []
         for worker in self._topology.assignment.workers if self._topology.assignment else ():
             live = self._topology.live_workers.get(worker.slot)
-            report: Mapping[str, Any] = self._stats.get("workers", {}).get(f"{worker.node}:{worker.port}", {})
+            report: Mapping[str, Any] = self._stats.get("workers", {}).get(
+                f"{worker.node}:{worker.port}", {}
+            )
             system: Mapping[str, Any] = report.get("system", {})
             base = links.base(worker.host)
             rows.append(
@@ -189,7 +222,9 @@ class TopologyFlow:
                     "tasks": len(worker.ids),
                     "uptime_secs": report.get("uptime_secs"),
                     "cpu": report.get("cpu"),
-                    "memory_mb": system["memory_bytes"] / 2**20 if system.get("memory_bytes") else None,
+                    "memory_mb": system["memory_bytes"] / 2**20
+                    if system.get("memory_bytes")
+                    else None,
                     "restarts": report.get("restarts"),
                     "silent_secs": report.get("silent_secs"),
                     "log": links.worker(self._topology.id, worker.node, worker.host, worker.port),
@@ -201,7 +236,11 @@ class TopologyFlow:
 
 def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Two lines of a component in the graph."""
-    first = f"{compact(row['rate'])}/s \u00b7 p95 {latency(row['p95_ms'])}" if row["rate"] is not None else "no figures"
+    first = (
+        f"{compact(row['rate'])}/s \u00b7 p95 {latency(row['p95_ms'])}"
+        if row["rate"] is not None
+        else "no figures"
+    )
     if row["fused"]:
         return first, f"in the query of {row['fused']}"
     if row["kind"] == "bolt":

@@ -40,12 +40,18 @@ def _utc(form: str, epoch_secs: float) -> str:
 def _prose(text: str) -> Markup:
     """A sentence, escaped, with what stands between backticks as code."""
     parts = [Markup.escape(part) for part in text.split("`")]
-    return Markup("").join(Markup(f"<code>{part}</code>") if number % 2 else part for number, part in enumerate(parts))
+    return Markup("").join(
+        Markup(f"<code>{part}</code>") if number % 2 else part for number, part in enumerate(parts)
+    )
 
 
 def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
     """All of them. Templates escape whatever they print."""
-    static = {path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.suffix in _MEDIA}
+    static = {
+        path.name: path.read_bytes()
+        for path in sorted((_HERE / "static").iterdir())
+        if path.suffix in _MEDIA
+    }
     versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in static.items()}
     # Of which nothing but these names is read: no path of a request reaches the file system.
     templates = Environment(
@@ -56,7 +62,9 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         lstrip_blocks=True,
     )
     times = {"clock": partial(_utc, "%H:%M:%S"), "moment": partial(_utc, "%Y-%m-%d %H:%M:%S")}
-    templates.filters.update(compact=compact, percent=percent, duration=duration, prose=_prose, **times)
+    templates.filters.update(
+        compact=compact, percent=percent, duration=duration, prose=_prose, **times
+    )
     templates.globals.update(version=versions)
     facts = PageFacts(nimbus, reader)
     shared = SharedAnswers(_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
@@ -64,9 +72,13 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
     def page(path: str, name: str, of: Callable[[Request], Mapping[str, Any]]) -> Route:
         def render(request: Request) -> dict[str, Any]:
             try:
-                return {"content": templates.get_template(name).render(**facts.common(), **of(request))}
+                return {
+                    "content": templates.get_template(name).render(**facts.common(), **of(request))
+                }
             except StormDagsterError as error:
-                text = templates.get_template("problem.html").render(**facts.common(), problem=error.message)
+                text = templates.get_template("problem.html").render(
+                    **facts.common(), problem=error.message
+                )
                 return {"content": text, "status_code": error.http_status}
 
         async def endpoint(request: Request) -> Response:
@@ -88,6 +100,11 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         page("/topologies/{name}", "topology.html", facts.topology),
         page("/topologies/{name}/placement", "placement.html", facts.placement),
         page("/hosts", "hosts.html", facts.hosts),
-        Route("/topologies/{name}/graph.svg", facts.graph_file, methods=["GET"], include_in_schema=False),
+        Route(
+            "/topologies/{name}/graph.svg",
+            facts.graph_file,
+            methods=["GET"],
+            include_in_schema=False,
+        ),
         Route("/static/{name}", file, methods=["GET"], include_in_schema=False),
     ]

@@ -57,12 +57,16 @@ class LogLevelsRequest(BaseModel):
 class TopologyActions:
     """Changes like all others: as a Dagster run, or by the leader itself in an emergency."""
 
-    def __init__(self, lifecycle: LifecycleRequests, reader: ClusterReader, levels: WorkerLevels) -> None:
+    def __init__(
+        self, lifecycle: LifecycleRequests, reader: ClusterReader, levels: WorkerLevels
+    ) -> None:
         self._levels = levels
         self._lifecycle = lifecycle
         self._reader = reader
 
-    def _act(self, name: str, verb: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _act(
+        self, name: str, verb: str, document: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """``POST /topology/:id/VERB``."""
         answer = self._lifecycle.act(name, verb, document or {})
         self._reader.forget()
@@ -77,8 +81,15 @@ class TopologyActions:
 
     def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers", "executors"}}``."""
-        options = check_request(StormRebalance, document, "a rebalance").rebalanceOptions or RebalanceOptions()
-        change = {"wait_secs": _secs(wait), "workers": options.numWorkers, "executors": options.executors}
+        options = (
+            check_request(StormRebalance, document, "a rebalance").rebalanceOptions
+            or RebalanceOptions()
+        )
+        change = {
+            "wait_secs": _secs(wait),
+            "workers": options.numWorkers,
+            "executors": options.executors,
+        }
         return self._act(name, "rebalance", change)
 
     def debug(self, name: str, *_: str) -> dict[str, Any]:
@@ -99,7 +110,9 @@ class TopologyActions:
                     "target_level": change.get("level"),
                     "reset_level": change.get("reset"),
                     "timeout": int(change.get("secs") or 0),
-                    "timeout_epoch": (now + int(change["secs"])) * 1000 if change.get("secs") else 0,
+                    "timeout_epoch": (now + int(change["secs"])) * 1000
+                    if change.get("secs")
+                    else 0,
                 }
                 for logger, change in found.items()
             }
@@ -108,7 +121,9 @@ class TopologyActions:
     def set_log_levels(self, name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level", "timeout",
         "reset_level"}}}``; a logger without a target level has that of the conf again."""
-        entries = check_request(LogLevelsRequest, document, "a change of log levels").namedLoggerLevels
+        entries = check_request(
+            LogLevelsRequest, document, "a change of log levels"
+        ).namedLoggerLevels
         changes = {
             logger: level_change(logger, entry.target_level, entry.timeout or 0, entry.reset_level)
             for logger, entry in entries.items()

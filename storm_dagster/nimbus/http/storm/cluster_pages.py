@@ -15,7 +15,13 @@ from storm_dagster.nimbus.requests import page_snapshot
 from storm_dagster.nimbus.requests.page_snapshot import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
-_GUARANTEES = ("memoryGuarantee", "cpuGuarantee", "isolatedNodes", "memoryGuaranteeRemaining", "cpuGuaranteeRemaining")
+_GUARANTEES = (
+    "memoryGuarantee",
+    "cpuGuarantee",
+    "isolatedNodes",
+    "memoryGuaranteeRemaining",
+    "cpuGuaranteeRemaining",
+)
 
 
 class ClusterPages:
@@ -80,7 +86,9 @@ class ClusterPages:
             if (one.id == id if id is not None else one.info.host == host)
         ]
         if not found:
-            raise KeyNotFound(f"no supervisor {(id or host)!r:.80} is alive: see /api/v1/supervisor/summary")
+            raise KeyNotFound(
+                f"no supervisor {(id or host)!r:.80} is alive: see /api/v1/supervisor/summary"
+            )
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
             "workers": [worker_row(worker, links) for one in found for worker in one.workers],
@@ -95,8 +103,12 @@ class ClusterPages:
                 "port": one["port"] or 0,
                 "status": "Leader" if one["leader"] else "Not a Leader",
                 "version": one["version"] or "Not applicable",
-                "nimbusUpTime": "Not applicable" if one["uptime_secs"] is None else pretty_secs(one["uptime_secs"]),
-                "nimbusUpTimeSeconds": "Not applicable" if one["uptime_secs"] is None else str(one["uptime_secs"]),
+                "nimbusUpTime": "Not applicable"
+                if one["uptime_secs"] is None
+                else pretty_secs(one["uptime_secs"]),
+                "nimbusUpTimeSeconds": "Not applicable"
+                if one["uptime_secs"] is None
+                else str(one["uptime_secs"]),
                 "nimbusLogLink": self._log_link(one),
             }
             for one in self._reader.cluster()["nimbuses"]
@@ -121,7 +133,10 @@ class ClusterPages:
             topology_row(one, held.get(one.id, 0), self._nimbus.identity.version)
             for one in sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
         ]
-        return {"topologies": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
+        return {
+            "topologies": rows,
+            "schedulerDisplayResource": _displays(view.supervisors.values()),
+        }
 
     def owners(self, owner: str | None = None) -> dict[str, Any]:
         """What runs, by owner; of one that owns nothing :class:`KeyNotFound`."""

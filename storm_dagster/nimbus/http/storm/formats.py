@@ -31,7 +31,9 @@ def window_hint(window: str) -> str:
 def short_error(text: str) -> str:
     """An error as tables of components show it: the exception, which a Python traceback has last, then where."""
     lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > 1 and any(line.startswith("Traceback") or "Traceback (" in line for line in lines):
+    if len(lines) > 1 and any(
+        line.startswith("Traceback") or "Traceback (" in line for line in lines
+    ):
         return f"{lines[-1].strip()} ({lines[0].strip()})"[:_LONGEST_ERROR]
     return text[:_LONGEST_ERROR]
 

@@ -10,7 +10,13 @@ from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
-from storm_dagster.nimbus.http.storm.formats import Links, format_fixed, pretty_secs, short_error, window_hint
+from storm_dagster.nimbus.http.storm.formats import (
+    Links,
+    format_fixed,
+    pretty_secs,
+    short_error,
+    window_hint,
+)
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import (
     ComponentSnapshot,
@@ -20,14 +26,23 @@ from storm_dagster.nimbus.requests.page_snapshot import (
     lag_by_partition,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, is_system_name, split_input
+from storm_dagster.nimbus.requests.window_stats import (
+    WINDOWS,
+    Totals,
+    WindowStats,
+    is_system_name,
+    split_input,
+)
 from storm_dagster.operations.context import topology_by_name
 
 _NOTHING_ASKED = {"requestedMemOnHeap": 0.0, "requestedMemOffHeap": 0.0, "requestedCpu": 0.0}
 _COUNTS = ("emitted", "transferred", "acked", "failed")
 _METRICS = {
     "spout": (_COUNTS, {"complete_ms_avg": "complete_ms"}),
-    "bolt": ((*_COUNTS, "executed"), {"executed_ms_avg": "execute_ms", "process_ms_avg": "process_ms"}),
+    "bolt": (
+        (*_COUNTS, "executed"),
+        {"executed_ms_avg": "execute_ms", "process_ms_avg": "process_ms"},
+    ),
 }
 """What ``/topology/:id/metrics`` has of a component: counts, and latencies by their keys."""
 
@@ -47,7 +62,9 @@ class TopologyPages:
         view = self._reader.view()
         links = Links(view)
         copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
-        head = topology_row(topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version)
+        head = topology_row(
+            topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version
+        )
 
         return {
             **head,
@@ -58,8 +75,14 @@ class TopologyPages:
             "windowHint": window_hint(window),
             "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
-            "spouts": [_component_row(part, window, sys, snapshot.id, links) for part in snapshot.shown("spout", sys)],
-            "bolts": [_component_row(part, window, sys, snapshot.id, links) for part in snapshot.shown("bolt", sys)],
+            "spouts": [
+                _component_row(part, window, sys, snapshot.id, links)
+                for part in snapshot.shown("spout", sys)
+            ],
+            "bolts": [
+                _component_row(part, window, sys, snapshot.id, links)
+                for part in snapshot.shown("bolt", sys)
+            ],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
@@ -68,7 +91,9 @@ class TopologyPages:
 
     def workers(self, name: str) -> dict[str, Any]:
         """``/topology-workers/:id``: each slot once."""
-        pairs = sorted({(worker.host, worker.port) for worker in self._reader.snapshot(name).workers})
+        pairs = sorted(
+            {(worker.host, worker.port) for worker in self._reader.snapshot(name).workers}
+        )
         return {
             "hostPortList": [{"host": host, "port": number} for host, number in pairs],
             # Storm has one port for all hosts; here each supervisor names its own, this is the configured one.
@@ -89,7 +114,10 @@ class TopologyPages:
             }
             rows = {**{name: getattr(sums, name) for name in counts}, **fixed}
             by_input = rows.keys() - {"emitted", "transferred"} if part.kind == "bolt" else ()
-            return {"id": part.id, **{name: _by_stream(by_key, name in by_input) for name, by_key in rows.items()}}
+            return {
+                "id": part.id,
+                **{name: _by_stream(by_key, name in by_input) for name, by_key in rows.items()},
+            }
 
         return {
             "window": window,
@@ -117,7 +145,9 @@ class TopologyPages:
                 "spoutLagResult": {
                     "totalLag": sum(by_task.values()),
                     "tasks": by_task,
-                    "partitions": lag_by_partition(view_stats.get("tasks") or {}, map(int, by_task)),
+                    "partitions": lag_by_partition(
+                        view_stats.get("tasks") or {}, map(int, by_task)
+                    ),
                 },
             }
             for component, by_task in sorted(lags.items())
@@ -198,7 +228,9 @@ def _executed(totals: Totals) -> dict[str, Any]:
     }
 
 
-def _component_row(part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
+def _component_row(
+    part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
+) -> dict[str, Any]:
     return {
         f"{part.kind}Id": part.id,
         f"encoded{part.kind.capitalize()}Id": quote_plus(part.id),
@@ -238,7 +270,9 @@ def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, An
     }
 
 
-def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
+def _executor_row(
+    one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links
+) -> dict[str, Any]:
     return {
         **fields_of("executor", one),
         "encodedId": quote_plus(one.id),
@@ -283,13 +317,19 @@ def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
     }
 
 
-def _statistics(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
+def _statistics(
+    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
+) -> dict[str, Any]:
     """The tables of a component's page: windows, streams, executors."""
     sums = part.windows[window].shown(sys)
     tables: dict[str, Any] = {
-        "spoutSummary" if part.kind == "spout" else "boltStats": [_window_row(part, each, sys) for each in WINDOWS],
+        "spoutSummary" if part.kind == "spout" else "boltStats": [
+            _window_row(part, each, sys) for each in WINDOWS
+        ],
         "outputStats": [_output_row(part, sums, stream) for stream in sums.outputs],
-        "executorStats": [_executor_row(each, window, sys, topology_id, links) for each in part.executors],
+        "executorStats": [
+            _executor_row(each, window, sys, topology_id, links) for each in part.executors
+        ],
     }
     if part.kind == "bolt":
         tables["inputStats"] = [_input_row(sums, key) for key in sums.inputs]
@@ -300,7 +340,9 @@ def _by_stream(by_key: Mapping[str, Any], of_inputs: bool) -> list[dict[str, Any
     rows: list[dict[str, Any]] = []
     for key, value in sorted(by_key.items()):
         component, stream = split_input(key)
-        source = {"component_id": component, "stream_id": stream} if of_inputs else {"stream_id": key}
+        source = (
+            {"component_id": component, "stream_id": stream} if of_inputs else {"stream_id": key}
+        )
         rows.append({**source, "value": value})
     return rows
 
@@ -331,13 +373,17 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
             ":type": kind,
             ":capacity": part.capacity,
             ":latency": totals.complete_ms if kind == "spout" else totals.process_ms,
-            ":transferred": {stream: count for stream, count in sent.items() if sys or not is_system_name(stream)},
+            ":transferred": {
+                stream: count for stream, count in sent.items() if sys or not is_system_name(stream)
+            },
             ":stats": [
                 {
                     ":host": one.host,
                     ":port": one.port,
                     ":uptime_secs": one.uptime_secs,
-                    ":transferred": {window: dict(one.windows[window].transferred) for window in WINDOWS},
+                    ":transferred": {
+                        window: dict(one.windows[window].transferred) for window in WINDOWS
+                    },
                 }
                 for one in part.executors
             ],
@@ -360,6 +406,9 @@ def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool
     """Every stream once, in rows of four: what a page offers to switch on and off."""
     graph = visualization(reader, name, window, sys)
     streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
-    boxes = [{":stream": one, ":sani-stream": _sane(one), ":checked": not is_system_name(one)} for one in streams]
+    boxes = [
+        {":stream": one, ":sani-stream": _sane(one), ":checked": not is_system_name(one)}
+        for one in streams
+    ]
     rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
     return {"visualizationTable": rows}

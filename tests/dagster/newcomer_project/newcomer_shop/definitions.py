@@ -59,7 +59,9 @@ defs = dg.Definitions(
         dg.define_asset_job("daily_job", dg.AssetSelection.assets(daily)),
     ],
     schedules=[
-        dg.ScheduleDefinition(job=tidy, cron_schedule="* * * * *", default_status=dg.DefaultScheduleStatus.RUNNING),
+        dg.ScheduleDefinition(
+            job=tidy, cron_schedule="* * * * *", default_status=dg.DefaultScheduleStatus.RUNNING
+        ),
         dg.ScheduleDefinition(job=nightly, cron_schedule="0 3 * * *"),
     ],
     sensors=[

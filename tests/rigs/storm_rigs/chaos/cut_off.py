@@ -65,7 +65,16 @@ class ProxiedNimbus:
             "nimbus.thrift.port": self._thrift,
         }
         home = self._cluster.home
-        argv = [sys.executable, "-m", "storm_dagster", "nimbus", "--home", str(home), "--id", self._id]
+        argv = [
+            sys.executable,
+            "-m",
+            "storm_dagster",
+            "nimbus",
+            "--home",
+            str(home),
+            "--id",
+            self._id,
+        ]
         for key, value in values.items():
             argv += ["-c", f"{key}={json.dumps(value)}"]
         with (home / "logs" / f"nimbus-{self._id}.out").open("ab") as output:
@@ -80,7 +89,9 @@ class ProxiedNimbus:
     def role(self) -> str | None:
         """``leader`` or ``follower``; ``None`` while it does not answer."""
         try:
-            health = httpx.get(f"http://127.0.0.1:{self._http}/healthz", timeout=2.0, trust_env=False).json()
+            health = httpx.get(
+                f"http://127.0.0.1:{self._http}/healthz", timeout=2.0, trust_env=False
+            ).json()
         except (httpx.HTTPError, ValueError):
             return None
         return "leader" if health.get("leader") else "follower"

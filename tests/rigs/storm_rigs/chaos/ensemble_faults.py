@@ -61,7 +61,8 @@ def zookeeper_quorum_lost(ctx: FaultContext) -> Iterator[str | None]:
     servers = sorted(ctx.cluster.processes("zookeeper"), key=lambda record: record.id)
     with ExitStack() as stack:
         hit = [
-            stack.enter_context(_frozen(record)) for record in ctx.random.sample(servers, max(0, len(servers) // 2 + 1))
+            stack.enter_context(_frozen(record))
+            for record in ctx.random.sample(servers, max(0, len(servers) // 2 + 1))
         ]
         seconds = ctx.random.uniform(5, 12)
         yield f"{' and '.join(filter(None, hit))}, {seconds:.0f} s" if any(hit) else None

@@ -31,7 +31,11 @@ class FaultContext:
     def pick(self, *roles: str) -> RunFile | None:
         """A live process of one of these roles; ``None`` when there is none now."""
         found = [record for role in roles for record in self.cluster.processes(role)]
-        return self.random.choice(sorted(found, key=lambda record: (record.role, record.id))) if found else None
+        return (
+            self.random.choice(sorted(found, key=lambda record: (record.role, record.id)))
+            if found
+            else None
+        )
 
 
 _Inject = Callable[[FaultContext], AbstractContextManager[str | None]]
@@ -117,7 +121,9 @@ def leader(cluster: LocalCluster) -> RunFile | None:
     """The nimbus that reports itself as leader; ``None`` while none does."""
     for record in cluster.processes("nimbus"):
         try:
-            health = httpx.get(f"http://127.0.0.1:{record.ports['http']}/healthz", timeout=2.0, trust_env=False)
+            health = httpx.get(
+                f"http://127.0.0.1:{record.ports['http']}/healthz", timeout=2.0, trust_env=False
+            )
             if health.json().get("leader"):
                 return record
         except (httpx.HTTPError, ValueError, KeyError):
@@ -128,7 +134,11 @@ def leader(cluster: LocalCluster) -> RunFile | None:
 def followers(cluster: LocalCluster) -> Sequence[RunFile]:
     """The nimbuses that do not lead now."""
     leading = leader(cluster)
-    return [record for record in cluster.processes("nimbus") if leading is None or record.id != leading.id]
+    return [
+        record
+        for record in cluster.processes("nimbus")
+        if leading is None or record.id != leading.id
+    ]
 
 
 def _several_nimbuses(cluster: LocalCluster) -> bool:

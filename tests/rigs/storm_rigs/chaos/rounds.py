@@ -55,7 +55,9 @@ class ChaosReport:
         """Rows of the table: fault, number of hits, recovery (median and longest, seconds)."""
         for name in sorted(self.injected):
             taken = sorted(self.recovery_secs.get(name, ()))
-            middle, most = (f"{taken[len(taken) // 2]:.1f}", f"{taken[-1]:.1f}") if taken else ("-", "-")
+            middle, most = (
+                (f"{taken[len(taken) // 2]:.1f}", f"{taken[-1]:.1f}") if taken else ("-", "-")
+            )
             yield name, str(self.injected[name]), middle, most
 
     def to_document(self) -> dict[str, Any]:
@@ -92,14 +94,18 @@ class ChaosRun:
         self.cluster, self.workload, self.log = cluster, workload, log
         self.random = random.Random(seed)
         self.report = ChaosReport(seed)
-        self.faults: Sequence[Fault] = [each for each in (faults or all_faults()).values() if each.needs(cluster)]
+        self.faults: Sequence[Fault] = [
+            each for each in (faults or all_faults()).values() if each.needs(cluster)
+        ]
         self._per_round = faults_per_round
         self._submissions = 0
 
     def run(self, *, rounds: int | None = None, seconds: float | None = None) -> ChaosReport:
         """Run that many rounds, or as many as begin within ``seconds``; end early when an invariant broke."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while (rounds is None or self.report.rounds < rounds) and (deadline is None or time.monotonic() < deadline):
+        while (rounds is None or self.report.rounds < rounds) and (
+            deadline is None or time.monotonic() < deadline
+        ):
             self.report.rounds += 1
             self.round(self.report.rounds)
             if self.report.violations:
@@ -133,10 +139,21 @@ class ChaosRun:
     def _maybe_fault(self) -> Fault | None:
         return self.random.choice(self.faults) if self.random.random() < 0.5 else None
 
-    def _run_verb(self, verb: str, *arguments: str, under: Fault | None, counting: str | None = None) -> None:
+    def _run_verb(
+        self, verb: str, *arguments: str, under: Fault | None, counting: str | None = None
+    ) -> None:
         """Run a verb and inject a fault meanwhile; then ``counting`` must run again."""
         with subprocess.Popen(
-            [sys.executable, "-m", "storm_dagster", verb, "--json", "--home", str(self.cluster.home), *arguments],
+            [
+                sys.executable,
+                "-m",
+                "storm_dagster",
+                verb,
+                "--json",
+                "--home",
+                str(self.cluster.home),
+                *arguments,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,11 +169,15 @@ class ChaosRun:
             except subprocess.TimeoutExpired:
                 process.kill()
                 out, err = process.communicate()
-                self._record_violation(f"{verb} {' '.join(arguments[:2])} did not answer within 400 s")
+                self._record_violation(
+                    f"{verb} {' '.join(arguments[:2])} did not answer within 400 s"
+                )
                 return
         self.report.answers[f"{verb}: {process.returncode}"] += 1
         if process.returncode not in _TYPED_EXITS:
-            self._record_violation(f"{verb} ended with {process.returncode}: {(out or err).strip()[-300:]}")
+            self._record_violation(
+                f"{verb} ended with {process.returncode}: {(out or err).strip()[-300:]}"
+            )
         elif process.returncode:
             self.log(f"{verb} {arguments[0]}: {process.returncode} {out.strip()[-200:]}")
 
@@ -203,7 +224,9 @@ class ChaosRun:
 
         def running() -> bool:
             shown = self.cluster.show(name)
-            return bool(shown["tasks"]) and all(task["status"] == "running" for task in shown["tasks"])
+            return bool(shown["tasks"]) and all(
+                task["status"] == "running" for task in shown["tasks"]
+            )
 
         if self._wait_until(f"all tasks of {name} running", running) and after is not None:
             self.report.recovery_secs.setdefault(after, []).append(time.monotonic() - began)
@@ -214,10 +237,14 @@ class ChaosRun:
         try:
             document = json.loads(done.out)
         except ValueError:
-            self._record_violation(f"doctor --invariants printed {done.out[-300:]!r} {done.err[-300:]!r}")
+            self._record_violation(
+                f"doctor --invariants printed {done.out[-300:]!r} {done.err[-300:]!r}"
+            )
             return
         for violation in document.get("violations", ()):
-            self._record_violation(f"{violation['invariant']} {violation['thing']}: {violation['reason']}")
+            self._record_violation(
+                f"{violation['invariant']} {violation['thing']}: {violation['reason']}"
+            )
         if "error" in document:
             self._record_violation(f"doctor --invariants: {document['error']['message']}")
 

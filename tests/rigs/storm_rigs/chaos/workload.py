@@ -33,7 +33,9 @@ def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[Ta
 class WordCount:
     """Runs ``examples/wordcount.py``; ``files`` and ``limit`` bound the lines, ``rate`` is per second."""
 
-    def __init__(self, target: Path, *, files: int = 12, limit: int = 4_000, rate: int = 400) -> None:
+    def __init__(
+        self, target: Path, *, files: int = 12, limit: int = 4_000, rate: int = 400
+    ) -> None:
         self.target, self.files, self.limit, self.rate = target, files, limit, rate
 
     @cached_property
@@ -43,9 +45,15 @@ class WordCount:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return Counter(word for _, line in module.read_lines(self.files, self.limit) for word in module.words_of(line))
+        return Counter(
+            word
+            for _, line in module.read_lines(self.files, self.limit)
+            for word in module.words_of(line)
+        )
 
-    def submit_arguments(self, name: str, *, workers: int = 4, rate: int | None = None) -> list[str]:
+    def submit_arguments(
+        self, name: str, *, workers: int = 4, rate: int | None = None
+    ) -> list[str]:
         """Arguments of ``storm-dagster submit``; ``rate`` in the place of the usual one."""
         pairs = {
             "topology.workers": workers,
@@ -60,7 +68,10 @@ class WordCount:
 
     def progress(self, cluster: LocalCluster, name: str) -> tuple[int, int]:
         """(lines acked, lines in all)."""
-        pairs = [(int(s.get("done", 0)), int(s.get("total", 0))) for s in task_states(cluster, name, "lines")]
+        pairs = [
+            (int(s.get("done", 0)), int(s.get("total", 0)))
+            for s in task_states(cluster, name, "lines")
+        ]
         return sum(done for done, _ in pairs), sum(total for _, total in pairs)
 
     def finished(self, cluster: LocalCluster, name: str) -> bool:
@@ -78,4 +89,6 @@ class WordCount:
     def wrong_words(self, cluster: LocalCluster, name: str) -> int:
         """Number of words with a wrong count."""
         found = self.counts(cluster, name)
-        return sum(1 for word in found.keys() | self.expected.keys() if found[word] != self.expected[word])
+        return sum(
+            1 for word in found.keys() | self.expected.keys() if found[word] != self.expected[word]
+        )

@@ -17,7 +17,11 @@ _LIFECYCLE = lifecycle.__name__
 
 def submission(world: World) -> Scene:
     """A submission whose parts are uploaded."""
-    arguments = {"name": "wc", "token": "t", "handle": world.upload("h", conf={"topology.workers": 2})}
+    arguments = {
+        "name": "wc",
+        "token": "t",
+        "handle": world.upload("h", conf={"topology.workers": 2}),
+    }
 
     def completed() -> None:
         topology = world.named()

@@ -115,7 +115,10 @@ def draining(undo: bool) -> Callable[[World], Scene]:
 
         def silent(wanted: bool) -> None:
             base = world.named().base
-            assert (base.status, base.wanted_status) == ("INACTIVE" if wanted else "ACTIVE", "ACTIVE")
+            assert (base.status, base.wanted_status) == (
+                "INACTIVE" if wanted else "ACTIVE",
+                "ACTIVE",
+            )
             assert (base.delay_secs is not None) == wanted
 
         # The leader lets it go on in any case, once its time has passed.

@@ -30,7 +30,9 @@ class Scene:
 
     def act(self, **conf: Any) -> Actor:
         """A process of its own that runs the operation, with more ``conf``."""
-        return Actor({**self.world.conf, **conf}, self.world.blobs.directory, self.target, self.arguments)
+        return Actor(
+            {**self.world.conf, **conf}, self.world.blobs.directory, self.target, self.arguments
+        )
 
 
 def due(scene: Scene) -> Scene:
@@ -63,6 +65,10 @@ def gone(world: World, topology_id: str) -> None:
 def is_active(world: World, topology_id: str, workers: int = 2) -> None:
     """Assert that the topology is the one that runs, on that many workers, and that no rebalance is left."""
     topology = world.named()
-    assert (topology.id, topology.base.status, topology.base.workers) == (topology_id, "ACTIVE", workers)
+    assert (topology.id, topology.base.status, topology.base.workers) == (
+        topology_id,
+        "ACTIVE",
+        workers,
+    )
     assert len(world.assignment().workers) == workers
     assert "rebalance" not in (world.cluster.state.find_children(paths.topology(topology_id)) or ())

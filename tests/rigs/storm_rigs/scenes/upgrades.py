@@ -31,7 +31,9 @@ def _under_way(world: World, number: int = 1) -> UpgradeStandIns:
     """An upgrade with that many workers upgraded."""
     stand_ins = _upgradable(world)
     handle = world.upload("h2", conf=_UPGRADABLE, archive=pack_archive("newer archive"))
-    lifecycle.gray_upgrade(world.context(), "wc", Selection(number=number), handle=handle, token="u")
+    lifecycle.gray_upgrade(
+        world.context(), "wc", Selection(number=number), handle=handle, token="u"
+    )
     stand_ins.batch()
     assert len(stand_ins.state.upgraded) == number
     return stand_ins

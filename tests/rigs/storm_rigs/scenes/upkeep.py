@@ -23,7 +23,9 @@ def cleaning(world: World) -> Scene:
         gone(world, orphan)
         topology = world.named("living")
         assert topology.id == living and topology.assignment is not None
-        assert before == {key: world.blobs.meta(key).sha256 for key in world.blobs.keys("") if living in key}
+        assert before == {
+            key: world.blobs.meta(key).sha256 for key in world.blobs.keys("") if living in key
+        }
 
     now: dict[str, Any] = {"grace_secs": 0, "token_secs": 0}
     return Scene(
