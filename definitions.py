@@ -1,4 +1,6 @@
-"""The code location: everything is defined in :mod:`storm_dagster.defs`, this file only names it."""
+"""The code location: everything is defined in :mod:`storm_dagster.defs`, this file only names
+it.
+"""
 
 from storm_dagster.defs import defs
 

@@ -1,4 +1,5 @@
-"""Longest time without an ack at the spout after each kind of kill -9, at full load with ``topology.max.spout.pending``.
+"""Longest time without an ack at the spout after each kind of kill -9, at full load with
+``topology.max.spout.pending``.
 
 The second value is the time from the kill to the last replay of what was in flight.
 """
@@ -34,7 +35,9 @@ _BACKOFF_SECS = 61.0
 
 
 class GapSpout(Spout):
-    """Emits as fast as it may, and writes down when it was acked (at most every 5 ms) and when tuples failed."""
+    """Emits as fast as it may, and writes down when it was acked (at most every 5 ms) and when
+    tuples failed.
+    """
 
     outputs = ["number"]
 
@@ -103,7 +106,9 @@ def times(folder: Path, kind: str, since: float) -> list[float]:
 
 
 def kill(cluster: LocalCluster, folder: Path, components: Sequence[str]) -> tuple[float, float]:
-    """(longest time without an ack, kill to last replay) after a kill of the workers of these components."""
+    """(longest time without an ack, kill to last replay) after a kill of the workers of these
+    components.
+    """
     document = cluster.wait_running(NAME)
     slots = {
         (task["node"], task["port"])

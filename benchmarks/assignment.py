@@ -1,12 +1,15 @@
-"""Times of the PySpark assignment, cold and warm, beside those of the local planner. Asserts no time.
+"""Times of the PySpark assignment, cold and warm, beside those of the local planner. Asserts no
+time.
 
-``python benchmarks/assignment.py [--large] [--quick] [--cluster FILE.json] [--markdown FILE]`` prints a markdown
-table; with ``--markdown`` it also replaces the table between the markers of that file. ``--large`` adds a
-million tasks. Every result is checked for its rules, and against the local planner, outside of the measured time.
+``python benchmarks/assignment.py [--large] [--quick] [--cluster FILE.json] [--markdown FILE]``
+prints a markdown table; with ``--markdown`` it also replaces the table between the markers of that
+file. ``--large`` adds a million tasks. Every result is checked for its rules, and against the local
+planner, outside of the measured time.
 
-*Cold* is the first placement on a server that has just started: session and assignment. *Warm* is the median
-of the assignment in a session that has placed before. *Fixed* is the share of the warm time that one single
-task takes as well. Memory is the peak of what belongs to each process alone (PSS), while the warm rounds run.
+*Cold* is the first placement on a server that has just started: session and assignment. *Warm* is
+the median of the assignment in a session that has placed before. *Fixed* is the share of the warm
+time that one single task takes as well. Memory is the peak of what belongs to each process alone
+(PSS), while the warm rounds run.
 """
 
 from __future__ import annotations
@@ -91,7 +94,9 @@ def one_topology(tasks: int, workers: int, supervisors: int) -> PlacementBatch:
 
 
 def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
-    """The event after one supervisor of a full cluster is gone: every topology that had a worker there."""
+    """The event after one supervisor of a full cluster is gone: every topology that had a worker
+    there.
+    """
     before = many_topologies(topologies, supervisors)
     lost = before.supervisors[0].id
     placed = {placement.name: placement.workers for placement in plan_placement(before).placements}
@@ -172,7 +177,9 @@ def server_of(memory: str) -> Iterator[str]:
 
 
 class Watch:
-    """Peaks of private memory, in MiB, of this process, of the server's JVM and of its Python workers."""
+    """Peaks of private memory, in MiB, of this process, of the server's JVM and of its Python
+    workers.
+    """
 
     def __init__(self) -> None:
         self.driver = self.jvm = self.python = 0.0
@@ -300,7 +307,9 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
 
 
 def million_tasks(remote: str, home: Path, rounds: int = 3) -> str:
-    """Median of the assignment of a million tasks there, after a first one; every rule is checked."""
+    """Median of the assignment of a million tasks there, after a first one; every rule is
+    checked.
+    """
     batch, planner = many_topologies(10_000, 10_000), planner_of(remote, home)
     results = [planner(batch) for _ in range(rounds + 1)]
     planner.close(release=True)
@@ -343,7 +352,8 @@ def main() -> None:
     with server_of(arguments.memory) as remote:
         planner = planner_of(remote)
         for _ in range(15):
-            # A JVM that has just started still compiles: what a cluster of some minutes' age does is measured.
+            # A JVM that has just started still compiles: what a cluster of some minutes' age does
+            # is measured.
             planner(many_topologies(1, 2))
         fixed: float | None = None
         for case in cases:

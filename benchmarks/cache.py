@@ -1,4 +1,6 @@
-"""Savings of nimbus's read cache: the view of a cluster of 300 topologies and 10,000 tasks, with and without it."""
+"""Savings of nimbus's read cache: the view of a cluster of 300 topologies and 10,000 tasks, with
+and without it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Topologies of ``spark_chain.py``: source, split, count, Parquet, as a fused chain or as one query."""
+"""Topologies of ``spark_chain.py``: source, split, count, Parquet, as a fused chain or as one
+query.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Requests to ZooKeeper of idle supervisors (their real links), of the healing sensor and of a nimbus that leads.
+"""Requests to ZooKeeper of idle supervisors (their real links), of the healing sensor and of a
+nimbus that leads.
 
-``python benchmarks/costs.py [SUPERVISORS] [TOPOLOGIES] [SECONDS]``: reads per second while only heartbeats come, reads of
-one change, the CPU of the sensor, which has a process of its own, and what is left when all topologies are gone.
+``python benchmarks/costs.py [SUPERVISORS] [TOPOLOGIES] [SECONDS]``: reads per second while only
+heartbeats come, reads of one change, the CPU of the sensor, which has a process of its own, and
+what is left when all topologies are gone.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _LINKS = 50
 
 
 def serve(pipe: Connection, counts: RequestCounts, runs: list[int]) -> None:
-    """For each message the reads, CPU seconds and requested runs since the last one, until it is false."""
+    """For each message the reads, CPU seconds and requested runs since the last one, until it is
+    false.
+    """
     while pipe.recv():
         pipe.send((counts.reads(), time.process_time(), sum(runs)))
         counts.reset()
@@ -70,7 +74,9 @@ def sensor(conf: dict[str, Any], pipe: Connection) -> None:
 def supervise(
     conf: dict[str, Any], pipe: Connection, names: list[str], ports: tuple[int, ...]
 ) -> None:
-    """The links of some supervisors; the first message is sent when all of them have read what they are to run."""
+    """The links of some supervisors; the first message is sent when all of them have read what they
+    are to run.
+    """
     logging.disable(logging.CRITICAL)
     with count_requests() as counts:
         links = [
@@ -110,7 +116,9 @@ class Part:
 
 
 def beat(world: World, ids: list[str], stop: threading.Event) -> None:
-    """The topology masters of all topologies, each every ten seconds; there may be more of them each time."""
+    """The topology masters of all topologies, each every ten seconds; there may be more of them
+    each time.
+    """
     while not stop.wait(0.1):
         for path in [paths.taskbeats(each) for each in ids]:
             world.cluster.state.set_data(path, world.cluster.state.get_data(path) or b"")
@@ -143,7 +151,8 @@ def measure(
         ports = tuple(range(6900, 6900 + 2 + 2 * topologies // supervisors))
         names = [f"sup{number}" for number in range(supervisors)]
         for name in names:
-            # Registered, but not there yet: each would read each submission, which is not what is measured.
+            # Registered, but not there yet: each would read each submission, which is not what is
+            # measured.
             world.supervisor(name, ports)
         ids: list[str] = []
         stop = threading.Event()
@@ -163,7 +172,8 @@ def measure(
         def of_supervisors() -> int:
             return sum(each.ask()[0] for each in links)
 
-        # On a busy machine its process may need longer to begin; until then the leader looks in its place.
+        # On a busy machine its process may need longer to begin; until then the leader looks in its
+        # place.
         eventually(lambda: cluster.state.exists(paths.HEALER), timeout=600, what="an armed sensor")
         time.sleep(30.0)
         _, cpu, _ = healing.ask()

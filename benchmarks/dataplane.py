@@ -1,9 +1,10 @@
-"""The data plane: word count, a chain of ten bolts, a windowed join, micro-batches on Spark, long runs.
+"""The data plane: word count, a chain of ten bolts, a windowed join, micro-batches on Spark, long
+runs.
 
-``make bench ARGS="--only dataplane [--quick] [--minutes N] [--markdown FILE]"`` prints a table; with
-``--markdown`` it also replaces the table between the markers of that file. Quantiles are of complete latency, as
-the spouts measured it; CPU is of all workers together, in cores, and for each tuple of the spouts; memory is the PSS
-of each worker, at the beginning and at the end of a run.
+``make bench ARGS="--only dataplane [--quick] [--minutes N] [--markdown FILE]"`` prints a table;
+with ``--markdown`` it also replaces the table between the markers of that file. Quantiles are of
+complete latency, as the spouts measured it; CPU is of all workers together, in cores, and for each
+tuple of the spouts; memory is the PSS of each worker, at the beginning and at the end of a run.
 """
 
 from __future__ import annotations
@@ -192,7 +193,9 @@ def _remove(cluster: LocalCluster) -> None:
 def rows(
     cluster: LocalCluster, *, quick: bool, minutes: float | None = None, like: str = ""
 ) -> Iterator[str]:
-    """Each row as soon as it is measured; one that cannot be measured has the reason. ``like``: only those rows."""
+    """Each row as soon as it is measured; one that cannot be measured has the reason. ``like``:
+    only those rows.
+    """
     long = (0.5 if quick else 10.0) if minutes is None else minutes
     for case in cases(long):
         if like and like not in case.label:

@@ -1,4 +1,6 @@
-"""What sensors write into Dagster: events and bytes of a day at 300 tasks, and the largest cursors."""
+"""What sensors write into Dagster: events and bytes of a day at 300 tasks, and the largest
+cursors.
+"""
 
 from __future__ import annotations
 

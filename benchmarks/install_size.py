@@ -1,7 +1,8 @@
 """Disk space of an installation: a host of supervisors and workers, and the whole package.
 
-Builds the wheel of this tree and installs it into fresh environments, from the package index (or pip's cache of
-it). Sizes are what that adds to an environment that holds pip alone. ``--only worker --into DIR`` leaves one environment there; ``--json`` prints for programs.
+Builds the wheel of this tree and installs it into fresh environments, from the package index (or
+pip's cache of it). Sizes are what that adds to an environment that holds pip alone. ``--only worker
+--into DIR`` leaves one environment there; ``--json`` prints for programs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(folder: Path, *steps: list[str]) -> float:
-    """A fresh environment in ``folder``, with what each pip call installs; the megabytes that were added."""
+    """A fresh environment in ``folder``, with what each pip call installs; the megabytes that were
+    added.
+    """
     venv.create(folder, with_pip=True, symlinks=True)
     empty = size_mb(folder)
     for step in steps:

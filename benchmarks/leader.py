@@ -1,4 +1,6 @@
-"""Seconds without accepted submissions after the leader was killed, and the effect on running workers."""
+"""Seconds without accepted submissions after the leader was killed, and the effect on running
+workers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The topology of the recovery benchmark: numbers that are written down where they end, so that none is lost unseen.
+"""The topology of the recovery benchmark: numbers that are written down where they end, so that
+none is lost unseen.
 
-``bench.rate`` (numbers a second) and ``bench.ledger`` (a folder) are conf keys. Every line of the folder's files
-is a number and the boot clock at which it was counted.
+``bench.rate`` (numbers a second) and ``bench.ledger`` (a folder) are conf keys. Every line of the
+folder's files is a number and the boot clock at which it was counted.
 """
 
 from __future__ import annotations

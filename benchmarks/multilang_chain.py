@@ -1,8 +1,9 @@
 """Baseline of the throughput benchmark: spout -> split -> count through Storm's multilang protocol.
 
-The parent stands in for Storm's JVM shell components: it starts one pystorm process for each component,
-speaks the protocol, keeps a window of tuples in flight to each bolt, and acks the spout when its tuple left
-the split bolt and all its words left the count bolt. It keeps no acker tree, which flatters the baseline.
+The parent stands in for Storm's JVM shell components: it starts one pystorm process for each
+component, speaks the protocol, keeps a window of tuples in flight to each bolt, and acks the spout
+when its tuple left the split bolt and all its words left the count bolt. It keeps no acker tree,
+which flatters the baseline.
 """
 
 from __future__ import annotations

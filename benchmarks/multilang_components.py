@@ -1,4 +1,6 @@
-"""The word count of the baseline, written with pystorm from PyPI: what Storm's Python users run today."""
+"""The word count of the baseline, written with pystorm from PyPI: what Storm's Python users run
+today.
+"""
 
 from __future__ import annotations
 

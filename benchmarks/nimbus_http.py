@@ -1,4 +1,6 @@
-"""Nimbus as its clients see it: transfers, summaries of 10,000 tasks, a page of a 10 GB log, memory."""
+"""Nimbus as its clients see it: transfers, summaries of 10,000 tasks, a page of a 10 GB log,
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Base of the benchmarks' spouts: their pace, and the metrics that they report of it.
 
-Each spout task reports ``emitted`` with the time ``at`` of the report (seconds of the machine's clock, one for all
-processes), so that a rate is exact however late it is read; and the quantiles ``p50_ms`` and ``p99_ms`` of the
-complete latency of its newest tuples. ``bench.rate`` (tuples a second of each task, 0: as fast as it goes) and
-``bench.acked`` are conf keys.
+Each spout task reports ``emitted`` with the time ``at`` of the report (seconds of the machine's
+clock, one for all processes), so that a rate is exact however late it is read; and the quantiles
+``p50_ms`` and ``p99_ms`` of the complete latency of its newest tuples. ``bench.rate`` (tuples a
+second of each task, 0: as fast as it goes) and ``bench.acked`` are conf keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Cost of looking at the list of 300 topologies: CPU of a nimbus while browsers show it, and requests to topology masters.
+"""Cost of looking at the list of 300 topologies: CPU of a nimbus while browsers show it, and
+requests to topology masters.
 
-A real nimbus, a real ZooKeeper server and five headless Chromiums. Records are rewritten as often as 100 supervisors and
-300 topology masters do it. In the place of each topology master is a socket that counts connections.
+A real nimbus, a real ZooKeeper server and five headless Chromiums. Records are rewritten as often
+as 100 supervisors and 300 topology masters do it. In the place of each topology master is a socket
+that counts connections.
 """
 
 from __future__ import annotations

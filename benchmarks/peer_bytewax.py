@@ -1,4 +1,6 @@
-"""bytewax for the benchmark beside other engines: installed from PyPI into a throw-away environment, without acks."""
+"""bytewax for the benchmark beside other engines: installed from PyPI into a throw-away
+environment, without acks.
+"""
 
 from __future__ import annotations
 

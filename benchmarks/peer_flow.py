@@ -1,6 +1,8 @@
-"""The word count and the chain of ten as bytewax dataflows; run by bytewax's own Python, which has no storm_dagster.
+"""The word count and the chain of ten as bytewax dataflows; run by bytewax's own Python, which has
+no storm_dagster.
 
-The sink writes the log that ``peer_logs`` reads: ``s TIME ITEMS ITEMS`` every second, and ``b TIME`` with the first item.
+The sink writes the log that ``peer_logs`` reads: ``s TIME ITEMS ITEMS`` every second, and ``b
+TIME`` with the first item.
 """
 
 from __future__ import annotations

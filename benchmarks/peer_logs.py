@@ -1,7 +1,9 @@
-"""Logs that the spouts of the benchmark beside other engines write, in each engine alike, and what is read from them.
+"""Logs that the spouts of the benchmark beside other engines write, in each engine alike, and what
+is read from them.
 
-A task writes ``spout-TASK-PID.log``: ``b TIME`` with its first tuple, ``a TIME`` when a tuple is acked (at most every
-5 ms), and every second ``s TIME EMITTED ACKED [P50 P99]``, with the latencies of its newest 5,000 tuples in milliseconds.
+A task writes ``spout-TASK-PID.log``: ``b TIME`` with its first tuple, ``a TIME`` when a tuple is
+acked (at most every 5 ms), and every second ``s TIME EMITTED ACKED [P50 P99]``, with the latencies
+of its newest 5,000 tuples in milliseconds.
 """
 
 from __future__ import annotations
@@ -127,7 +129,9 @@ def rate(folder: Path, secs: float, *, acked: bool) -> float:
 
 
 def p99(folder: Path) -> float:
-    """99th percentile of the complete latency of the newest tuples, of the worst task, in milliseconds."""
+    """99th percentile of the complete latency of the newest tuples, of the worst task, in
+    milliseconds.
+    """
     return max(log.totals[-1][4] for log in read(folder))
 
 

@@ -17,7 +17,9 @@ from storm_dagster.api import Grouping, Spout, TopologyBuilder
 
 
 class LoggedSpout(Spout):
-    """Emits at ``bench.rate`` (tuples a second of each task; 0: as fast as it may) and keeps a log."""
+    """Emits at ``bench.rate`` (tuples a second of each task; 0: as fast as it may) and keeps a
+    log.
+    """
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         self._rate = float(conf["bench.rate"])

@@ -1,6 +1,8 @@
-"""Apache Storm for the benchmark beside other engines: fetched from Maven Central, real daemons, a Java topology.
+"""Apache Storm for the benchmark beside other engines: fetched from Maven Central, real daemons, a
+Java topology.
 
-The jars are resolved by Apache Ivy, which pyspark ships, and kept in the cache. ZooKeeper is the one of pyspark's jars.
+The jars are resolved by Apache Ivy, which pyspark ships, and kept in the cache. ZooKeeper is the
+one of pyspark's jars.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def _fetch(folder: Path, modules: tuple[tuple[str, str, str], ...]) -> None:
 
 
 def _compile(home: Path, folder: Path) -> Path:
-    """A jar of the Java topology, made by ``javac`` or, where there is only a runtime, by ecj of Maven Central."""
+    """A jar of the Java topology, made by ``javac`` or, where there is only a runtime, by ecj of
+    Maven Central.
+    """
     classes = folder / "classes"
     classes.mkdir()
     if shutil.which("javac"):

@@ -1,9 +1,11 @@
-"""``make bench ARGS="--only peers"``: the word count and the chain of ten beside Apache Storm and bytewax, in one run.
+"""``make bench ARGS="--only peers"``: the word count and the chain of ten beside Apache Storm and
+bytewax, in one run.
 
-Each engine runs alone, with its defaults and with each set of settings below; the column "best found" has the best value
-of these. Storm has real daemons from Maven Central, bytewax comes from PyPI. What cannot be fetched is named, and its
-columns stay empty. With ``--markdown`` the table goes between the markers ``peers`` of a document; in one with a section
-"Recovery" the section is made before that.
+Each engine runs alone, with its defaults and with each set of settings below; the column "best
+found" has the best value of these. Storm has real daemons from Maven Central, bytewax comes from
+PyPI. What cannot be fetched is named, and its columns stay empty. With ``--markdown`` the table
+goes between the markers ``peers`` of a document; in one with a section "Recovery" the section is
+made before that.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ class BurstBolt(Bolt):
 
 
 def burst() -> TopologyBuilder:
-    """A fan-out of 20,000 beside a slow bolt, not acked: its memory is what back pressure leaves."""
+    """A fan-out of 20,000 beside a slow bolt, not acked: its memory is what back pressure
+    leaves.
+    """
     builder = _topology("burst", None)
     builder.set_spout("numbers", NumberSpout)
     builder.set_bolt("burst", BurstBolt, inputs="numbers")
@@ -149,7 +151,9 @@ def burst() -> TopologyBuilder:
 
 
 def slowed() -> TopologyBuilder:
-    """The word count, and a slow bolt that reads the same sentences: nothing but back pressure bounds it."""
+    """The word count, and a slow bolt that reads the same sentences: nothing but back pressure
+    bounds it.
+    """
     builder = words()
     builder.config["topology.max.spout.pending"] = None
     builder.set_bolt("slow", SlowBolt, inputs="sentences", par=2)

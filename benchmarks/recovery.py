@@ -38,7 +38,7 @@ class Harm:
         self.cluster.cli("submit", TOPOLOGY, "--name", NAME, "--conf", f"bench.ledger={folder}")
         self._seen: tuple[int, int] = (0, 0)
 
-    # -- the ledger -----------------------------------------------------------------------------------------
+    # -- the ledger --------------------------------------------------------------------------------
     def lines(self) -> Iterator[tuple[int, float]]:
         """(number, boot clock) of everything that was counted."""
         for path in self.folder.glob("*.txt"):
@@ -67,7 +67,8 @@ class Harm:
         return until
 
     def balance(self) -> tuple[int, int]:
-        """(lost, duplicates) since this was asked last, once everything that had been sent until now is acked.
+        """(lost, duplicates) since this was asked last, once everything that had been sent until
+        now is acked.
 
         Numbers go on meanwhile: what failed is only sent again by a spout that is active.
         """
@@ -83,7 +84,7 @@ class Harm:
         times = sorted(when for _, when in self.lines() if since - 1 <= when <= until)
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
-    # -- the cluster ----------------------------------------------------------------------------------------
+    # -- the cluster -------------------------------------------------------------------------------
     def runs_again(
         self, changed: Callable[[dict[str, Any]], bool], what: str, timeout: float = 120
     ) -> float:
@@ -140,7 +141,9 @@ class Harm:
         return Lost(seconds, began, requested, first_step)
 
     def _run_since(self, since: float) -> tuple[float | None, float | None]:
-        """Epoch seconds at which the sensor asked for a reassignment, and at which its first step began."""
+        """Epoch seconds at which the sensor asked for a reassignment, and at which its first step
+        began.
+        """
         dagster = self.cluster.endpoints.dagster
         query = """{ runsOrError(filter: {pipelineName: "reassign_topologies"}, limit: 5) {
           ... on Runs { results { creationTime stepStats { startTime } } } } }"""
@@ -180,7 +183,9 @@ class Lost:
 
 
 def report(folder: Path, *, quick: bool, conf: dict[str, Any] | None = None) -> Iterator[Row]:
-    """The rows, one after the other; on a cluster of its own, because hosts of it are taken away."""
+    """The rows, one after the other; on a cluster of its own, because hosts of it are taken
+    away.
+    """
     with LocalCluster(folder / "home", supervisors=3, slots=3, conf=conf) as cluster:
         session = cluster.conf["storm.zookeeper.session.timeout"] / 1000
         harm = Harm(cluster, folder / "ledger")

@@ -1,7 +1,8 @@
-"""Words per second of source, split, count and Parquet on Spark: by hand, as a SparkQuery, as a fused chain, not fused.
+"""Words per second of source, split, count and Parquet on Spark: by hand, as a SparkQuery, as a
+fused chain, not fused.
 
-Side by side on one embedded Spark server, one after the other, in turns. The rate is that of the batches which Spark has
-committed after the first ones: the same files, the same measure for all.
+Side by side on one embedded Spark server, one after the other, in turns. The rate is that of the
+batches which Spark has committed after the first ones: the same files, the same measure for all.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tupl
             "goal 10 s",
             f"{statistics.median(pauses):.1f} s",
         )
-    # Each row of it passes the worker three times: few files, each a fiftieth as long, so that fixed costs count too.
+    # Each row of it passes the worker three times: few files, each a fiftieth as long, so that
+    # fixed costs count too.
     small = make_files(folder / "small", 4, lines // 50)
     out = str(folder / "apart")
     options = ("--conf", "topology.spark.fuse=false", "--conf", "topology.message.timeout.secs=300")

@@ -1,7 +1,9 @@
-"""Seconds without progress of a query when a part of Spark, or the query's owner, is killed; a placement on two executors.
+"""Seconds without progress of a query when a part of Spark, or the query's owner, is killed; a
+placement on two executors.
 
-On a standalone Spark of two workers: an executor, a worker of Spark, its master. With a classic session (``spark.master``)
-in our worker: the owner, whose driver dies with it. From ``kill -9`` until Spark commits the next batch.
+On a standalone Spark of two workers: an executor, a worker of Spark, its master. With a classic
+session (``spark.master``) in our worker: the owner, whose driver dies with it. From ``kill -9``
+until Spark commits the next batch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ WAYS = {"query": "SparkQuery", "chain": "fused chain"}
 
 
 def newest_batch(checkpoint: str) -> int:
-    """Number of the last batch that Spark has committed, -1 before the first. Spark removes old ones."""
+    """Number of the last batch that Spark has committed, -1 before the first. Spark removes old
+    ones.
+    """
     return max((int(path.name) for path in Path(checkpoint, "commits").glob("[0-9]*")), default=-1)
 
 

@@ -1,6 +1,8 @@
-"""From `storm-dagster dev` to ready, and to the first submission: the first start on a machine, and later ones.
+"""From `storm-dagster dev` to ready, and to the first submission: the first start on a machine, and
+later ones.
 
-The first start has no class data to share yet (Java's archives, which are made when that cluster ends).
+The first start has no class data to share yet (Java's archives, which are made when that cluster
+ends).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Pauses of a worker's loop while a task of it opens, and rewrites, a million keys: ``python benchmarks/state.py``."""
+"""Pauses of a worker's loop while a task of it opens, and rewrites, a million keys: ``python
+benchmarks/state.py``.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ class Counting(Topology):
 
 
 class Pauses:
-    """Gaps between turns of a loop: by the clock, and by what this process computed, which a busy machine does not
-    change."""
+    """Gaps between turns of a loop: by the clock, and by what this process computed, which a busy
+    machine does not change.
+    """
 
     def __init__(self) -> None:
         self.gaps: list[tuple[float, float]] = []

@@ -1,7 +1,8 @@
-"""From the shell command to running tasks, stage by stage; from a click or a sensor's event to the first step.
+"""From the shell command to running tasks, stage by stage; from a click or a sensor's event to the
+first step.
 
-Stock launcher and warm runs side by side in one run: what the stock one does is measured while the warm
-process's socket is out of the way. Medians over all samples.
+Stock launcher and warm runs side by side in one run: what the stock one does is measured while the
+warm process's socket is out of the way. Medians over all samples.
 """
 
 from __future__ import annotations
@@ -149,7 +150,9 @@ class Measured:
         return found[0]["runId"] if found else None
 
     def lose_host(self, name: str) -> float:
-        """A host stands still and its workers die: seconds from the sensor's request to the first step."""
+        """A host stands still and its workers die: seconds from the sensor's request to the first
+        step.
+        """
         before = self.newest("reassign_topologies")
         document = self.cluster.show(name)
         node = document["workers"][0]["node"]
@@ -174,7 +177,9 @@ class Measured:
             self.cluster.wait_running(name, 120)
 
     def partitions(self) -> float:
-        """Seconds of the question that the partitions page of an asset asks, with 300 topologies."""
+        """Seconds of the question that the partitions page of an asset asks, with 300
+        topologies.
+        """
         program = (
             "import sys, dagster as dg\n"
             "with dg.DagsterInstance.get() as instance:\n"

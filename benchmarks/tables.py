@@ -1,4 +1,6 @@
-"""Rows of metric, reference and our value: printed as they are measured, and written between a document's markers."""
+"""Rows of metric, reference and our value: printed as they are measured, and written between a
+document's markers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def line(row: Row) -> str:
 
 
 def write_table(path: Path, name: str, table: str) -> None:
-    """Replaces what stands between the markers ``name`` of a document; exits when they are not there."""
+    """Replaces what stands between the markers ``name`` of a document; exits when they are not
+    there.
+    """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = path.read_text(encoding="utf-8")
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)

@@ -175,7 +175,9 @@ def _kind(value: object) -> str:
 
 
 def dagster_page() -> list[str]:
-    """Assets, jobs with their forms, sensors, schedules and resources, from the definitions themselves."""
+    """Assets, jobs with their forms, sensors, schedules and resources, from the definitions
+    themselves.
+    """
     defs = build_storm_defs(local_cluster=True)
     repository = defs.get_repository_def()
     lines = ["# Dagster", "", "What `storm_dagster.build_storm_defs()` gives.", "", "## Assets", ""]
@@ -280,7 +282,9 @@ PAGES = {
 
 
 def write_pages(folder: Path) -> None:
-    """Write every page; one that did not change is left as it is, so that Sphinx does not read it again."""
+    """Write every page; one that did not change is left as it is, so that Sphinx does not read it
+    again.
+    """
     folder.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         file, text = folder / f"{name}.md", "\n".join(page()) + "\n"

@@ -1,8 +1,9 @@
-"""The program behind ``make demo``: a whole cluster, a word count, a killed worker, and exact counts.
+"""The program behind ``make demo``: a whole cluster, a word count, a killed worker, and exact
+counts.
 
-Starts a local cluster in a fresh HOME, submits ``wordcount.py`` on four workers, kills one of them with
-``kill -9`` on the way, and compares what was counted with an independent count. Ends everything afterwards,
-unless KEEP=1. Exits non-zero when anything is not as it must be.
+Starts a local cluster in a fresh HOME, submits ``wordcount.py`` on four workers, kills one of them
+with ``kill -9`` on the way, and compares what was counted with an independent count. Ends
+everything afterwards, unless KEEP=1. Exits non-zero when anything is not as it must be.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def start(demo: Demo) -> None:
     demo.say(f"it is ready; Dagster UI {demo.endpoints['dagster']['url']}")
 
 
-# -- word count ----------------------------------------------------------------------------------------
+# -- word count ------------------------------------------------------------------------------------
 
 
 def submit_wordcount(demo: Demo) -> None:
@@ -281,11 +282,13 @@ def show_placement(demo: Demo) -> None:
         )
 
 
-# -- the pipeline on Spark -----------------------------------------------------------------------------
+# -- the pipeline on Spark -------------------------------------------------------------------------
 
 
 def submit_spark_pipeline(demo: Demo) -> None:
-    """Submit the Spark example while the words are counted; :func:`check_spark_pipeline` waits for it."""
+    """Submit the Spark example while the words are counted; :func:`check_spark_pipeline` waits for
+    it.
+    """
     import spark_pipeline
 
     files = spark_pipeline.source_files()
@@ -390,7 +393,9 @@ def check_query(demo: Demo, lines: int, deadline: float) -> None:
 
 
 def _spark_lines(path: Path) -> int:
-    """Lines of a file as Spark's text source splits it: at line feeds, a last empty one not counted."""
+    """Lines of a file as Spark's text source splits it: at line feeds, a last empty one not
+    counted.
+    """
     raw = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     return raw.count(b"\n") + (not raw.endswith(b"\n") and bool(raw))
 
@@ -405,7 +410,7 @@ def _has_java(pid: int) -> bool:
         return False
 
 
-# -- the whole -----------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 SECTIONS: list[tuple[str, Callable[[Demo], None]]] = [
     ("cluster", start),

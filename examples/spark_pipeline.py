@@ -1,23 +1,26 @@
-"""A data pipeline on Spark: a streaming file source, a Python bolt, micro-batches written as Parquet.
+"""A data pipeline on Spark: a streaming file source, a Python bolt, micro-batches written as
+Parquet.
 
     storm-dagster submit examples/spark_pipeline.py:pipeline -- /tmp/keywords
 
-The spout is a Structured Streaming query over the source files of Python's own standard library; its
-checkpoint advances only after every line is acked. A Python bolt counts Python's keywords in each line. The
-last bolt turns micro-batches of those counts into DataFrames and writes their totals as Parquet.
+The spout is a Structured Streaming query over the source files of Python's own standard library;
+its checkpoint advances only after every line is acked. A Python bolt counts Python's keywords in
+each line. The last bolt turns micro-batches of those counts into DataFrames and writes their totals
+as Parquet.
 
-Two more bolts count how far lines are indented. All that they read is Spark's, so they are fused: their functions run in the
-spout's own query, and no line passes a worker for them. `topology.spark.fuse: false` runs them as bolts of their own. All
-Spark jobs run on the cluster's Spark: by default the embedded server, or whatever ``topology.spark.remote``,
-``spark.remote`` or ``spark.master`` names.
+Two more bolts count how far lines are indented. All that they read is Spark's, so they are fused:
+their functions run in the spout's own query, and no line passes a worker for them.
+`topology.spark.fuse: false` runs them as bolts of their own. All Spark jobs run on the cluster's
+Spark: by default the embedded server, or whatever ``topology.spark.remote``, ``spark.remote`` or
+``spark.master`` names.
 
 Delivery is at least once: after a crash a micro-batch may be written twice.
 
     storm-dagster submit examples/spark_pipeline.py:ages -- /tmp/ages
 
-This topology is one query that runs on Spark alone: it counts the lines of the same files in event-time windows of an
-hour, where the time of a line is when its file was changed. Each micro-batch is written below its id, so that one that
-is repeated replaces its own output.
+This topology is one query that runs on Spark alone: it counts the lines of the same files in
+event-time windows of an hour, where the time of a line is when its file was changed. Each
+micro-batch is written below its id, so that one that is repeated replaces its own output.
 """
 
 from __future__ import annotations
@@ -93,7 +96,9 @@ class KeywordBolt(Bolt):
 def pipeline(
     out: str, checkpoint: str | None = None, pattern: str | None = None
 ) -> TopologyBuilder:
-    """The topology. ``out`` is a folder that the Spark server can write; the checkpoint lies beside it."""
+    """The topology. ``out`` is a folder that the Spark server can write; the checkpoint lies beside
+    it.
+    """
     files = pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN)
     reading: dict[str, Any] = {"pattern": files, "files_per_batch": 12}
     builder = TopologyBuilder("keywords")
@@ -151,12 +156,16 @@ def count_by_hour(spark: SparkSession, pattern: str, files_per_batch: int) -> Da
 
 
 def write_hours(frame: DataFrame, batch_id: int, out: str) -> None:
-    """Write the hours whose count the micro-batch has changed; the newest batch that has an hour counts."""
+    """Write the hours whose count the micro-batch has changed; the newest batch that has an hour
+    counts.
+    """
     frame.coalesce(1).write.mode("overwrite").parquet(f"{out}/batch={batch_id}")
 
 
 def ages(out: str, checkpoint: str | None = None, pattern: str | None = None) -> TopologyBuilder:
-    """A topology of one query. ``out`` is a folder that the Spark server can write; the checkpoint lies beside it."""
+    """A topology of one query. ``out`` is a folder that the Spark server can write; the checkpoint
+    lies beside it.
+    """
     builder = TopologyBuilder("ages")
     builder.set_spout(
         "hours",

@@ -1,15 +1,17 @@
-"""Word count over the source text of Python's own standard library: exact, also when a worker is killed.
+"""Word count over the source text of Python's own standard library: exact, also when a worker is
+killed.
 
     storm-dagster submit examples/wordcount.py --conf topology.workers=4
 
-Lines are delivered at least once: a line whose words were not all counted is emitted again. The count bolt
-saves each count together with the ids of what it has counted, in one transaction, and acks only after that;
-what comes a second time is recognised and not counted twice. So the counts are exact, with another number of tasks of
-``lines`` and ``split`` too (``storm-dagster rebalance wordcount -e lines=1``); the counts belong to the tasks of
-``count``, whose number stays.
+Lines are delivered at least once: a line whose words were not all counted is emitted again. The
+count bolt saves each count together with the ids of what it has counted, in one transaction, and
+acks only after that; what comes a second time is recognised and not counted twice. So the counts
+are exact, with another number of tasks of ``lines`` and ``split`` too (``storm-dagster rebalance
+wordcount -e lines=1``); the counts belong to the tasks of ``count``, whose number stays.
 
 Conf keys (with ``--conf KEY=VALUE``): ``wordcount.files`` (how many source files, in sorted order),
-``wordcount.limit`` (how many lines at most), ``wordcount.lines.per.second`` (0: as fast as it goes).
+``wordcount.limit`` (how many lines at most), ``wordcount.lines.per.second`` (0: as fast as it
+goes).
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def words_of(line: str) -> list[str]:
 
 
 def read_lines(files: int = DEFAULT_FILES, limit: int = DEFAULT_LIMIT) -> Iterator[tuple[int, str]]:
-    """(number, text) of the lines with words in them: the same ones, in the same order, in every process."""
+    """(number, text) of the lines with words in them: the same ones, in the same order, in every
+    process.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     number = 0
     for path in sorted(root.glob("*.py"))[:files]:
@@ -50,9 +54,10 @@ def read_lines(files: int = DEFAULT_FILES, limit: int = DEFAULT_LIMIT) -> Iterat
 class LineSpout(Spout):
     """Emits every line, tracked by its number, until it is acked; remembers up to where all are.
 
-    Several tasks share the lines. Every line of the task's share below ``done`` (saved in its state) has been counted,
-    so a restarted spout goes on from there. With another number of tasks the shares are others: all of the new one is
-    read, and what has been counted is not counted again.
+    Several tasks share the lines. Every line of the task's share below ``done`` (saved in its
+    state) has been counted, so a restarted spout goes on from there. With another number of tasks
+    the shares are others: all of the new one is read, and what has been counted is not counted
+    again.
     """
 
     outputs = ["line_id", "line"]
@@ -113,7 +118,9 @@ def split(line_id: int, line: str) -> Iterator[tuple[str, int, int]]:
 
 
 class CountBolt(TicklessBatchingBolt):
-    """Counts words. A batch is saved in one transaction, and acked after that (by ``BatchingBolt``)."""
+    """Counts words. A batch is saved in one transaction, and acked after that (by
+    ``BatchingBolt``).
+    """
 
     secs_between_batches = 0.1
 

@@ -1,4 +1,6 @@
-"""Metadata of the distributions that depends on public addresses: project URLs, and a README whose links are absolute."""
+"""Metadata of the distributions that depends on public addresses: project URLs, and a README whose
+links are absolute.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Storm's cluster system for Python teams who live in Dagster.
 
-Importing the package imports neither pyspark, pandas nor dagster: public names are loaded at first use,
-so that a worker process stays small.
+Importing the package imports neither pyspark, pandas nor dagster: public names are loaded at first
+use, so that a worker process stays small.
 """
 
 from typing import TYPE_CHECKING

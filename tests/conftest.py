@@ -1,7 +1,9 @@
-"""Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for each test.
+"""Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for
+each test.
 
-``tests/plugins`` holds what concerns the run as a whole: the cluster and the Spark server that modules share, their
-order, the guard against processes that are left behind, the signals that end them, and the root logger.
+``tests/plugins`` holds what concerns the run as a whole: the cluster and the Spark server that
+modules share, their order, the guard against processes that are left behind, the signals that end
+them, and the root logger.
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ pytest_plugins = [
     "root_logger",
 ]
 
-# A JVM of a test lives for minutes: what its optimizing compiler and a second thread of its collector would do costs more
-# than it brings.
+# A JVM of a test lives for minutes: what its optimizing compiler and a second thread of its
+# collector would do costs more than it brings.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# `make test` draws the same examples each time, so that it passes or fails for the code alone; `make fuzz` searches at
-# random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.
+# `make test` draws the same examples each time, so that it passes or fails for the code alone;
+# `make fuzz` searches at random, keeps what failed in .hypothesis, and prints how to repeat it.
+# Neither measures time: the machine is busy.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", derandomize=True, database=None, max_examples=50, **UNTIMED)
 settings.register_profile(
@@ -61,7 +64,9 @@ def zk_root() -> str:
 
 @pytest.fixture
 def zk_connect(zookeeper_server: str, zk_root: str) -> Iterator[Callable[..., ZkSession]]:
-    """Opens sessions below the test's root (``session_timeout_ms=20000`` unless given), closed after it."""
+    """Opens sessions below the test's root (``session_timeout_ms=20000`` unless given), closed
+    after it.
+    """
     opened: list[ZkSession] = []
 
     def connect(**options: object) -> ZkSession:
@@ -104,7 +109,8 @@ def zk_conf(zookeeper_server: str, zk_root: str) -> dict[str, object]:
 @pytest.fixture
 def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
     """The cluster state of a new cluster: root, first-level nodes and cluster id exist."""
-    # What a test writes for its supervisors and workers is gone with its session, which a busy machine must not end.
+    # What a test writes for its supervisors and workers is gone with its session, which a busy
+    # machine must not end.
     cluster = StormClusterState.open(
         {**zk_conf, "storm.zookeeper.session.timeout": 30_000}, create_root=True
     )

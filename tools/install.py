@@ -1,8 +1,10 @@
-"""Install this repository and groups of its dependencies into a virtual environment: ``install.py VENV GROUP...``.
+"""Install this repository and groups of its dependencies into a virtual environment: ``install.py
+VENV GROUP...``.
 
-Stands on the standard library alone and runs under the Python that the environment is made of. ``uv`` does the work
-(in parallel, with hard links into its cache): the one on PATH, else one installed into the environment. It gets
-pip's configuration. Where uv cannot be had, cannot be configured so, or fails, pip installs the same.
+Stands on the standard library alone and runs under the Python that the environment is made of.
+``uv`` does the work (in parallel, with hard links into its cache): the one on PATH, else one
+installed into the environment. It gets pip's configuration. Where uv cannot be had, cannot be
+configured so, or fails, pip installs the same.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class CannotInstall(Exception):
 
 
 def pip_options(listing: str) -> dict[str, str]:
-    """Option -> value of ``pip config list``; the environment wins over ``[install]``, that over ``[global]``."""
+    """Option -> value of ``pip config list``; the environment wins over ``[install]``, that over
+    ``[global]``.
+    """
     found: dict[tuple[int, str], str] = {}
     for line in listing.splitlines():
         section, dot, rest = line.partition(".")
@@ -60,7 +64,9 @@ def pip_options(listing: str) -> dict[str, str]:
 
 
 def uv_variables(options: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str] | None:
-    """pip's options as variables of uv; ``None`` when an option has no counterpart. What is set for uv itself stays."""
+    """pip's options as variables of uv; ``None`` when an option has no counterpart. What is set for
+    uv itself stays.
+    """
     uv_settings: dict[str, str] = {}
     for option, value in options.items():
         if option in OF_NO_MATTER:
@@ -154,8 +160,9 @@ class Environment:
     def cached_wheels(self) -> list[str]:
         """Folders with wheels of PySpark that pip has built.
 
-        PySpark is published as source: 450 MB to unpack and pack again. pip keeps the wheel, whatever the index
-        says about how long its files are good; uv builds again where the index does not say.
+        PySpark is published as source: 450 MB to unpack and pack again. pip keeps the wheel,
+        whatever the index says about how long its files are good; uv builds again where the index
+        does not say.
         """
         required = re.search(
             r'"(pyspark)(\[\w+\])?([^"]*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -174,7 +181,9 @@ class Environment:
         )
 
     def install_with_uv(self, what: Sequence[str], base: bool) -> bool:
-        """Whether uv could install ``what``; the ``base`` of the environment is compiled to bytecode."""
+        """Whether uv could install ``what``; the ``base`` of the environment is compiled to
+        bytecode.
+        """
         variables = uv_variables(
             pip_options(output(self.python, "-m", "pip", "config", "list") or ""), os.environ
         )
@@ -224,8 +233,9 @@ def install(
     environment = environment_class(folder)
     environment.make()
     what = ["--editable", ".", *(part for group in groups for part in ("--group", group))]
-    # A cluster is many processes that import the same at the same time: what all of them load is compiled once, here.
-    # The groups are loaded by few, and are large: they are compiled when they are imported.
+    # A cluster is many processes that import the same at the same time: what all of them load is
+    # compiled once, here. The groups are loaded by few, and are large: they are compiled when they
+    # are imported.
     if not environment.install_with_uv(what, base=not groups):
         print("not with uv: pip takes over, which is slower", flush=True)
         if not environment.install_with_pip(what):

@@ -2,7 +2,8 @@
 
     cd examples && dagster dev -m streams_and_batch.definitions
 
-The cluster is the one of STORM_DAGSTER_HOME; STREAMS_LAKE is the folder that stream and batch share.
+The cluster is the one of STORM_DAGSTER_HOME; STREAMS_LAKE is the folder that stream and batch
+share.
 """
 
 import os

@@ -36,8 +36,9 @@ class GatheringBolt(Bolt):
 class BatchingBolt(GatheringBolt):
     """Gathers tuples by ``group_key`` and calls ``process_batch`` for each group, every n-th tick.
 
-    Set ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked after
-    ``process_batch`` returned, and all fail when it raises; what it emits is anchored to the whole batch.
+    Set ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked
+    after ``process_batch`` returned, and all fail when it raises; what it emits is anchored to the
+    whole batch.
     """
 
     auto_ack: ClassVar[bool] = True
@@ -101,7 +102,9 @@ class BatchingBolt(GatheringBolt):
 
 
 class TicklessBatchingBolt(BatchingBolt):
-    """A :class:`BatchingBolt` whose batches are processed every ``secs_between_batches`` seconds."""
+    """A :class:`BatchingBolt` whose batches are processed every ``secs_between_batches``
+    seconds.
+    """
 
     secs_between_batches: ClassVar[float] = 2
 

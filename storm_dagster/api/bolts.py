@@ -24,23 +24,29 @@ class AssetEvent(TypedDict, total=False):
 class DagsterReports:
     """``self.dagster`` of a bolt. Each call checks its values, and returns at once.
 
-    The event is delivered at least once, through nimbus: the tuple in process is acked only when Dagster has stored
-    the event, and a replayed tuple reports it again. Without a tuple (ticks, ``initialize``, untracked tuples, bolts
-    without ``auto_anchor``) the worker keeps the event until then, and reports an error if it must drop it. As with
-    ``emit``, ``anchors`` sets other tuples. Equal pending events are sent once.
+    The event is delivered at least once, through nimbus: the tuple in process is acked only when
+    Dagster has stored the event, and a replayed tuple reports it again. Without a tuple (ticks,
+    ``initialize``, untracked tuples, bolts without ``auto_anchor``) the worker keeps the event
+    until then, and reports an error if it must drop it. As with ``emit``, ``anchors`` sets other
+    tuples. Equal pending events are sent once.
 
-    ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at most.
+    ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at
+    most.
     """
 
     def __init__(self, bolt: Any) -> None:
         self._bolt = bolt
 
     def materialize(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
-        """Report that the asset, or a partition of it, was materialized: what depends on it may start."""
+        """Report that the asset, or a partition of it, was materialized: what depends on it may
+        start.
+        """
         self._report("materialization", key, **event)
 
     def observe(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
-        """Report an observation of the asset; nothing starts, unless its data version has changed."""
+        """Report an observation of the asset; nothing starts, unless its data version has
+        changed.
+        """
         self._report("observation", key, **event)
 
     def check(
@@ -72,14 +78,16 @@ class DagsterReports:
 class Bolt(Component):
     """A component that processes the tuples of its inputs, one at a time in each task.
 
-    ``process`` may be ``async``: then up to ``async_window`` tuples of a task are in flight at once, on an event loop
-    in the task's own thread.
+    ``process`` may be ``async``: then up to ``async_window`` tuples of a task are in flight at
+    once, on an event loop in the task's own thread.
 
-    The worker binds methods at run time. A bolt on the worker's loop gets an **instance attribute** ``emit``, a closure
-    over the task's routes, unless its class overrides ``emit``; ``ack`` and ``fail`` call closures that the worker puts
-    into the collector. A :class:`StatefulBolt` gets an instance attribute ``process`` too, which runs the bolt's own
-    one and defers its acks to the next checkpoint. The reason is measured speed: a call per tuple then follows no chain
-    of attributes and methods. So the methods here are the signatures, and what runs in tasks with their own thread.
+    The worker binds methods at run time. A bolt on the worker's loop gets an **instance attribute**
+    ``emit``, a closure over the task's routes, unless its class overrides ``emit``; ``ack`` and
+    ``fail`` call closures that the worker puts into the collector. A :class:`StatefulBolt` gets an
+    instance attribute ``process`` too, which runs the bolt's own one and defers its acks to the
+    next checkpoint. The reason is measured speed: a call per tuple then follows no chain of
+    attributes and methods. So the methods here are the signatures, and what runs in tasks with
+    their own thread.
     """
 
     auto_ack: ClassVar[bool] = True
@@ -91,7 +99,9 @@ class Bolt(Component):
     async_window: ClassVar[int] = 64
     _kind = "bolt"
     _is_full: bool = False
-    """Whether no tuple may come (of blocking bolts): the worker calls :meth:`_make_room` meanwhile."""
+    """Whether no tuple may come (of blocking bolts): the worker calls :meth:`_make_room`
+    meanwhile.
+    """
 
     _room_at: int = 0
     """Time, as of ``context.now_ms()``, before which that does nothing."""
@@ -110,7 +120,9 @@ class Bolt(Component):
         return tups
 
     def process(self, tup: Tuple) -> Any:
-        """Handle one tuple. The worker calls the instance attribute ``process`` of a stateful bolt (see the class)."""
+        """Handle one tuple. The worker calls the instance attribute ``process`` of a stateful bolt
+        (see the class).
+        """
         raise TypeError(f"{type(self).__name__} does not define process(self, tup)")
 
     def named(self, tup: Tuple) -> dict[str, Any]:
@@ -132,14 +144,17 @@ class Bolt(Component):
     ) -> list[int] | None:
         """Emit values, and return the receiving task ids if ``need_task_ids``.
 
-        The tuple fails or times out together with its ``anchors``: by default the tuple in process; with ``[]`` it is
-        not tracked. On the worker's loop an instance attribute replaces this method (see the class).
+        The tuple fails or times out together with its ``anchors``: by default the tuple in process;
+        with ``[]`` it is not tracked. On the worker's loop an instance attribute replaces this
+        method (see the class).
         """
         return self._bound().emit(tup, stream, anchors, direct_task, need_task_ids, None)
 
     @property
     def dagster(self) -> DagsterReports:
-        """Reports to Dagster: ``self.dagster.materialize("lake/clicks", partition="2026-11-21-10:00")``."""
+        """Reports to Dagster: ``self.dagster.materialize("lake/clicks",
+        partition="2026-11-21-10:00")``.
+        """
         return DagsterReports(self)
 
     def _anchors(self, anchors: Any) -> Any:
@@ -147,7 +162,9 @@ class Bolt(Component):
         return anchors
 
     def ack(self, tup: Tuple | int | str) -> None:
-        """Ack a tuple (or ``tup.id``), through the collector's closure. Only the first ``ack`` or ``fail`` of a tuple counts."""
+        """Ack a tuple (or ``tup.id``), through the collector's closure. Only the first ``ack`` or
+        ``fail`` of a tuple counts.
+        """
         self._bound().ack(tup._tuple if isinstance(tup, TupleId) else tup)
 
     _why: Any = None
@@ -190,20 +207,22 @@ class KeyValueState(Protocol):
 
 
 class StatefulBolt(Bolt):
-    """A bolt with ``self.state``, from ``initialize`` on. Alone, or as a mixin: ``class Totals(StatefulBolt,
-    WindowedBolt)``.
+    """A bolt with ``self.state``, from ``initialize`` on. Alone, or as a mixin: ``class
+    Totals(StatefulBolt, WindowedBolt)``.
 
-    A tuple is acked only when its changes of the state are in a checkpoint, so that no change is lost: tuples without
-    a checkpoint are replayed. A checkpoint is taken when the task's queue is empty, and at least every
-    ``topology.state.checkpoint.interval.ms``. When ``process`` raises, its changes of the state are reverted.
+    A tuple is acked only when its changes of the state are in a checkpoint, so that no change is
+    lost: tuples without a checkpoint are replayed. A checkpoint is taken when the task's queue is
+    empty, and at least every ``topology.state.checkpoint.interval.ms``. When ``process`` raises,
+    its changes of the state are reverted.
 
-    A tuple can be applied twice: when its worker dies between a checkpoint and the acks, or when another bolt failed
-    it. ``message_id`` prevents that: a tuple whose id was applied in the last ``topology.state.remember.secs`` goes to
-    ``process_again`` instead of ``process``.
+    A tuple can be applied twice: when its worker dies between a checkpoint and the acks, or when
+    another bolt failed it. ``message_id`` prevents that: a tuple whose id was applied in the last
+    ``topology.state.remember.secs`` goes to ``process_again`` instead of ``process``.
 
-    If all inputs are grouped by fields, state is divided by key: the key of a state entry must be the value
-    that the tuple was grouped by (a tuple of them for several fields), and the entry moves with it when the number of
-    tasks changes. Otherwise each task has its own state; then ``merge_states`` merges the states of removed tasks.
+    If all inputs are grouped by fields, state is divided by key: the key of a state entry must be
+    the value that the tuple was grouped by (a tuple of them for several fields), and the entry
+    moves with it when the number of tasks changes. Otherwise each task has its own state; then
+    ``merge_states`` merges the states of removed tasks.
     """
 
     state: KeyValueState
@@ -214,7 +233,9 @@ class StatefulBolt(Bolt):
     _sink_batches: Any = None
 
     def process_again(self, tup: Tuple) -> None:
-        """Handle a tuple that was applied before: emit again what downstream needs; by default nothing."""
+        """Handle a tuple that was applied before: emit again what downstream needs; by default
+        nothing.
+        """
 
     def merge_states(self, key: Any, values: list[Any]) -> Any:
         """Merge the values that several tasks have for a key, when the number of tasks shrinks."""

@@ -1,4 +1,6 @@
-"""Topologies as classes, whose attributes are the components, or by a builder; and the checks of every topology."""
+"""Topologies as classes, whose attributes are the components, or by a builder; and the checks of
+every topology.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -31,7 +33,9 @@ class TopologyBuilder:
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an input."""
+        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an
+        input.
+        """
         return self._add(
             "spout", component_id, component, par=par, config=config, args=args, outputs=outputs
         )
@@ -46,7 +50,9 @@ class TopologyBuilder:
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """Add a bolt; inputs are component ids, specs or their streams, as in ``Component.spec``."""
+        """Add a bolt; inputs are component ids, specs or their streams, as in
+        ``Component.spec``.
+        """
         return self._add(
             "bolt",
             component_id,
@@ -143,8 +149,8 @@ def build_spec(
 ) -> TopologySpec:
     """Build and check the topology of these components.
 
-    Checked here: ids, at least one spout, that inputs, their streams and their fields exist, importable code, JSON
-    arguments. Nimbus checks the rest, for every client.
+    Checked here: ids, at least one spout, that inputs, their streams and their fields exist,
+    importable code, JSON arguments. Nimbus checks the rest, for every client.
     """
     names: dict[int, str] = {}
     for component_id, spec in specs.items():

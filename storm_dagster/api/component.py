@@ -25,7 +25,9 @@ _LEVELS = {
 
 
 def log(message: str, level: str | int | None = None) -> None:
-    """Write ``message`` to the worker's log; ``level`` is ``"debug"``, ``"info"`` (default), ``"warn"``, ``"error"``."""
+    """Write ``message`` to the worker's log; ``level`` is ``"debug"``, ``"info"`` (default),
+    ``"warn"``, ``"error"``.
+    """
     number = (
         level if isinstance(level, int) else _LEVELS.get((level or "info").lower(), logging.INFO)
     )
@@ -33,7 +35,9 @@ def log(message: str, level: str | int | None = None) -> None:
 
 
 class _Late:
-    """Attribute that is read when it is asked for; a component may assign its own, as it may in streamparse."""
+    """Attribute that is read when it is asked for; a component may assign its own, as it may in
+    streamparse.
+    """
 
     def __init__(self, read: Any) -> None:
         self._read = read
@@ -80,14 +84,17 @@ class Component:
     """Base of :class:`Spout` and :class:`Bolt`; not used directly."""
 
     outputs: ClassVar[Outputs] = None
-    """Field names of the default stream, a map from field names to types, or a list of :class:`Stream`."""
+    """Field names of the default stream, a map from field names to types, or a list of
+    :class:`Stream`.
+    """
     par: ClassVar[int] = 1
     """Number of executors; a spec's ``par`` takes its place."""
     config: ClassVar[Mapping[str, Any] | None] = None
     """Component conf; a spec's ``config`` lies over it."""
     blocking: ClassVar[bool] = False
-    """Whether its methods block (I/O, long computations): then each task gets its own thread, and does not delay
-    the other tasks of its worker."""
+    """Whether its methods block (I/O, long computations): then each task gets its own thread, and
+    does not delay the other tasks of its worker.
+    """
 
     _kind: ClassVar[str] = ""
     _collector: Collector | None = None
@@ -109,9 +116,10 @@ class Component:
     ) -> Spec:
         """The component as part of a topology.
 
-        ``name`` defaults to the attribute that holds the spec. ``inputs`` are specs (shuffled), or a map
-        from specs to groupings; ``spec["stream"]`` names a stream other than the default one. ``par`` is
-        the number of executors, by default the class's own. ``args`` are JSON values, given to the class when a task is made.
+        ``name`` defaults to the attribute that holds the spec. ``inputs`` are specs (shuffled), or
+        a map from specs to groupings; ``spec["stream"]`` names a stream other than the default one.
+        ``par`` is the number of executors, by default the class's own. ``args`` are JSON values,
+        given to the class when a task is made.
         """
         given = dict(args or {})
         return Spec(
@@ -139,7 +147,9 @@ class Component:
         return cls._kind
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Called once, before the first tuple. If it raises, the error is reported and the task retried later."""
+        """Called once, before the first tuple. If it raises, the error is reported and the task
+        retried later.
+        """
 
     def close(self) -> None:
         """Called when the task closes gracefully, but not when its worker is killed."""
@@ -152,7 +162,7 @@ class Component:
             )
         return self._collector
 
-    # -- names that streamparse users expect ----------------------------------------------------------
+    # -- names that streamparse users expect -------------------------------------------------------
 
     task_id: Any = _Late(lambda self: self.context.task_id)
     """Task id."""
@@ -174,7 +184,9 @@ class Component:
 
     @staticmethod
     def is_heartbeat(tup: Any) -> bool:
-        """Whether the tuple is a heartbeat of the multilang protocol; components in the worker get none."""
+        """Whether the tuple is a heartbeat of the multilang protocol; components in the worker get
+        none.
+        """
         return tup.task == SYSTEM_TASK and tup.stream == "__heartbeat"
 
     def log(self, message: str, level: str | int | None = None) -> None:
@@ -186,7 +198,9 @@ class Component:
         self._bound().metric(name, value)
 
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
-        """Report an error: counted, and recorded among the topology's errors (throttled). The task continues."""
+        """Report an error: counted, and recorded among the topology's errors (throttled). The task
+        continues.
+        """
         if not isinstance(exception, BaseException):
             raise InvalidRequest(
                 f"raise_exception got {type(exception).__name__} {exception!r:.60}: pass an exception"

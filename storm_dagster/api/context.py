@@ -57,12 +57,14 @@ class TopologyContext:
         self._now_ms = now_ms
         self.assignment_version = assignment_version
         self.batch_id = ""
-        """Digest of the rows that the function of a :class:`SparkBolt` is called with, in their order: equal rows have an
-        equal id, in whatever task and however often."""
+        """Digest of the rows that the function of a :class:`SparkBolt` is called with, in their
+        order: equal rows have an equal id, in whatever task and however often.
+        """
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 by the worker's monotonic clock, by which windows are cut; simulated in the test
-        harness."""
+        """Milliseconds since 1970 by the worker's monotonic clock, by which windows are cut;
+        simulated in the test harness.
+        """
         return self._now_ms() if self._now_ms is not None else int(time.time() * 1000)
 
     @property
@@ -112,7 +114,9 @@ class TopologyContext:
         return self._state
 
     def restrict(self, owns: Callable[[], bool]) -> None:
-        """Restrict writes of the state to when ``owns()`` (called by the worker, before the state is opened)."""
+        """Restrict writes of the state to when ``owns()`` (called by the worker, before the state
+        is opened).
+        """
         self._owns = owns
 
     def may_write(self) -> bool:

@@ -12,8 +12,9 @@
         lines = lines.spec()
         words = words.spec(inputs=[lines], par=2)
 
-What is yielded is emitted: a tuple has a value for each field, anything else is the value of the only field, an
-:class:`Emit` names another stream, and ``None`` is nothing. A function that is no generator may return one of these.
+What is yielded is emitted: a tuple has a value for each field, anything else is the value of the
+only field, an :class:`Emit` names another stream, and ``None`` is nothing. A function that is no
+generator may return one of these.
 """
 
 import collections.abc
@@ -66,7 +67,9 @@ class _Function:
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check that the function has these arguments; :class:`InvalidTopology` names one that it lacks."""
+        """Check that the function has these arguments; :class:`InvalidTopology` names one that it
+        lacks.
+        """
         known = [
             parameter.name
             for parameter in inspect.signature(cls.function).parameters.values()
@@ -83,15 +86,17 @@ class _Function:
 class FunctionBolt(_Function, Bolt):
     """A bolt whose tuples a function processes; made by :func:`bolt`.
 
-    Emitted tuples are anchored to the tuple in process, which is acked when the function has returned, and failed when
-    it raises. Of ``async`` functions up to ``async_window`` are in flight at once.
+    Emitted tuples are anchored to the tuple in process, which is acked when the function has
+    returned, and failed when it raises. Of ``async`` functions up to ``async_window`` are in flight
+    at once.
     """
 
     _supplied = ("tup", "context")
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], StreamSpec]) -> None:
-        """Check that each input, (component, stream), has the fields of the parameters, with their types.
+        """Check that each input, (component, stream), has the fields of the parameters, with their
+        types.
 
         Raises :class:`InvalidTopology` that names function, field and type.
         """
@@ -144,8 +149,9 @@ class _AsyncFunctionBolt(FunctionBolt):
 class FunctionSpout(_Function, ReliableSpout):
     """A spout that emits what a generator yields; made by :func:`spout`.
 
-    A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator starts from its beginning when
-    it has raised, and when its task starts again: one that shall go on keeps its position in ``context.state``, or is a :class:`Spout`.
+    A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator
+    starts from its beginning when it has raised, and when its task starts again: one that shall go
+    on keeps its position in ``context.state``, or is a :class:`Spout`.
     """
 
     _supplied = ("context",)
@@ -194,12 +200,14 @@ def bolt(
     config: Mapping[str, Any] | None = None,
     blocking: bool = False,
 ) -> Any:
-    """Make a bolt class of a function: ``@bolt`` for one without outputs, else ``@bolt(outputs=[...])``.
+    """Make a bolt class of a function: ``@bolt`` for one without outputs, else
+    ``@bolt(outputs=[...])``.
 
-    Parameters without a default are fields of the input, which are checked by name and type when the topology is
-    built; ``tup`` is the whole tuple, ``context`` the :class:`TopologyContext`. Those with a default are arguments,
-    ``spec(args={...})``. The function may be a generator, ``async``, or both. ``outputs``, ``par``, ``config`` and
-    ``blocking`` are as in a :class:`Bolt`; names alone get the types of the function's annotation.
+    Parameters without a default are fields of the input, which are checked by name and type when
+    the topology is built; ``tup`` is the whole tuple, ``context`` the :class:`TopologyContext`.
+    Those with a default are arguments, ``spec(args={...})``. The function may be a generator,
+    ``async``, or both. ``outputs``, ``par``, ``config`` and ``blocking`` are as in a :class:`Bolt`;
+    names alone get the types of the function's annotation.
 
     Raises :class:`InvalidTopology` for a function that cannot be called so.
     """
@@ -233,10 +241,12 @@ def spout(
     blocking: bool = False,
     reliable: bool = True,
 ) -> Any:
-    """Make a spout class of a generator: each tuple that it yields is emitted; ``yield None`` when there is none now.
+    """Make a spout class of a generator: each tuple that it yields is emitted; ``yield None`` when
+    there is none now.
 
-    Its parameter ``context``, if it has one, is the :class:`TopologyContext`; those with a default are arguments,
-    ``spec(args={...})``. With ``reliable`` a failed tuple is emitted again (:class:`FunctionSpout`).
+    Its parameter ``context``, if it has one, is the :class:`TopologyContext`; those with a default
+    are arguments, ``spec(args={...})``. With ``reliable`` a failed tuple is emitted again
+    (:class:`FunctionSpout`).
 
     Raises :class:`InvalidTopology` for a function that is no generator, or has other parameters.
     """

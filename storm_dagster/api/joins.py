@@ -18,9 +18,9 @@ class Join:
         Join("orders", "customer").inner("customers", "id", "orders").left("ratings", "customer", "orders")
             .select("customer", "orders:item", "customers:name", "ratings:stars as rating")
 
-    A stream is named by the component that it comes from (with ``by="stream"`` by its own name) and is always
-    joined by one and the same field, by which it must be grouped when the bolt has several tasks. A field may
-    reach into maps: ``"user.address.city"``.
+    A stream is named by the component that it comes from (with ``by="stream"`` by its own name) and
+    is always joined by one and the same field, by which it must be grouped when the bolt has
+    several tasks. A field may reach into maps: ``"user.address.city"``.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class Join:
         return self._join("left", stream, key, other)
 
     def select(self, *fields: str) -> Join:
-        """The values to emit: ``"field"`` (of the first stream that has it), ``"stream:field"``, each with
-        ``" as name"`` if its output is to be called otherwise."""
+        """The values to emit: ``"field"`` (of the first stream that has it), ``"stream:field"``,
+        each with ``" as name"`` if its output is to be called otherwise.
+        """
         for text in fields:
             source, _, name = (part.strip() for part in text.partition(" as "))
             stream, colon, field = source.rpartition(":")
@@ -97,7 +98,9 @@ class JoinBolt(WindowedBolt):
         return super().spec(name, inputs, par, config, outputs, args, window)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Find the fields of every input; :class:`InvalidTopology` for a joined or selected one that is missing."""
+        """Find the fields of every input; :class:`InvalidTopology` for a joined or selected one
+        that is missing.
+        """
         self._places: dict[tuple[str, str], dict[str, int]] = {}
         several = len(context.component_tasks(context.component)) > 1
         part = context.spec.component(context.component)

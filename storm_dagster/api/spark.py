@@ -1,7 +1,9 @@
-"""Spark components: a spout over any Structured Streaming source, a bolt over micro-batches as DataFrames.
+"""Spark components: a spout over any Structured Streaming source, a bolt over micro-batches as
+DataFrames.
 
-Both run the user's functions on the cluster's Spark (``topology.spark.remote``, ``spark.remote`` or ``spark.master``);
-no Spark runs inside a worker. The assignment places only the task that drives Spark; Spark places its own stages.
+Both run the user's functions on the cluster's Spark (``topology.spark.remote``, ``spark.remote`` or
+``spark.master``); no Spark runs inside a worker. The assignment places only the task that drives
+Spark; Spark places its own stages.
 """
 
 import json
@@ -30,20 +32,25 @@ _POLL_SECS = 1.0
 _CHECK_SECS = 30.0
 """How often the owner of a query that goes on makes sure that it still is."""
 _MOST_PAUSE_SECS = 60.0
-"""Longest pause before the query starts again, and the pause of a task that has lost its checkpoint."""
+"""Longest pause before the query starts again, and the pause of a task that has lost its
+checkpoint.
+"""
 
 
 class SparkSpout(Spout):
-    """Spout of the rows of a streaming DataFrame, whose checkpoint advances only after they are acked.
+    """Spout of the rows of a streaming DataFrame, whose checkpoint advances only after they are
+    acked.
 
-    ``source`` names a function ``"module:function"`` that is called with the Spark session (and ``args``)
-    and returns a streaming DataFrame; its columns of the names of ``outputs`` become the tuple's values.
-    ``checkpoint`` is a folder or URL that the Spark server can reach and that outlives the worker.
+    ``source`` names a function ``"module:function"`` that is called with the Spark session (and
+    ``args``) and returns a streaming DataFrame; its columns of the names of ``outputs`` become the
+    tuple's values. ``checkpoint`` is a folder or URL that the Spark server can reach and that
+    outlives the worker.
 
-    Rows of one micro-batch are kept until the last of them is acked; a failed row is emitted again from memory, and after
-    a crash Spark repeats the batch from the checkpoint: at least once. The task with the lowest id owns the query, and the
-    checkpoint belongs to this component. The rows of a micro-batch go to all its tasks, as Arrow chunks of at most
-    ``chunk_rows`` rows. Raises :class:`InvalidTopology` when the function is missing or returns something else.
+    Rows of one micro-batch are kept until the last of them is acked; a failed row is emitted again
+    from memory, and after a crash Spark repeats the batch from the checkpoint: at least once. The
+    task with the lowest id owns the query, and the checkpoint belongs to this component. The rows
+    of a micro-batch go to all its tasks, as Arrow chunks of at most ``chunk_rows`` rows. Raises
+    :class:`InvalidTopology` when the function is missing or returns something else.
     """
 
     blocking = True
@@ -52,7 +59,9 @@ class SparkSpout(Spout):
     _function_args: ClassVar[tuple[str, ...]] = ("source",)
     """The arguments that name functions."""
     _shares_session: ClassVar[bool] = False
-    """Whether the tasks of the topology share a session, in which the query goes on without its owner."""
+    """Whether the tasks of the topology share a session, in which the query goes on without its
+    owner.
+    """
 
     def __init__(
         self,
@@ -91,7 +100,9 @@ class SparkSpout(Spout):
 
     @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
-        """Raise :class:`InvalidTopology` when the topology is built, beginning with the kind and id of the component."""
+        """Raise :class:`InvalidTopology` when the topology is built, beginning with the kind and id
+        of the component.
+        """
         for name in cls._function_args:
             if args.get(name) is not None:
                 spark_session.check_function(args[name], owner)
@@ -101,7 +112,9 @@ class SparkSpout(Spout):
             )
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Resolve the function and listen for batches; the first ``next_tuple`` starts the query."""
+        """Resolve the function and listen for batches; the first ``next_tuple`` starts the
+        query.
+        """
         self._conf = conf
         self._archive = spark_session.archive_of(context)
         self._owner_task = min(context.component_tasks(context.component))
@@ -318,6 +331,8 @@ class SparkSpout(Spout):
         )
 
     def _archive_to_ship(self) -> bytes:
-        """The topology's archive for functions of batches; empty for a classic session, which calls them in this process."""
+        """The topology's archive for functions of batches; empty for a classic session, which calls
+        them in this process.
+        """
         archive = self._archive if spark_session.spark_target(self._conf)[0] == "remote" else None
         return archive.read_bytes() if archive is not None and archive.is_file() else b""

@@ -24,15 +24,17 @@ _MOST_ALONE = 3
 class SparkBolt(Bolt):
     """Bolt that runs a function on micro-batches of tuples as DataFrames, on the cluster's Spark.
 
-    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame whose columns are
-    ``schema`` (Spark DDL; without it, the fields of the input's stream with types that Arrow infers). It returns ``None``,
-    or a DataFrame with a column for each of the bolt's ``outputs``; its rows are emitted, anchored to the whole batch.
+    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame
+    whose columns are ``schema`` (Spark DDL; without it, the fields of the input's stream with types
+    that Arrow infers). It returns ``None``, or a DataFrame with a column for each of the bolt's
+    ``outputs``; its rows are emitted, anchored to the whole batch.
 
-    A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them (each other value
-    counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when the function has returned and its rows are
-    emitted. If it raises, it is called with the halves of the batch, and so on: a tuple whose row raises alone fails, and
-    the rest is acked. All fail if Spark is not reachable, the result is not of that form, or the first three rows tried
-    alone raise. A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
+    A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them
+    (each other value counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when
+    the function has returned and its rows are emitted. If it raises, it is called with the halves
+    of the batch, and so on: a tuple whose row raises alone fails, and the rest is acked. All fail
+    if Spark is not reachable, the result is not of that form, or the first three rows tried alone
+    raise. A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
     """
 
     blocking = True
@@ -68,7 +70,9 @@ class SparkBolt(Bolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of a tick every ``batch_secs``, so that the last tuples of a quiet stream are processed."""
+        """Conf of a tick every ``batch_secs``, so that the last tuples of a quiet stream are
+        processed.
+        """
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
 
     @classmethod
@@ -114,9 +118,11 @@ class SparkBolt(Bolt):
             self._run_batch()
 
     def _run_batch(self) -> None:
-        """Run the batch, and then the halves of each part that raises, until the rows that raise alone are known.
+        """Run the batch, and then the halves of each part that raises, until the rows that raise
+        alone are known.
 
-        If the first rows tried alone all raise, the function is at fault and not a row: the batch fails as a whole.
+        If the first rows tried alone all raise, the function is at fault and not a row: the batch
+        fails as a whole.
         """
         # It is still gathered, and fails when the task restarts, if the function exits.
         batch = self._waiting
@@ -137,7 +143,8 @@ class SparkBolt(Bolt):
                 if len(part) == 1:
                     bad.append((part[0], error))
                     if not acked and parts:
-                        # The next row alone is from the other end: neighbors are often bad together.
+                        # The next row alone is from the other end: neighbors are often bad
+                        # together.
                         last = parts.pop(0)
                         parts = [last[:-1], *parts, last[-1:]] if len(last) > 1 else [*parts, last]
                     continue
@@ -206,7 +213,9 @@ class SparkBolt(Bolt):
         )
 
     def _rows(self, result: Any) -> list[list[Any]]:
-        """The rows to emit; :class:`InvalidTopology` unless the function returned what the outputs declare."""
+        """The rows to emit; :class:`InvalidTopology` unless the function returned what the outputs
+        declare.
+        """
         if result is None:
             return []
         if not hasattr(result, "toArrow"):

@@ -1,9 +1,10 @@
 """Transfer of Structured Streaming micro-batches from the Spark server to workers, with acks.
 
-Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function shipped there connects
-to an endpoint of the worker, authenticates by the endpoint's secret (HMAC challenge of ``multiprocessing.connection``;
-only raw bytes are sent and read, nothing is unpickled), streams the batch as Arrow IPC, and returns when the worker has
-acked every row. Only then does Spark commit the batch to its checkpoint: at least once, end to end.
+Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function
+shipped there connects to an endpoint of the worker, authenticates by the endpoint's secret (HMAC
+challenge of ``multiprocessing.connection``; only raw bytes are sent and read, nothing is
+unpickled), streams the batch as Arrow IPC, and returns when the worker has acked every row. Only
+then does Spark commit the batch to its checkpoint: at least once, end to end.
 """
 
 import contextlib
@@ -48,12 +49,13 @@ def make_deliver(
 ) -> Callable[[Any, int], None]:
     """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
 
-    That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the function returns when
-    all have acked all their rows. A chunk above ``chunk_bytes`` is divided. ``tables`` makes the Arrow tables of a batch
-    and names their streams; else it is its ``columns``, on the default stream.
+    That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the
+    function returns when all have acked all their rows. A chunk above ``chunk_bytes`` is divided.
+    ``tables`` makes the Arrow tables of a batch and names their streams; else it is its
+    ``columns``, on the default stream.
 
-    It is nested on purpose: Spark ships a nested function by value, so that the server needs only pyarrow, and not this
-    package.
+    It is nested on purpose: Spark ships a nested function by value, so that the server needs only
+    pyarrow, and not this package.
     """
     most_bytes = max(chunk_bytes, _MOST_CHUNK_BYTES)
 
@@ -77,7 +79,8 @@ def make_deliver(
                 connection = Client(address, authkey=secret)
                 connections.append(connection)
                 with socket_.socket(fileno=os_.dup(connection.fileno())) as link:
-                    # A message goes out as its length and its bytes: the second would wait 40 ms for the first.
+                    # A message goes out as its length and its bytes: the second would wait 40 ms
+                    # for the first.
                     link.setsockopt(socket_.IPPROTO_TCP, socket_.TCP_NODELAY, 1)
                 connection.send_bytes(hello)
                 if not connection.poll(60):
@@ -151,7 +154,9 @@ def make_deliver(
                 connection.close()
 
     def _await_answer(busy: list[Any], wanted: bytes) -> list[Any]:
-        """Wait for ``wanted``, and return the connections that sent it; others may send keepalives."""
+        """Wait for ``wanted``, and return the connections that sent it; others may send
+        keepalives.
+        """
         import time as time_
         from multiprocessing.connection import wait
 
@@ -196,13 +201,15 @@ class _OpenBatch:
 class BatchEndpoint:
     """Listener for micro-batches, which keeps their rows until they are acked.
 
-    The spout calls ``take``, ``ack`` and ``fail``; the rest runs in threads of the endpoint. Rows are in memory until
-    their batch is complete: at most one batch and one chunk.
+    The spout calls ``take``, ``ack`` and ``fail``; the rest runs in threads of the endpoint. Rows
+    are in memory until their batch is complete: at most one batch and one chunk.
     """
 
     def __init__(self, host: str) -> None:
         self.secret: bytes = secrets.token_bytes(32)
-        """Secret of the query's owner, in the function that it ships; the other tasks get the owner's."""
+        """Secret of the query's owner, in the function that it ships; the other tasks get the
+        owner's.
+        """
         self.others: Callable[[], list[tuple[str, int]]] = list
         """Addresses of the endpoints that share a batch with this one."""
         try:
@@ -339,7 +346,9 @@ class BatchEndpoint:
             connection.close()
 
     def _open(self) -> _OpenBatch:
-        """Open a batch; it replaces one that is still open, whose query run is over (Spark runs one at a time)."""
+        """Open a batch; it replaces one that is still open, whose query run is over (Spark runs one
+        at a time).
+        """
         with self._condition:
             if self._batch is not None:
                 self._batch.cancelled = True

@@ -1,4 +1,6 @@
-"""Chains of Spark components in one query: what runs beside Spark for each micro-batch, and the bolts that are left."""
+"""Chains of Spark components in one query: what runs beside Spark for each micro-batch, and the
+bolts that are left.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +13,9 @@ from storm_dagster.model.fusion import FUSED, FUSED_COUNTS, OTHER_WAY
 
 
 class FusedBolt(Bolt):
-    """A task of a bolt whose function runs in a query: it emits the rows that others read, and counts the batches."""
+    """A task of a bolt whose function runs in a query: it emits the rows that others read, and
+    counts the batches.
+    """
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Begin with no counts."""
@@ -19,7 +23,9 @@ class FusedBolt(Bolt):
         """Of batches, until the runner has added them to its statistics."""
 
     def process(self, tup: Tuple) -> None:
-        """Emit a row, or take the counts of a batch; :class:`Unavailable` for a tuple of a spout that does not fuse."""
+        """Emit a row, or take the counts of a batch; :class:`Unavailable` for a tuple of a spout
+        that does not fuse.
+        """
         if tup.stream.startswith(FUSED_COUNTS):
             self.counts.append(json.loads(tup.values[0]))
         elif tup.stream.startswith(FUSED):
@@ -33,8 +39,9 @@ class FusedBolt(Bolt):
 def make_loader(archive: bytes) -> Callable[[str], Any]:
     """Create the function that finds ``"module:function"`` in the topology's archive.
 
-    Beside a Connect server Spark puts a session's archives on the path of Python workers, but not of the process that
-    runs functions of batches. So it brings the archive along. It is nested so that Spark ships it by value.
+    Beside a Connect server Spark puts a session's archives on the path of Python workers, but not
+    of the process that runs functions of batches. So it brings the archive along. It is nested so
+    that Spark ships it by value.
     """
     loaded: dict[str, Any] = {}
 
@@ -66,11 +73,13 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
 def make_chain(
     chain: Mapping[str, Any], archive: bytes, counts: str
 ) -> Callable[[Any, int], list[tuple[str, Any]]]:
-    """Create the function that runs the bolts of a chain on a micro-batch: ``chain`` is the worker's (``model.fusion``).
+    """Create the function that runs the bolts of a chain on a micro-batch: ``chain`` is the
+    worker's (``model.fusion``).
 
-    It returns the Arrow tables that go to the worker, with their streams: rows that components outside read, and for each
-    bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch; the error names it. Rows between
-    bolts that ``topology.spark.fuse.counts`` leaves out are not counted: Spark optimizes across such bolts.
+    It returns the Arrow tables that go to the worker, with their streams: rows that components
+    outside read, and for each bolt the ``counts`` of the batch, as JSON. A bolt whose function
+    raises ends the batch; the error names it. Rows between bolts that
+    ``topology.spark.fuse.counts`` leaves out are not counted: Spark optimizes across such bolts.
     """
     load = make_loader(archive)
     # Of each bolt, once: every question about columns is a request to Spark.
@@ -96,7 +105,9 @@ def make_chain(
         tables: list[tuple[str, Any]] = []
 
         def add(name: str, result: Any, stream: str, *, counted: bool = True) -> None:
-            """Note a result, sending it to the worker if it has a stream, and how its rows are counted."""
+            """Note a result, sending it to the worker if it has a stream, and how its rows are
+            counted.
+            """
             if readers[name] + bool(stream) > 1 or (readers[name] and counted and not observes):
                 result = result.persist()
                 kept.append(result)

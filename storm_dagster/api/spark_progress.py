@@ -1,7 +1,7 @@
 """A streaming query from outside: the owner of its checkpoint, and its progress as numbers.
 
-The owner is a record in the checkpoint's folder ``owner``, which Spark writes and reads: the checkpoint is where the
-Spark server can write, which a worker may not reach.
+The owner is a record in the checkpoint's folder ``owner``, which Spark writes and reads: the
+checkpoint is where the Spark server can write, which a worker may not reach.
 """
 
 import json
@@ -16,7 +16,9 @@ from storm_dagster.model.errors import Conflict, InvalidTopology
 
 
 class CheckpointOwner:
-    """This task's claim. Of the tasks of a component the one of the newest assignment owns it, of equal ones the last."""
+    """This task's claim. Of the tasks of a component the one of the newest assignment owns it, of
+    equal ones the last.
+    """
 
     def __init__(self, checkpoint: str, context: Any) -> None:
         launched = str(context.topology_id).rpartition("-")[2]
@@ -32,8 +34,8 @@ class CheckpointOwner:
     def take(self, session: Any) -> None:
         """Become the owner, before the query starts.
 
-        :class:`InvalidTopology` if it belongs to another component or topology, :class:`Conflict` if it belongs to a
-        task of a newer assignment.
+        :class:`InvalidTopology` if it belongs to another component or topology, :class:`Conflict`
+        if it belongs to a task of a newer assignment.
         """
         mine, found = self._mine, self._read(session)
         if found["name"] != mine["name"]:
@@ -72,7 +74,8 @@ class CheckpointOwner:
 
 
 def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any], bool]]:
-    """(Spark's report, whether it is of a batch that has ended) after the ``newest`` batch of the run, oldest first.
+    """(Spark's report, whether it is of a batch that has ended) after the ``newest`` batch of the
+    run, oldest first.
 
     ``newest`` is brought up to date, so that each batch is reported once.
     """
@@ -90,8 +93,9 @@ def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any]
 def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict[str, float]:
     """The metrics of a component, of Spark's report of a batch.
 
-    ``lag`` is what the sources have and the query has not read: the distance of numeric offsets, over all partitions.
-    ``watermark_secs`` is in seconds since 1970; a metric that the query or its source does not have is left out.
+    ``lag`` is what the sources have and the query has not read: the distance of numeric offsets,
+    over all partitions. ``watermark_secs`` is in seconds since 1970; a metric that the query or its
+    source does not have is left out.
     """
     sources, state = report.get("sources") or [], report.get("stateOperators") or []
     found: dict[str, float] = {

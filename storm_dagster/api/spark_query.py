@@ -11,17 +11,20 @@ _MODES = ("append", "complete", "update")
 
 
 class SparkQuery(SparkSpout):
-    """Component that owns a streaming query: its sources, joins, windows and watermarks, state and sink run on Spark.
+    """Component that owns a streaming query: its sources, joins, windows and watermarks, state and
+    sink run on Spark.
 
-    ``query`` names ``"module:function"``, called as ``function(spark, **args)``, which returns a streaming DataFrame.
-    Its rows go to a ``table`` of Spark's catalog; to files of ``format`` (by default Parquet) at ``path``; to a sink of
-    ``format`` alone, such as ``"kafka"``; or to ``each_batch``, ``"module:function"``, called beside the Spark server as
-    ``function(frame, batch_id, **batch_args)``: a batch that is repeated has the same id and the same rows. Without any,
-    they are emitted to the topology as by a :class:`SparkSpout`.
+    ``query`` names ``"module:function"``, called as ``function(spark, **args)``, which returns a
+    streaming DataFrame. Its rows go to a ``table`` of Spark's catalog; to files of ``format`` (by
+    default Parquet) at ``path``; to a sink of ``format`` alone, such as ``"kafka"``; or to
+    ``each_batch``, ``"module:function"``, called beside the Spark server as ``function(frame,
+    batch_id, **batch_args)``: a batch that is repeated has the same id and the same rows. Without
+    any, they are emitted to the topology as by a :class:`SparkSpout`.
 
-    One task owns the query, and stops it when the topology is deactivated or the task closes; a batch that runs then is
-    repeated. Rows of batches that have ended count as emitted and acked, the duration of a batch is a sample of the
-    complete latency. Arguments that cannot be right raise :class:`InvalidTopology` when the topology is built.
+    One task owns the query, and stops it when the topology is deactivated or the task closes; a
+    batch that runs then is repeated. Rows of batches that have ended count as emitted and acked,
+    the duration of a batch is a sample of the complete latency. Arguments that cannot be right
+    raise :class:`InvalidTopology` when the topology is built.
     """
 
     _function_args: ClassVar[tuple[str, ...]] = ("query", "each_batch")
@@ -81,9 +84,12 @@ class SparkQuery(SparkSpout):
         raise InvalidTopology(f"{owner} has {wrong}")
 
     def deactivate(self) -> None:
-        """Stop the query, unless its rows go to the topology: then Spark waits for the open batch."""
+        """Stop the query, unless its rows go to the topology: then Spark waits for the open
+        batch.
+        """
         if not self._emits:
-            # After an error one may go on unknown to this task, or one of the task before it: they are sought.
+            # After an error one may go on unknown to this task, or one of the task before it: they
+            # are sought.
             self._halting = not self._stop_query() and bool(self._code or self._session)
             self._retry_at = 0.0
 
@@ -116,7 +122,9 @@ class SparkQuery(SparkSpout):
 def make_batch_function(
     reference: str, args: Mapping[str, Any], archive: bytes
 ) -> Callable[[Any, int], None]:
-    """Create the ``foreachBatch`` function that calls ``module:function`` of the topology's archive."""
+    """Create the ``foreachBatch`` function that calls ``module:function`` of the topology's
+    archive.
+    """
     load = make_loader(archive)
 
     def each_batch(frame: Any, batch_id: int) -> None:

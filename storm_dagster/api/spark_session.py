@@ -1,8 +1,9 @@
 """Spark session of a worker process, shared by all Spark components in it, and errors of Spark.
 
-It is never the session that plans placements. The conf names the cluster: ``topology.spark.remote``, else the cluster's
-``spark.remote`` (Spark Connect), else ``spark.master`` (classic). The topology's archive is added to the session as an
-artifact, so that the user's functions can be imported there. pyspark is imported when a Spark component opens.
+It is never the session that plans placements. The conf names the cluster:
+``topology.spark.remote``, else the cluster's ``spark.remote`` (Spark Connect), else
+``spark.master`` (classic). The topology's archive is added to the session as an artifact, so that
+the user's functions can be imported there. pyspark is imported when a Spark component opens.
 """
 
 import atexit
@@ -36,14 +37,15 @@ from storm_dagster.model.spark_remote import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Error messages of a lost server or an expired session. Over Connect they are strings in exceptions of several
-# classes, grpc's among them.
+# Error messages of a lost server or an expired session. Over Connect they are strings in exceptions
+# of several classes, grpc's among them.
 _SESSION_LOSS = re.compile(
     "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
     "failed to connect to|No active Spark session|SparkContext was shut down|stopped SparkContext"
 )
 _SLOW_START = "Python worker failed to connect back"
-# What Spark says of a checkpoint whose query had other state or other sources, and of one with two runs.
+# What Spark says of a checkpoint whose query had other state or other sources, and of one with two
+# runs.
 _CHANGED = re.compile(
     "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|sources in the checkpoint"
 )
@@ -58,7 +60,9 @@ class ErrorsOnce:
         self._reported: set[str] = set()
 
     def report(self, error: BaseException) -> None:
-        """Report the error, unless one with the same first line was reported since the last success."""
+        """Report the error, unless one with the same first line was reported since the last
+        success.
+        """
         key = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         if key in self._reported:
             return
@@ -73,7 +77,9 @@ class ErrorsOnce:
 
 
 def is_session_loss(error: BaseException, session: Any) -> bool:
-    """Whether session or server is gone, as the session says, if given: an error of a user's may read like that."""
+    """Whether session or server is gone, as the session says, if given: an error of a user's may
+    read like that.
+    """
     similar = _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
     try:
         return similar and (session is None or session.range(1).count() != 1)
@@ -82,7 +88,9 @@ def is_session_loss(error: BaseException, session: Any) -> bool:
 
 
 def again_if_slow(call: Callable[[], Any]) -> Any:
-    """Its result; a Python process that Spark has started for it and that came too late gets two more chances."""
+    """Its result; a Python process that Spark has started for it and that came too late gets two
+    more chances.
+    """
     for last in (False, False, True):
         try:
             return call()
@@ -118,10 +126,11 @@ def is_taken(error: BaseException) -> bool:
 def query_error(
     error: Exception, what: str, checkpoint: str, version: str, session: Any = None
 ) -> StormDagsterError:
-    """The error of a streaming query in one sentence with the remedy. ``what`` names component, task and function.
+    """The error of a streaming query in one sentence with the remedy. ``what`` names component,
+    task and function.
 
-    :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another run has its checkpoint,
-    else :class:`Unavailable`.
+    :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another
+    run has its checkpoint, else :class:`Unavailable`.
     """
     if isinstance(error, StormDagsterError):
         return error
@@ -159,7 +168,9 @@ def query_error(
 
 
 def _innermost(error: BaseException) -> str:
-    """The line that says what happened: of a Python traceback the one below its last frame, else the first."""
+    """The line that says what happened: of a Python traceback the one below its last frame, else
+    the first.
+    """
     lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines() or [""]
     frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
     below = (
@@ -172,7 +183,9 @@ def _innermost(error: BaseException) -> str:
 
 _log = logging.getLogger(__name__)
 _RELEASE_SECS = 0.7
-"""How long an exiting process waits for the server to release its session: a worker is killed soon after."""
+"""How long an exiting process waits for the server to release its session: a worker is killed soon
+after.
+"""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str, str], Any] = {}
 
@@ -194,10 +207,12 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
 def worker_session(
     conf: Mapping[str, Any], archive: Path | None = None, code: str = ""
 ) -> "SparkSession":
-    """The session of this process for that conf, created at first use; :class:`Unavailable` if Spark is not reachable.
+    """The session of this process for that conf, created at first use; :class:`Unavailable` if
+    Spark is not reachable.
 
-    ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the topology's code, all
-    workers share a Connect session that outlives them, so that one finds the queries that another one started.
+    ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the
+    topology's code, all workers share a Connect session that outlives them, so that one finds the
+    queries that another one started.
     """
     target = spark_target(conf)
     with _lock:
@@ -213,8 +228,8 @@ def worker_session(
 def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "") -> None:
     """Drop the lost session of that conf and code: the next use creates a new one.
 
-    With ``lost``, only if it is still the current one: another component may have replaced it. The new session gets a
-    new id, because a stopped Connect session id is refused forever.
+    With ``lost``, only if it is still the current one: another component may have replaced it. The
+    new session gets a new id, because a stopped Connect session id is refused forever.
     """
     target = spark_target(conf)
     with _lock:
@@ -223,27 +238,34 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
         session = _sessions.pop((*target, code), None)
     if session is not None:
         try:
-            # Stopping a Connect session would retry for long if its server is gone; the server drops an idle session.
+            # Stopping a Connect session would retry for long if its server is gone; the server
+            # drops an idle session.
             session.client.close() if target[0] == "remote" else session.stop()
         except Exception as error:
             _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
 def release_sessions() -> None:
-    """Release the sessions that end with this process, for one that ends without exit hooks, as workers do."""
+    """Release the sessions that end with this process, for one that ends without exit hooks, as
+    workers do.
+    """
     for (kind, url, code), session in [*_sessions.items()]:
         if kind == "remote" and not code and ";session_id=" not in url:
             _release(session, url)
 
 
 def archive_of(context: Any) -> Path | None:
-    """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a harness."""
+    """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a
+    harness.
+    """
     unpacked = getattr(context, "archive", None)
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
 
 
 def resolve_function(reference: str) -> Any:
-    """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is none."""
+    """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is
+    none.
+    """
     module_name, colon, name = reference.partition(":")
     if not colon or not module_name or not name:
         raise InvalidTopology(f"{reference!r} is not of the form 'module:function'")
@@ -257,7 +279,9 @@ def resolve_function(reference: str) -> Any:
 
 
 def check_function(reference: Any, owner: str) -> None:
-    """Raise :class:`InvalidTopology` if ``reference`` names no function, as far as its module can be imported here."""
+    """Raise :class:`InvalidTopology` if ``reference`` names no function, as far as its module can
+    be imported here.
+    """
     try:
         resolve_function(str(reference))
     except InvalidTopology as error:
@@ -308,7 +332,9 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
 
 
 def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
-    """The Connect session of that id, created if there is none; with ``own`` it ends with this process."""
+    """The Connect session of that id, created if there is none; with ``own`` it ends with this
+    process.
+    """
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -316,8 +342,8 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
     session: Any = builder.config(map=dict(extra)).create()
     # Otherwise a call to a lost server is retried for ten minutes.
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
-    # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed clients; hooks run in reverse
-    # order of registration.
+    # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed
+    # clients; hooks run in reverse order of registration.
     _ = atexit.register(_release, session, url) if own else atexit.register(session.client.close)
     session.range(1).count()
     return session
@@ -343,11 +369,14 @@ def _check_listening(url: str) -> None:
 
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
-    """Add the archive as an artifact: a copy named ``.zip``, since Spark identifies Python archives by suffix."""
+    """Add the archive as an artifact: a copy named ``.zip``, since Spark identifies Python archives
+    by suffix.
+    """
     from pyspark import SparkFiles
 
     with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
-        # A local Spark compares it with its own copy at each job: it stays in the folder that goes with the driver.
+        # A local Spark compares it with its own copy at each job: it stays in the folder that goes
+        # with the driver.
         remote = target[0] == "remote"
         copy = (
             Path(folder if remote else Path(SparkFiles.getRootDirectory()).parent) / "topology.zip"

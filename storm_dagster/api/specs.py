@@ -16,7 +16,9 @@ Outputs = Sequence[Any] | Mapping[str, Any] | None
 
 
 class Stream:
-    """One output stream: its fields, its name, and whether the emitter chooses the receiving task."""
+    """One output stream: its fields, its name, and whether the emitter chooses the receiving
+    task.
+    """
 
     __slots__ = ("direct", "fields", "name", "types")
 
@@ -26,9 +28,10 @@ class Stream:
         name: str = topology.DEFAULT_STREAM,
         direct: bool = False,
     ) -> None:
-        """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``, ``bytes``,
-        ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
-        they are emitted."""
+        """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``,
+        ``bytes``, ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed
+        streams are checked when they are emitted.
+        """
         if isinstance(fields, str):
             raise InvalidTopology(
                 f"stream {name!r}: fields must be a list of names, got the string {fields!r}"
@@ -55,7 +58,9 @@ class Stream:
 
 
 def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topology.StreamSpec]:
-    """The ``outputs`` of a component, field names or :class:`Stream` objects, as specs by stream name."""
+    """The ``outputs`` of a component, field names or :class:`Stream` objects, as specs by stream
+    name.
+    """
     if outputs is None:
         return {}
     if isinstance(outputs, str):
@@ -91,14 +96,18 @@ def _type_name(kind: Any, stream: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamOf:
-    """One stream of a component: ``spec["stream"]``. ``component`` is a spec, or the id of a component."""
+    """One stream of a component: ``spec["stream"]``. ``component`` is a spec, or the id of a
+    component.
+    """
 
     component: Any
     stream: str
 
 
 Inputs = Union[None, "Spec", StreamOf, str, Iterable[Any], Mapping[Any, Any]]
-"""Specs, streams of specs or component ids; alone, in a list (shuffled), or as keys of a map to groupings."""
+"""Specs, streams of specs or component ids; alone, in a list (shuffled), or as keys of a map to
+groupings.
+"""
 
 
 class Spec:
@@ -141,7 +150,8 @@ class Spec:
         return stream_specs(self.outputs, f"{self.kind} {self.name!r}")
 
     def to_component(self, names: Mapping[int, str]) -> topology.ComponentSpec:
-        """The serializable form. ``names``: ``id()`` of each spec of the topology -> its component id.
+        """The serializable form. ``names``: ``id()`` of each spec of the topology -> its component
+        id.
 
         Raises :class:`InvalidTopology` naming the component and what is wrong with it.
         """

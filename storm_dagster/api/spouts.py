@@ -11,11 +11,13 @@ from storm_dagster.model.values import copy_value
 class Spout(Component):
     """A source of tuples.
 
-    The worker polls ``next_tuple``, on its one loop unless ``blocking`` is set; a call that emits nothing makes it pause.
+    The worker polls ``next_tuple``, on its one loop unless ``blocking`` is set; a call that emits
+    nothing makes it pause.
 
-    On the loop the worker binds ``emit`` at run time: an **instance attribute**, a closure over the task's routes,
-    replaces the method unless the class overrides ``emit``. The reason is measured speed: an emit then follows no chain
-    of attributes and methods. The method here is the signature, and what runs in tasks with their own thread.
+    On the loop the worker binds ``emit`` at run time: an **instance attribute**, a closure over the
+    task's routes, replaces the method unless the class overrides ``emit``. The reason is measured
+    speed: an emit then follows no chain of attributes and methods. The method here is the
+    signature, and what runs in tasks with their own thread.
     """
 
     _kind = "spout"
@@ -27,15 +29,20 @@ class Spout(Component):
         """The tuple emitted with ``tup_id``, and everything anchored to it, has been processed."""
 
     def fail(self, tup_id: Any) -> None:
-        """The tuple emitted with ``tup_id`` failed, or did not complete within the message timeout."""
+        """The tuple emitted with ``tup_id`` failed, or did not complete within the message
+        timeout.
+        """
 
     def given_up(self, tup_id: Any) -> None:
-        """The tuple failed ``topology.dead.letter.tries`` times and is a dead letter now: it is settled, as after ``ack``,
-        which this calls."""
+        """The tuple failed ``topology.dead.letter.tries`` times and is a dead letter now: it is
+        settled, as after ``ack``, which this calls.
+        """
         self.ack(tup_id)
 
     def _lost(self, tup_id: Any) -> None:
-        """As ``fail``, for a reason that says nothing about the tuple: a worker with parts of it ended, or this task."""
+        """As ``fail``, for a reason that says nothing about the tuple: a worker with parts of it
+        ended, or this task.
+        """
         self.fail(tup_id)
 
     def _on_clock(self) -> None:
@@ -50,10 +57,11 @@ class Spout(Component):
         reason: Any = None,
         position: Any = None,
     ) -> bool:
-        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back. ``False``: it could not
-        be kept, which is reported.
+        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back.
+        ``False``: it could not be kept, which is reported.
 
-        ``reason``: an exception or text, by default why it failed last. ``position``: where it is in the source.
+        ``reason``: an exception or text, by default why it failed last. ``position``: where it is
+        in the source.
         """
         return self._bound().give_up(tup_id, tup, stream, direct_task, reason, position)
 
@@ -61,7 +69,9 @@ class Spout(Component):
         """Called when the topology becomes active."""
 
     def deactivate(self) -> None:
-        """Called when the topology becomes inactive; ``next_tuple`` is not called until ``activate``."""
+        """Called when the topology becomes inactive; ``next_tuple`` is not called until
+        ``activate``.
+        """
 
     def emit(
         self,
@@ -73,8 +83,9 @@ class Spout(Component):
     ) -> list[int] | None:
         """Emit values, and return the receiving task ids if ``need_task_ids``.
 
-        With ``tup_id`` the tuple is tracked: ``ack`` or ``fail`` is called with it. ``direct_task`` is the receiver on
-        a direct stream. On the worker's loop an instance attribute replaces this method (see the class).
+        With ``tup_id`` the tuple is tracked: ``ack`` or ``fail`` is called with it. ``direct_task``
+        is the receiver on a direct stream. On the worker's loop an instance attribute replaces this
+        method (see the class).
         """
         return self._bound().emit(tup, stream, None, direct_task, need_task_ids, tup_id)
 
@@ -122,7 +133,9 @@ class ReliableSpout(Spout):
         self.unacked_tuples.pop(tup_id, None)
 
     def _lost(self, tup_id: Any) -> None:
-        """As :meth:`fail`, without a failure that counts: workers that are replaced one after the other kill no tuple."""
+        """As :meth:`fail`, without a failure that counts: workers that are replaced one after the
+        other kill no tuple.
+        """
         if tup_id in self.unacked_tuples:
             self.failed_tuples[tup_id] -= 1
         self.fail(tup_id)

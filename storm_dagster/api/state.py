@@ -1,7 +1,7 @@
 """Durable state of one task: a small key-value store that survives the worker.
 
-The path below ``topology.state.dir`` is topology *name*, component and task id, so that the state survives restarts,
-moves between slots of one host, and new deployments of the topology.
+The path below ``topology.state.dir`` is topology *name*, component and task id, so that the state
+survives restarts, moves between slots of one host, and new deployments of the topology.
 """
 
 import sqlite3
@@ -25,7 +25,9 @@ CREATE TABLE IF NOT EXISTS applied (id TEXT PRIMARY KEY) WITHOUT ROWID;
 
 
 def _encode(key: str, value: Any) -> bytes:
-    """Bytes of a value: JSON, which every release reads, if the value comes out of it with its types."""
+    """Bytes of a value: JSON, which every release reads, if the value comes out of it with its
+    types.
+    """
     try:
         typed = encode_value(value)
     except TypeError as error:
@@ -46,9 +48,9 @@ def _decode(raw: bytes) -> Any:
 class TaskState:
     """Map of strings to the values that tuples may hold, and a set of applied ids.
 
-    :meth:`save` changes both in one transaction: after a crash all or nothing is stored. So a bolt that saves the id
-    of a line together with the changed counts, and acks only then, counts every line exactly once, although lines are
-    delivered at least once::
+    :meth:`save` changes both in one transaction: after a crash all or nothing is stored. So a bolt
+    that saves the id of a line together with the changed counts, and acks only then, counts every
+    line exactly once, although lines are delivered at least once::
 
         if not state.applied(line_id):
             state.save({word: state.get(word, 0) + n for word, n in counts.items()}, applied=[line_id])
@@ -65,7 +67,8 @@ class TaskState:
                 path, timeout=10.0, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
-            # In WAL mode NORMAL survives the death of the process; `sync` of save() adds a power cut.
+            # In WAL mode NORMAL survives the death of the process; `sync` of save() adds a power
+            # cut.
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
@@ -138,11 +141,12 @@ class TaskState:
         forget: Iterable[object] = (),
         sync: bool = False,
     ) -> None:
-        """Set ``values``, delete the keys ``remove``, add ids to the applied ones and drop those in ``forget``.
+        """Set ``values``, delete the keys ``remove``, add ids to the applied ones and drop those in
+        ``forget``.
 
-        All or nothing. It survives the death of the process at once, and with ``sync`` also a power cut.
-        Raises :class:`Unavailable`, having changed nothing, when the worker's lease has ended: then another
-        worker may own the task.
+        All or nothing. It survives the death of the process at once, and with ``sync`` also a power
+        cut. Raises :class:`Unavailable`, having changed nothing, when the worker's lease has ended:
+        then another worker may own the task.
         """
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")

@@ -12,7 +12,9 @@ SYSTEM_TASK = -1
 
 
 class Values(list[Any]):
-    """Values of a tuple: a list that has the stream's fields as attributes, is hashable, and equals tuples too."""
+    """Values of a tuple: a list that has the stream's fields as attributes, is hashable, and equals
+    tuples too.
+    """
 
     __slots__ = ()
     travels_as = list
@@ -64,12 +66,14 @@ class TupleId(int):
 class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     """One received tuple: its sender, stream and values.
 
-    ``values`` belong to the receiver: neither the emitter nor other receivers see changes. They have the types that
-    they were emitted with, in the same worker and in others.
+    ``values`` belong to the receiver: neither the emitter nor other receivers see changes. They
+    have the types that they were emitted with, in the same worker and in others.
     """
 
     id: int | str
-    """Unique within the receiving worker; a replayed tuple has a new one. 0 makes one when it is asked for."""
+    """Unique within the receiving worker; a replayed tuple has a new one. 0 makes one when it is
+    asked for.
+    """
     component: str
     """Component id of the sender."""
     stream: str

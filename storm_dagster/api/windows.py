@@ -59,8 +59,9 @@ class Window:
         every: int | None = None,
         every_secs: float | None = None,
     ) -> Window:
-        """The last ``count`` tuples or ``secs`` seconds, evaluated after ``every`` tuples or ``every_secs``
-        seconds; without an interval with every tuple."""
+        """The last ``count`` tuples or ``secs`` seconds, evaluated after ``every`` tuples or
+        ``every_secs`` seconds; without an interval with every tuple.
+        """
         unit, length = _count_or_ms("the length of a sliding window", count, secs)
         conf = {f"{_PREFIX}window.length.{unit}": length}
         if every is None and every_secs is None:
@@ -85,7 +86,9 @@ class TupleWindow:
     expired: list[Tuple] = field(default_factory=list)
     """Tuples of the previous window that are not in this one."""
     start_ms: int | None = None
-    """Exclusive (of a session: the time of its first tuple); ``None`` for a window of a number of tuples."""
+    """Exclusive (of a session: the time of its first tuple); ``None`` for a window of a number of
+    tuples.
+    """
     end_ms: int | None = None
     """Inclusive (of a session: when it counts as ended); milliseconds since 1970."""
     key: Any = None
@@ -101,17 +104,19 @@ class TupleWindow:
 class WindowedBolt(GatheringBolt):
     """Gathers tuples into windows and calls ``process_window`` for each one that is due.
 
-    A tuple is acked when a checkpoint holds it (see :class:`StatefulBolt`), not when its windows close; ``ack`` and
-    ``fail`` of the tuples of a window do nothing. What a window emits is in the checkpoint that ends the window. It is
-    sent after that, by the task itself, until its tree is complete: at least once, with the same contents.
+    A tuple is acked when a checkpoint holds it (see :class:`StatefulBolt`), not when its windows
+    close; ``ack`` and ``fail`` of the tuples of a window do nothing. What a window emits is in the
+    checkpoint that ends the window. It is sent after that, by the task itself, until its tree is
+    complete: at least once, with the same contents.
 
-    A window that raises is tried again, after pauses of up to a minute, and the windows after it wait; with
-    ``window_tries`` it is dropped after so many tries.
+    A window that raises is tried again, after pauses of up to a minute, and the windows after it
+    wait; with ``window_tries`` it is dropped after so many tries.
 
-    By default a tuple's time is that of its arrival. With ``timestamp_field`` (milliseconds since 1970)
-    windows follow the data: they are evaluated when the watermark, the least of the newest stamps of all sending tasks
-    less ``lag_secs``, has passed their end. A task that is silent for ``idle_secs`` does not count. Later tuples are
-    late: emitted on ``late_stream``, or else logged and dropped.
+    By default a tuple's time is that of its arrival. With ``timestamp_field`` (milliseconds
+    since 1970) windows follow the data: they are evaluated when the watermark, the least of the
+    newest stamps of all sending tasks less ``lag_secs``, has passed their end. A task that is
+    silent for ``idle_secs`` does not count. Later tuples are late: emitted on ``late_stream``,
+    or else logged and dropped.
     """
 
     window: ClassVar[Window | None] = None
@@ -124,8 +129,9 @@ class WindowedBolt(GatheringBolt):
     late_stream: ClassVar[str | None] = None
     window_tries: ClassVar[int | None] = None
     message_id: ClassVar[str | Sequence[str] | None] = None
-    """Fields whose values make the id of a tuple on its stream, so that a replayed tuple is not held twice. Needs
-    inputs grouped by fields, or one task."""
+    """Fields whose values make the id of a tuple on its stream, so that a replayed tuple is not
+    held twice. Needs inputs grouped by fields, or one task.
+    """
 
     auto_ack: ClassVar[bool] = True
     auto_anchor: ClassVar[bool] = True
@@ -163,7 +169,9 @@ class WindowedBolt(GatheringBolt):
         args: Mapping[str, Any] | None = None,
         window: Window | None = None,
     ) -> Spec:
-        """As :meth:`Component.spec`; ``window`` lies over the class's own. The late stream is declared."""
+        """As :meth:`Component.spec`; ``window`` lies over the class's own. The late stream is
+        declared.
+        """
         if window is not None:
             lengths = [
                 key for key in cls.component_config({}) if key.startswith(f"{_PREFIX}window.")
@@ -192,8 +200,9 @@ class WindowedBolt(GatheringBolt):
         direct_task: int | None = None,
         need_task_ids: bool = False,
     ) -> list[int] | None:
-        """As :meth:`Bolt.emit`. In ``process_window`` the tuple is sent after the checkpoint, and ``anchors`` mean
-        nothing, except that ``[]`` sends it untracked at once."""
+        """As :meth:`Bolt.emit`. In ``process_window`` the tuple is sent after the checkpoint, and
+        ``anchors`` mean nothing, except that ``[]`` sends it untracked at once.
+        """
         if self._driver is None:
             return super().emit(tup, stream, anchors, direct_task, need_task_ids)
         return self._driver.emit(tup, stream, anchors, direct_task, need_task_ids)

@@ -1,7 +1,7 @@
 """Blob stores for archives, confs, topologies and the intermediate results of submissions.
 
-A blob is bytes under a key. Its version is its content hash (SHA-256), never a time, so that neither a
-restart nor a change of leader makes a blob look new.
+A blob is bytes under a key. Its version is its content hash (SHA-256), never a time, so that
+neither a restart nor a change of leader makes a blob look new.
 """
 
 from storm_dagster.blobstore.local import LocalBlobStore

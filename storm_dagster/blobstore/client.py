@@ -34,9 +34,10 @@ _WRITE_SECS = 30.0  # Of these a nimbus waits up to 20 for copies.
 class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     """A :class:`~storm_dagster.blobstore.store.BlobStore` over HTTP to the leader.
 
-    ``leader_url`` is asked before every try, so that a change of leader is followed. Each call has a deadline
-    of ``deadline_secs`` over all its tries; after it, :class:`Unavailable`. Only :class:`Unavailable` answers and
-    failed connections are tried again; every call is repeatable, because a content is identified by its hash.
+    ``leader_url`` is asked before every try, so that a change of leader is followed. Each call has
+    a deadline of ``deadline_secs`` over all its tries; after it, :class:`Unavailable`. Only
+    :class:`Unavailable` answers and failed connections are tried again; every call is repeatable,
+    because a content is identified by its hash.
     """
 
     leader_url: Callable[[], str] | str
@@ -60,7 +61,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         self._http.close()
 
     def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobClient":
-        """The same client, whose writes need ``minimum`` copies, or fewer where there are no more nimbuses."""
+        """The same client, whose writes need ``minimum`` copies, or fewer where there are no more
+        nimbuses.
+        """
         other = copy.copy(self)
         other.allow_degraded, other.min_replication = True, minimum or self.min_replication
         return other
@@ -90,7 +93,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
             return _meta_of(self._repeat(f"storing blob {key!r}", send).json())
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store under ``key`` a content that the leader has already, without a transfer; ``None`` when it has not."""
+        """Store under ``key`` a content that the leader has already, without a transfer; ``None``
+        when it has not.
+        """
         check_blob_key(key)
         terms = self._terms()
         try:
@@ -190,7 +195,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
-        """Repeat a request until the first good response within the deadline; a typed error otherwise."""
+        """Repeat a request until the first good response within the deadline; a typed error
+        otherwise.
+        """
         deadline = time.monotonic() + self.deadline_secs
         pause = _FIRST_PAUSE
         while True:

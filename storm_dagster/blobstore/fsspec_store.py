@@ -1,11 +1,12 @@
 """A blob store behind any fsspec URL (S3, GCS, HDFS, a shared folder, memory).
 
-Same layout as the local store, without locks: contents are immutable under their hash, and a key is one small
-document that is replaced last. All nimbuses see the same blobs, so nothing is replicated between them and none
-ever lacks one. Object stores have no folders and no rename: nothing here relies on either. A content that no key
-names any more goes when it is old (:meth:`FsspecBlobStore.clean_abandoned`), never at once: another nimbus may
-be about to name it. So it is condemned first, and removed when it has been that, unnamed, for as long again; who wants
-to name a condemned content writes it again.
+Same layout as the local store, without locks: contents are immutable under their hash, and a key is
+one small document that is replaced last. All nimbuses see the same blobs, so nothing is replicated
+between them and none ever lacks one. Object stores have no folders and no rename: nothing here
+relies on either. A content that no key names any more goes when it is old
+(:meth:`FsspecBlobStore.clean_abandoned`), never at once: another nimbus may be about to name it. So
+it is condemned first, and removed when it has been that, unnamed, for as long again; who wants to
+name a condemned content writes it again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ _PAUSE_SECS = 0.05
 
 
 class FsspecBlobStore:
-    """A :class:`~storm_dagster.blobstore.store.BlobStore` at an fsspec URL such as ``s3://bucket/storm``.
+    """A :class:`~storm_dagster.blobstore.store.BlobStore` at an fsspec URL such as
+    ``s3://bucket/storm``.
 
-    ``options`` go to the file system unchanged. Errors of the remote store surface as :class:`Unavailable`.
+    ``options`` go to the file system unchanged. Errors of the remote store surface as
+    :class:`Unavailable`.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -169,7 +172,9 @@ class FsspecBlobStore:
         return [self.meta(key) for key in self.keys(prefix)]
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files, and contents without a key, that are older than that; returns their number."""
+        """Remove temporary files, and contents without a key, that are older than that; returns
+        their number.
+        """
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
             doomed = [

@@ -8,9 +8,9 @@ Layout below the base folder::
     quarantine/<sha256>     contents whose bytes no longer match their name
     .lock                   taken while keys change
 
-The document below ``keys`` is the commit point: it is replaced by rename after the content is on disk. Two
-keys with the same content share one object, so that an archive that was staged, deployed and deployed again
-takes its space once. No part of a caller's key reaches the file system unquoted.
+The document below ``keys`` is the commit point: it is replaced by rename after the content is on
+disk. Two keys with the same content share one object, so that an archive that was staged, deployed
+and deployed again takes its space once. No part of a caller's key reaches the file system unquoted.
 """
 
 import errno
@@ -69,7 +69,9 @@ class LocalBlobStore:
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Create or replace ``key``; :class:`Unavailable` when the disk is full or gone. A failure leaves nothing."""
+        """Create or replace ``key``; :class:`Unavailable` when the disk is full or gone. A failure
+        leaves nothing.
+        """
         check_blob_key(key)
         temporary, digest, size = self._temporary_path(), hashlib.sha256(), 0
         with _on_disk(key):
@@ -94,7 +96,8 @@ class LocalBlobStore:
             temporary.unlink(missing_ok=True)
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
-        """Take the file ``path``, whose hash the caller has computed, over as the content of ``key``.
+        """Take the file ``path``, whose hash the caller has computed, over as the content of
+        ``key``.
 
         The file is moved; across file systems it is copied, verified and removed.
         """
@@ -152,7 +155,9 @@ class LocalBlobStore:
         return (self._objects / check_sha256(sha256)).is_file()
 
     def open(self, key: str) -> BinaryIO:
-        """The content as a seekable stream; a later replacement or deletion does not disturb the reader."""
+        """The content as a seekable stream; a later replacement or deletion does not disturb the
+        reader.
+        """
         return self.open_with_meta(key)[1]
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
@@ -169,7 +174,9 @@ class LocalBlobStore:
         )
 
     def read(self, key: str) -> bytes:
-        """The whole content, verified; damaged content is moved to ``quarantine`` and raises :class:`Corrupt`."""
+        """The whole content, verified; damaged content is moved to ``quarantine`` and raises
+        :class:`Corrupt`.
+        """
         meta, stream = self.open_with_meta(key)
         with stream:
             raw = stream.read()
@@ -205,7 +212,8 @@ class LocalBlobStore:
     # upkeep
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files and contents without a key that are older than that; how many were removed.
+        """Remove temporary files and contents without a key that are older than that; how many were
+        removed.
 
         The age protects uploads that other threads or processes are in the middle of.
         """
@@ -307,8 +315,8 @@ class LocalBlobStore:
     def _exclusive(self) -> Iterator[None]:
         with self._lock, open(self.directory / ".lock", "ab") as stream:
             lock_file(stream, wait=True)
-            # Each holder moves the file's time by one before it changes anything: what was counted holds while nobody
-            # else did. A file system that keeps coarser times lets nothing hold.
+            # Each holder moves the file's time by one before it changes anything: what was counted
+            # holds while nobody else did. A file system that keeps coarser times lets nothing hold.
             turn = os.fstat(stream.fileno()).st_mtime_ns
             if turn != self._turn:
                 self._uses = None

@@ -48,7 +48,9 @@ class BlobMeta:
             return None
 
     def check_announced(self, sha256: str | None) -> None:
-        """:class:`InvalidRequest` unless the content has the hash that its sender announced, if it announced one."""
+        """:class:`InvalidRequest` unless the content has the hash that its sender announced, if it
+        announced one.
+        """
         if sha256 is not None and sha256 != self.sha256:
             raise InvalidRequest(
                 f"blob {self.key!r}: {self.size} bytes with SHA-256 {self.sha256} arrived, {sha256} was "
@@ -67,14 +69,18 @@ class BlobStore(Protocol):
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Create or replace ``key`` atomically: readers see the old content until all of the new is stored.
+        """Create or replace ``key`` atomically: readers see the old content until all of the new is
+        stored.
 
-        :class:`InvalidRequest` when the content's hash is not ``expected_sha256``; then nothing changes.
+        :class:`InvalidRequest` when the content's hash is not ``expected_sha256``; then nothing
+        changes.
         """
         ...
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store under ``key`` a content that the store has already, without its bytes; ``None`` when it has not."""
+        """Store under ``key`` a content that the store has already, without its bytes; ``None``
+        when it has not.
+        """
         ...
 
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
@@ -82,7 +88,9 @@ class BlobStore(Protocol):
         ...
 
     def read(self, key: str) -> bytes:
-        """The whole content, its hash checked (:class:`Corrupt`); :class:`KeyNotFound` when there is none."""
+        """The whole content, its hash checked (:class:`Corrupt`); :class:`KeyNotFound` when there
+        is none.
+        """
         ...
 
     def meta(self, key: str) -> BlobMeta:
@@ -90,7 +98,9 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the blob; :class:`KeyNotFound` when there is none. Open readers keep what they read."""
+        """Remove the blob; :class:`KeyNotFound` when there is none. Open readers keep what they
+        read.
+        """
 
     def keys(self, prefix: str = "") -> list[str]:
         """All keys that start with ``prefix``, sorted."""
@@ -106,15 +116,19 @@ class ReplicatedStore(BlobStore, Protocol):
     """A store whose writes are acknowledged once enough nimbuses hold them."""
 
     def accepting_fewer(self, minimum: int | None = None) -> BlobStore:
-        """The same store, which acknowledges a write also when no nimbus that is alive can take a further copy.
+        """The same store, which acknowledges a write also when no nimbus that is alive can take a
+        further copy.
 
-        ``minimum``: copies after which it no longer waits at all; ``None``: as many as the cluster wants.
+        ``minimum``: copies after which it no longer waits at all; ``None``: as many as the cluster
+        wants.
         """
         ...
 
 
 def put_by_hash(store: BlobStore, key: str, raw: bytes) -> BlobMeta:
-    """Store ``raw`` under ``key`` by its hash alone; its bytes travel only when the store has them under no key."""
+    """Store ``raw`` under ``key`` by its hash alone; its bytes travel only when the store has them
+    under no key.
+    """
     return store.put_existing(key, hashlib.sha256(raw).hexdigest()) or store.put(key, raw)
 
 

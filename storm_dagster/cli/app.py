@@ -1,4 +1,5 @@
-"""The grammar of the command line, ``verbs.yaml``, and how a verb's outcome becomes output and an exit code.
+"""The grammar of the command line, ``verbs.yaml``, and how a verb's outcome becomes output and an
+exit code.
 
 Verbs are imported when they are used: ``submit`` must not pay for what ``dev`` needs.
 """
@@ -118,8 +119,11 @@ def _flush() -> None:
 
 
 def run() -> NoReturn:
-    """Run the verb of ``sys.argv``. Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C, else 1."""
-    # Asked for now: `jar` hands its program another argv. What follows ``--`` belongs to somebody else.
+    """Run the verb of ``sys.argv``. Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C,
+    else 1.
+    """
+    # Asked for now: `jar` hands its program another argv. What follows ``--`` belongs to somebody
+    # else.
     as_json = "--json" in takewhile(lambda word: word != "--", sys.argv[1:])
     try:
         asked = next((word for word in sys.argv[1:] if word in VERBS), "")

@@ -1,4 +1,6 @@
-"""``submit``, ``jar``, and the verbs that change a topology, each made of its row in :data:`~storm_dagster.model.verbs.VERBS`."""
+"""``submit``, ``jar``, and the verbs that change a topology, each made of its row in
+:data:`~storm_dagster.model.verbs.VERBS`.
+"""
 
 import functools
 import importlib.util
@@ -102,7 +104,9 @@ def field_options(request: type[RequestModel], function: Any) -> Any:
 
 
 def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of code out of what was ``given``, as arguments of the client's functions. The conf is ``-c topology.*``, then the file, then ``--conf``."""
+    """Take the options of code out of what was ``given``, as arguments of the client's functions.
+    The conf is ``-c topology.*``, then the file, then ``--conf``.
+    """
     conf = {
         key: value for key, value in invocation.overrides.items() if key.startswith("topology.")
     }
@@ -162,8 +166,8 @@ def submit(
 def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
     """Run MODULE of ARCHIVE as a program; its calls of submit_topology upload ARCHIVE.
 
-    The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive first
-    on the path and STORM_JAR naming the archive.
+    The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive
+    first on the path and STORM_JAR naming the archive.
     """
     from storm_dagster.client.submission import STORM_JAR
     from storm_dagster.packaging.unpack import unpack_archive

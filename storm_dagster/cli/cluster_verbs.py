@@ -117,7 +117,8 @@ def stop(invocation: Invocation) -> None:
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
         for record in records:
             if record.role == "dev":
-                # It ends its cluster by itself. Its own waits: workers, daemons, then ZooKeeper and Spark.
+                # It ends its cluster by itself. Its own waits: workers, daemons, then ZooKeeper and
+                # Spark.
                 steps.begin("dev")
                 if record.signal(signal.SIGTERM):
                     record.signal(signal.SIGCONT)

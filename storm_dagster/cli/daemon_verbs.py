@@ -1,4 +1,6 @@
-"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web``, ``warm-runs``."""
+"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``,
+``web``, ``warm-runs``.
+"""
 
 import logging
 import os
@@ -28,7 +30,9 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
-    """The daemon's conf (files and ``-c``, never another cluster's ``cluster.json``), and its private HOME."""
+    """The daemon's conf (files and ``-c``, never another cluster's ``cluster.json``), and its
+    private HOME.
+    """
     keep_one_heap()
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
     for warning in conf.warnings:
@@ -42,12 +46,14 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
         if conf["storm.local.dir"]
         else invocation.home
     )
-    # What daemons and their children write is for this user alone: specs, logs and blobs may hold secrets.
+    # What daemons and their children write is for this user alone: specs, logs and blobs may hold
+    # secrets.
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     if Security.of(conf).secret is not None:
-        # The workers of this host prove themselves to the cluster's Spark by it, without knowing the secret.
+        # The workers of this host prove themselves to the cluster's Spark by it, without knowing
+        # the secret.
         spark_token(conf, home)
     return conf, home
 
@@ -100,8 +106,8 @@ def _become(
     RunFile.write(home, role, id, ports)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A JVM takes over an inherited "ignore", as Dagster leaves it in a process that a script starts with `&`, and then
-    # ends on nothing but SIGKILL.
+    # A JVM takes over an inherited "ignore", as Dagster leaves it in a process that a script starts
+    # with `&`, and then ends on nothing but SIGKILL.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execvpe(command[0], command, env or dict(os.environ))
 
@@ -114,10 +120,12 @@ def zookeeper(
     host: str | None,
     data_dir: str | None,
 ) -> None:
-    """Run the embedded ZooKeeper server (from pyspark's jars); "secure" closes the nodes of a stopped cluster instead.
+    """Run the embedded ZooKeeper server (from pyspark's jars); "secure" closes the nodes of a
+    stopped cluster instead.
 
-    After "secure" only the cluster's user in ZooKeeper (storm.zookeeper.auth.payload, or one derived from the secret)
-    reads and writes them. It may be repeated, and is needed once after a secret was set or changed.
+    After "secure" only the cluster's user in ZooKeeper (storm.zookeeper.auth.payload, or one
+    derived from the secret) reads and writes them. It may be repeated, and is needed once after a
+    secret was set or changed.
     """
     if action == "secure":
         _secure_nodes(invocation)
@@ -159,10 +167,11 @@ def _secure_nodes(invocation: Invocation) -> None:
 def spark(
     invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
 ) -> None:
-    """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from pyspark's jars).
+    """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from
+    pyspark's jars).
 
-    "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if spark.connect.master
-    names it. All three need the same secret: storm.secret.file, or one HOME.
+    "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if
+    spark.connect.master names it. All three need the same secret: storm.secret.file, or one HOME.
     """
     from storm_dagster.spark.server import (
         settings_of,
@@ -247,7 +256,8 @@ def _become_part(
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
-    """Warms the server up in the placement's pinned session; in one of its own before there is a cluster.
+    """Warms the server up in the placement's pinned session; in one of its own before there is a
+    cluster.
 
     It loads while the server starts, for which it then waits.
     """
@@ -307,8 +317,9 @@ def worker(invocation: Invocation, spec: Path) -> None:
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
 
-    DAGSTER_HOME names the instance. Pages of other sites are refused. Unlike dagster-webserver it may listen beyond
-    loopback: a browser asks for a password, which is a token of `storm-dagster token create --scope admin`.
+    DAGSTER_HOME names the instance. Pages of other sites are refused. Unlike dagster-webserver it
+    may listen beyond loopback: a browser asks for a password, which is a token of `storm-dagster
+    token create --scope admin`.
     """
     conf, home = _prepare(invocation)
     if not os.environ.get("DAGSTER_HOME"):
@@ -326,8 +337,9 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     """Start Dagster's runs in forks of this process, which has loaded their code.
 
-    For a dagster.yaml whose run_launcher is storm_dagster.launcher.WarmRunLauncher. DAGSTER_HOME names that
-    Dagster; webserver and daemon run on this machine, with the same --home as STORM_DAGSTER_HOME.
+    For a dagster.yaml whose run_launcher is storm_dagster.launcher.WarmRunLauncher. DAGSTER_HOME
+    names that Dagster; webserver and daemon run on this machine, with the same --home as
+    STORM_DAGSTER_HOME.
     """
     require_linux("a process for warm runs")
     home = invocation.home

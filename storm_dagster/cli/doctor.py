@@ -1,4 +1,6 @@
-"""``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy; the invariants I1 to I8."""
+"""``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy; the
+invariants I1 to I8.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -120,7 +122,9 @@ def _ports(invocation: Invocation) -> Iterator[HealthResult]:
 
 
 def _held_ports(invocation: Invocation) -> set[int]:
-    """Ports that the cluster itself holds, as its processes on this machine and its leader know them."""
+    """Ports that the cluster itself holds, as its processes on this machine and its leader know
+    them.
+    """
     conf = invocation.conf
     places = {invocation.home, *(Path(place) for place in (conf["storm.local.dir"],) if place)}
     records = [each for place in places for each in RunFile.read_all(place) if each.alive()]
@@ -287,9 +291,11 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 
 
 def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
-    """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is broken).
+    """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is
+    broken).
 
-    Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable` without a cluster.
+    Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable`
+    without a cluster.
     """
     from storm_dagster.blobstore.client import NimbusBlobClient
     from storm_dagster.core.invariants.rules import RULES
@@ -354,7 +360,9 @@ def _no_planner(batch: Any) -> Any:
 
 @verb("doctor")
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
-    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk. Exits with 4 on a problem."""
+    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and
+    disk. Exits with 4 on a problem.
+    """
     if invariants:
         return _report_invariants(invocation, stable_secs)
     checks = _CHECKS

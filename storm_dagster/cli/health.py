@@ -1,4 +1,6 @@
-"""Health of a cluster's Dagster, read over HTTP without importing dagster, and of the processes of a local one."""
+"""Health of a cluster's Dagster, read over HTTP without importing dagster, and of the processes of
+a local one.
+"""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -24,8 +26,8 @@ ProcessState = Literal["runs", "frozen", "dead"]
 def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     """Health of the Dagster of ``dagster.graphql.*``: webserver, code location, storage, daemon.
 
-    Uses nimbus's credentials; each query has ``timeout`` seconds. The first result is the worst; the advice on its
-    settings comes last. Nothing when no Dagster is configured.
+    Uses nimbus's credentials; each query has ``timeout`` seconds. The first result is the worst;
+    the advice on its settings comes last. Nothing when no Dagster is configured.
     """
     try:
         access = DagsterAccess.of(conf)
@@ -75,7 +77,9 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
 
 
 def state_of(record: RunFile) -> ProcessState:
-    """``frozen`` is a process that was stopped by a signal (SIGSTOP, Ctrl-Z, a debugger) and does nothing."""
+    """``frozen`` is a process that was stopped by a signal (SIGSTOP, Ctrl-Z, a debugger) and does
+    nothing.
+    """
     if not record.alive():
         return "dead"
     try:

@@ -27,8 +27,8 @@ def _formatter(*, colors: bool) -> logging.Formatter:
         foreign_pre_chain=[add_level, add_name, structlog.stdlib.ExtraAdder(), stamp],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            # The default, where rich is installed, takes up to a second for a traceback and shows local variables,
-            # secrets among them.
+            # The default, where rich is installed, takes up to a second for a traceback and shows
+            # local variables, secrets among them.
             structlog.dev.ConsoleRenderer(
                 colors=colors,
                 pad_event_to=0,
@@ -71,7 +71,8 @@ def configure_daemon_logging(
     *,
     stderr_level: int = logging.NOTSET,
 ) -> None:
-    """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and standard error.
+    """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and
+    standard error.
 
     ``conf``: ``storm.log.level`` and ``storm.log.format``.
     """

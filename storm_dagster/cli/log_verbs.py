@@ -1,4 +1,6 @@
-"""``logs`` and ``tail``: the logs of workers, of this machine and of others, and those of local daemons."""
+"""``logs`` and ``tail``: the logs of workers, of this machine and of others, and those of local
+daemons.
+"""
 
 import re
 import time
@@ -39,7 +41,9 @@ class FileLog:
 
 
 class SupervisorLog:
-    """The same of a worker's log, by the log view of its supervisor. ``http`` carries what the cluster asks for."""
+    """The same of a worker's log, by the log view of its supervisor. ``http`` carries what the
+    cluster asks for.
+    """
 
     def __init__(self, http: httpx.Client, base: str, topology_id: str, port: int) -> None:
         self._http = http
@@ -81,9 +85,11 @@ def _last_lines(source: LogSource, count: int) -> list[str]:
 
 
 def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict[str, Any]]:
-    """The logs of a topology's workers: of its present deployment, else those here of the newest one.
+    """The logs of a topology's workers: of its present deployment, else those here of the newest
+    one.
 
-    Workers of other hosts are read at their supervisors. Each row has ``source``, a :class:`LogSource`.
+    Workers of other hosts are read at their supervisors. Each row has ``source``, a
+    :class:`LogSource`.
     """
     folder = invocation.home / "logs" / "workers"
     local = str(invocation.conf["storm.local.hostname"])

@@ -1,4 +1,6 @@
-"""Verbs for operators: ``blacklist add|remove|list``, ``blob list|cat|put|delete`` and ``token create``."""
+"""Verbs for operators: ``blacklist add|remove|list``, ``blob list|cat|put|delete`` and ``token
+create``.
+"""
 
 import re
 import shutil
@@ -19,7 +21,7 @@ from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import SCOPES, make_token
 
-# -- blacklist ----------------------------------------------------------------------------------------------
+# -- blacklist -------------------------------------------------------------------------------------
 
 
 def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], **more: Any) -> None:
@@ -101,7 +103,7 @@ def blacklist_list(invocation: Invocation) -> None:
         _hosts(invocation, nimbus.get("/v1/cluster"), nimbus.get("/v1/blacklist")["hosts"])
 
 
-# -- blobs --------------------------------------------------------------------------------------------------
+# -- blobs -----------------------------------------------------------------------------------------
 
 
 def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
@@ -109,7 +111,9 @@ def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
 
 
 def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
-    """Refuse a key that is not a user's own: what belongs to topologies and submissions is not touched by hand."""
+    """Refuse a key that is not a user's own: what belongs to topologies and submissions is not
+    touched by hand.
+    """
     check_blob_key(key)
     topology_id = id_of_blob_key(key)
     alive = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
@@ -195,7 +199,7 @@ def blob_delete(invocation: Invocation, key: str) -> None:
         say(invocation.json, {"key": key, "deleted": True}, f"deleted {key}")
 
 
-# -- tokens for whoever cannot sign requests, such as curl, Prometheus and browsers --------------------------
+# -- tokens for whoever cannot sign requests, such as curl, Prometheus and browsers ----------------
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
@@ -225,7 +229,9 @@ def token_create(invocation: Invocation, scope: str, expires: str) -> None:
 
 
 class _Verbs(click.Group):
-    """Verbs of one thing. The common options may stand before the verb as well: ``blob --json list``."""
+    """Verbs of one thing. The common options may stand before the verb as well: ``blob --json
+    list``.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         common: list[str] = []

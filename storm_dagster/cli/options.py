@@ -40,8 +40,9 @@ class Invocation:
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
         """A client of the cluster; the caller closes it.
 
-        ``patience`` is for a cluster that is known to exist: its first call raises :class:`Unavailable` at once when
-        no process of HOME lives and neither nimbus nor ZooKeeper is at an address that the conf names.
+        ``patience`` is for a cluster that is known to exist: its first call raises
+        :class:`Unavailable` at once when no process of HOME lives and neither nimbus nor ZooKeeper
+        is at an address that the conf names.
         """
         require = self._require_cluster if patience > 0 else None
         return NimbusClient.of_cluster(
@@ -96,9 +97,11 @@ def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
 def verb(
     name: str, *, changes: bool = False, **settings: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A click command whose function takes an :class:`Invocation` first, and then what the grammar says.
+    """A click command whose function takes an :class:`Invocation` first, and then what the grammar
+    says.
 
-    ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``. The verb of a thing is named after it: ``blob list``.
+    ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``. The verb of a thing is named after it:
+    ``blob list``.
     """
     rules, shared = grammar()["verbs"].get(name) or {}, grammar()["shared"]
 

@@ -75,7 +75,8 @@ def _cell(row: Mapping[str, Any], column: str) -> object:
 def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
     """A table on standard output; cells are text, never markup.
 
-    ``columns`` are names, also in one text; ``shown=key`` shows another name than the key of the rows that are maps.
+    ``columns`` are names, also in one text; ``shown=key`` shows another name than the key of the
+    rows that are maps.
     """
     from rich.console import Console
     from rich.table import Table
@@ -107,10 +108,11 @@ def print_answer(
 
 
 class Steps:
-    """Progress by step with its seconds, on standard error, once the whole lasts longer than a second.
+    """Progress by step with its seconds, on standard error, once the whole lasts longer than a
+    second.
 
-    Steps may overlap. On a terminal the running ones are shown live; elsewhere each is a line when it ends,
-    and a line names what is waited for every ten seconds. Use as a context manager.
+    Steps may overlap. On a terminal the running ones are shown live; elsewhere each is a line when
+    it ends, and a line names what is waited for every ten seconds. Use as a context manager.
     """
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
@@ -169,7 +171,7 @@ class Steps:
         else:
             self.note(step, state.lower() if state.isupper() else state)
 
-    # -- drawing, always under the lock -------------------------------------------------------------------
+    # -- drawing, always under the lock ------------------------------------------------------------
     def _clear(self) -> None:
         if self._drawn:
             click.echo("\r\x1b[K", err=True, nl=False)

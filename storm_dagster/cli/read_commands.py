@@ -1,4 +1,6 @@
-"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
+"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``,
+``state``; ``dead-letters``.
+"""
 
 import datetime
 import json
@@ -270,7 +272,9 @@ def _show_placements(document: dict[str, Any]) -> None:
 
 @verb("plan")
 def plan(invocation: Invocation, file: str) -> None:
-    """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would. Changes nothing."""
+    """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would.
+    Changes nothing.
+    """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -343,7 +347,9 @@ def _print_findings(document: dict[str, Any]) -> None:
 
 
 def _print_loads(document: dict[str, Any]) -> None:
-    """A line for each component and kind of latency, of the last ten minutes; nothing from an older nimbus."""
+    """A line for each component and kind of latency, of the last ten minutes; nothing from an older
+    nimbus.
+    """
     rows = [
         {**part, **found, "component": component, "latency": kind}
         for component, part in sorted(document["components"].items())

@@ -1,6 +1,7 @@
 """The client of a cluster, for the command line, the code location and users' programs.
 
-Every verb has its function here: ``kill_topology(nimbus, "wc", wait_secs=5)`` is :func:`change_topology` for ``kill``.
+Every verb has its function here: ``kill_topology(nimbus, "wc", wait_secs=5)`` is
+:func:`change_topology` for ``kill``.
 """
 
 from functools import partial
@@ -29,7 +30,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> partial[Change]:
-    """``activate_topology``, ``kill_topology``, ``gray_upgrade``, ``roll_back`` ...: :func:`change_topology` of one verb."""
+    """``activate_topology``, ``kill_topology``, ``gray_upgrade``, ``roll_back`` ...:
+    :func:`change_topology` of one verb.
+    """
     verb = name.removesuffix("_topology").replace("roll_back", "rollback").replace("_", "-")
     if verb not in VERBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

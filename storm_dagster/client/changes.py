@@ -73,12 +73,14 @@ def change_topology(
     progress: Progress | None = None,
     **fields: Any,
 ) -> Change:
-    """Ask for a verb, whose request has ``fields`` (:mod:`storm_dagster.model.verbs`); with ``wait`` until its effect.
+    """Ask for a verb, whose request has ``fields`` (:mod:`storm_dagster.model.verbs`); with
+    ``wait`` until its effect.
 
-    New code is that of TARGET with ``args``, ``conf`` and ``requirements``, as of a submission. Conf that was given at
-    earlier submissions and not in ``conf`` is kept (``topology.update.keep.conf``). Whatever is wrong with new code is
-    raised, as the error of its kind, and the old code runs on. ``timeout`` (seconds) bounds the waiting after
-    ``wait_secs``; ``dry_run`` only returns what would change.
+    New code is that of TARGET with ``args``, ``conf`` and ``requirements``, as of a submission.
+    Conf that was given at earlier submissions and not in ``conf`` is kept
+    (``topology.update.keep.conf``). Whatever is wrong with new code is raised, as the error of its
+    kind, and the old code runs on. ``timeout`` (seconds) bounds the waiting after ``wait_secs``;
+    ``dry_run`` only returns what would change.
     """
     started = time.monotonic()
     row, path = VERBS[verb], f"/v1/topologies/{check_topology_reference(name)}"
@@ -151,11 +153,13 @@ def topologies_on(nimbus: NimbusClient, hosts: Collection[str]) -> list[str]:
 def drain_hosts(
     nimbus: NimbusClient, hosts: Collection[str], *, wait: bool = True, **options: Any
 ) -> list[str]:
-    """Rebalance every topology that has workers on these hosts, which are on the blacklist; their names.
+    """Rebalance every topology that has workers on these hosts, which are on the blacklist; their
+    names.
 
-    The fewest tasks move. With ``wait`` it returns when the hosts are empty and all moved tasks run. A topology that
-    cannot be moved keeps no other one: :class:`Unavailable` then lists each with the reason. ``options`` are those of
-    :func:`change_topology`: ``wait_secs``, ``timeout``, ``progress``.
+    The fewest tasks move. With ``wait`` it returns when the hosts are empty and all moved tasks
+    run. A topology that cannot be moved keeps no other one: :class:`Unavailable` then lists each
+    with the reason. ``options`` are those of :func:`change_topology`: ``wait_secs``, ``timeout``,
+    ``progress``.
     """
 
     def move(name: str) -> str | None:

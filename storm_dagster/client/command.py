@@ -12,7 +12,9 @@ from typing import Any
 from storm_dagster.model.errors import StormDagsterError, error_from_document
 
 CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
-"""Environment variable, random for every ``dev``, that all its descendants inherit: by it ``stop`` knows them."""
+"""Environment variable, random for every ``dev``, that all its descendants inherit: by it ``stop``
+knows them.
+"""
 
 
 @dataclass
@@ -29,7 +31,9 @@ class CommandResult:
         return json.loads(self.out)
 
     def check(self) -> "CommandResult":
-        """Return itself if the exit code is 0; else raise the typed error that the command printed."""
+        """Return itself if the exit code is 0; else raise the typed error that the command
+        printed.
+        """
         if self.code == 0:
             return self
         try:

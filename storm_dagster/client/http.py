@@ -1,4 +1,6 @@
-"""The HTTP client of nimbus: finds the leader, waits for one with patience, turns responses into typed errors."""
+"""The HTTP client of nimbus: finds the leader, waits for one with patience, turns responses into
+typed errors.
+"""
 
 import copy
 import time
@@ -29,7 +31,9 @@ _NO_LEADER, _NO_ZOOKEEPER = "no leader", "no connection to ZooKeeper"
 
 
 def _plain(status: object) -> str:
-    """The state of a nimbus that does not lead; one that names a leader which is not there has none either."""
+    """The state of a nimbus that does not lead; one that names a leader which is not there has none
+    either.
+    """
     return _NO_ZOOKEEPER if status == _NO_ZOOKEEPER else _NO_LEADER
 
 
@@ -53,10 +57,11 @@ class UnavailableAtLeader(Unavailable):
 class NimbusClient(AbstractContextManager["NimbusClient"]):
     """Calls of nimbus's HTTP service; safe to share between threads.
 
-    ``urls`` is called whenever the leader is searched, because addresses change when a local cluster
-    is started again. ``patience`` is how long a call waits for a leader, in seconds: a restarting or
-    changing leader is not an error before that. Each single request is bounded by its own: 30 s, and
-    ``launch_secs`` + 30 s if it launches a Dagster run (``launch_secs`` is nimbus's ``dagster.launch.timeout.secs``).
+    ``urls`` is called whenever the leader is searched, because addresses change when a local
+    cluster is started again. ``patience`` is how long a call waits for a leader, in seconds: a
+    restarting or changing leader is not an error before that. Each single request is bounded by its
+    own: 30 s, and ``launch_secs`` + 30 s if it launches a Dagster run (``launch_secs`` is nimbus's
+    ``dagster.launch.timeout.secs``).
     """
 
     def __init__(
@@ -72,7 +77,8 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     ) -> None:
         """``waiting`` is called once with what a call waits for, after three seconds.
 
-        ``require`` is called before the first search for a leader, and raises when there is no cluster to wait for.
+        ``require`` is called before the first search for a leader, and raises when there is no
+        cluster to wait for.
         """
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
@@ -93,10 +99,11 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     def of_cluster(
         conf: ClusterConf, home: Path | None = None, *, conf_dir: Path | None = None, **options: Any
     ) -> "NimbusClient":
-        """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of ``conf``.
+        """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of
+        ``conf``.
 
-        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both. ``options``: ``patience``,
-        ``waiting`` and ``require``.
+        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both.
+        ``options``: ``patience``, ``waiting`` and ``require``.
         """
         folder = home_dir(home)
         explicit = conf.origins.get("nimbus.seeds") == "-c"
@@ -120,7 +127,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         self._http.close()
 
     def accepting_fewer(self, allow_degraded: bool = True) -> "NimbusClient":
-        """The client of somebody who ``allow_degraded``: fewer copies do when too few nimbuses are alive."""
+        """The client of somebody who ``allow_degraded``: fewer copies do when too few nimbuses are
+        alive.
+        """
         other = copy.copy(self)
         other._terms = {"X-Storm-Allow-Degraded": "true"} if allow_degraded else {}
         return other
@@ -128,7 +137,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- the leader ---------------------------------------------------------------------------------------
+    # -- the leader --------------------------------------------------------------------------------
     def _find_leader(self) -> tuple[str | None, str]:
         """(leader's URL, states of the others without one)."""
         seen: list[str] = []
@@ -180,7 +189,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 waiting = None
             time.sleep(_PAUSE)
 
-    # -- calls --------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
     @staticmethod
     def _raise(answer: httpx.Response) -> None:
         if answer.status_code < 400:
@@ -208,11 +217,12 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     ) -> httpx.Response:
         """One call of the leader; typed errors for answers from 400 up.
 
-        A call that ``launches`` a Dagster run is waited for as long as nimbus waits for Dagster, and longer.
+        A call that ``launches`` a Dagster run is waited for as long as nimbus waits for Dagster,
+        and longer.
 
-        ``content`` may be a function that makes the body for each try. A call that finds no leader, or
-        a follower, is made again until the patience ends; one whose connection broke only with ``repeat``
-        (it may have had its effect).
+        ``content`` may be a function that makes the body for each try. A call that finds no leader,
+        or a follower, is made again until the patience ends; one whose connection broke only with
+        ``repeat`` (it may have had its effect).
         """
         deadline = time.monotonic() + self._patience
         limit = self.launch_secs + _LAUNCH_MARGIN_SECS if launches else _TIMEOUT_SECS
@@ -244,7 +254,8 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 if not repeat:
                     raise failure from None
             except Unavailable as error:
-                # Only a change of leader is waited for; an Unavailable of the leader itself is the answer.
+                # Only a change of leader is waited for; an Unavailable of the leader itself is the
+                # answer.
                 if self._find_leader()[0] == base:
                     raise UnavailableAtLeader(error.message) from error
                 failure = error
@@ -260,7 +271,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     def post(
         self, path: str, document: Any = None, *, repeat: bool = True, launches: bool = False
     ) -> Any:
-        """The JSON answer to a POST of ``document``; ``repeat`` and ``launches`` are those of :meth:`request`."""
+        """The JSON answer to a POST of ``document``; ``repeat`` and ``launches`` are those of
+        :meth:`request`.
+        """
         body = {} if document is None else document
         return self.request("POST", path, json=body, repeat=repeat, launches=launches).json()
 

@@ -22,7 +22,9 @@ from storm_dagster.packaging.describe import topology_spec_of
 from storm_dagster.packaging.target import DESCRIBING
 
 STORM_JAR = "STORM_JAR"
-"""Environment variable with the archive of the running program, set by ``storm-dagster jar``; Storm's name for it."""
+"""Environment variable with the archive of the running program, set by ``storm-dagster jar``;
+Storm's name for it.
+"""
 
 
 def submit_uploaded(
@@ -37,10 +39,11 @@ def submit_uploaded(
     on_document: Callable[[dict[str, Any]], None] = lambda _: None,
     **fields: Any,
 ) -> Change:
-    """Start the submission of an upload, with the ``fields`` of its request; with ``wait`` return when all tasks run.
+    """Start the submission of an upload, with the ``fields`` of its request; with ``wait`` return
+    when all tasks run.
 
-    A repeated call with the same ``token`` gives the same topology. ``timeout`` (seconds) bounds the waiting, and
-    ``on_document`` is that of :func:`wait_for_run`.
+    A repeated call with the same ``token`` gives the same topology. ``timeout`` (seconds) bounds
+    the waiting, and ``on_document`` is that of :func:`wait_for_run`.
     """
     started = time.monotonic() if started is None else started
     given = {
@@ -83,7 +86,9 @@ def submit_target(
     progress: Progress | None = None,
     **options: Any,
 ) -> Change:
-    """Describe, pack, upload and submit TARGET: ``storm-dagster submit``; ``options`` as of :func:`submit_uploaded`."""
+    """Describe, pack, upload and submit TARGET: ``storm-dagster submit``; ``options`` as of
+    :func:`submit_uploaded`.
+    """
     started = time.monotonic()
     nimbus = nimbus.accepting_fewer(bool(options.get("allow_degraded")))
     if name is not None:
@@ -98,7 +103,9 @@ def submit_target(
 
 
 def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
-    """The archive of the running program: ``STORM_JAR``, else the folder of the topology's own modules."""
+    """The archive of the running program: ``STORM_JAR``, else the folder of the topology's own
+    modules.
+    """
     if named := os.environ.get(STORM_JAR):
         path = Path(named)
         if not path.is_file():
@@ -137,13 +144,15 @@ def submit_topology(
     allow_degraded: bool = False,
     progress: Progress | None = None,
 ) -> Change:
-    """Submit ``topology`` under ``name`` to the cluster of ``home`` (``STORM_DAGSTER_HOME``, conf seeds).
+    """Submit ``topology`` under ``name`` to the cluster of ``home`` (``STORM_DAGSTER_HOME``, conf
+    seeds).
 
-    ``topology`` is a ``Topology`` class, a ``TopologyBuilder`` or a ``TopologySpec``. The program's archive
-    is the one that ``STORM_JAR`` names (``storm-dagster jar`` sets it), else the folder of the topology's
-    modules; it is uploaded once per process, and never when its hash is stored already. With ``wait`` the
-    call returns when all tasks run, at most ``timeout`` seconds later. The same ``token`` gives the same
-    topology id however often it is submitted. Raises :class:`StormDagsterError` of the fitting branch.
+    ``topology`` is a ``Topology`` class, a ``TopologyBuilder`` or a ``TopologySpec``. The program's
+    archive is the one that ``STORM_JAR`` names (``storm-dagster jar`` sets it), else the folder of
+    the topology's modules; it is uploaded once per process, and never when its hash is stored
+    already. With ``wait`` the call returns when all tasks run, at most ``timeout`` seconds later.
+    The same ``token`` gives the same topology id however often it is submitted. Raises
+    :class:`StormDagsterError` of the fitting branch.
     """
     if os.environ.get(DESCRIBING):
         raise InvalidTopology(

@@ -111,8 +111,9 @@ def upload_target(
 ) -> Uploaded:
     """Describe TARGET in a child process, build its archive and upload it with ``conf``.
 
-    ``home`` (the cluster's folder) stays out of the archive. ``progress`` is called with the steps ``describe``
-    and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target` and :class:`NimbusClient` raise them.
+    ``home`` (the cluster's folder) stays out of the archive. ``progress`` is called with the steps
+    ``describe`` and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target`
+    and :class:`NimbusClient` raise them.
     """
     on_step = progress or (lambda step, state: None)
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder:

@@ -41,7 +41,9 @@ class _DagsterSilence:
         self._since: float | None = None
 
     def go_on(self, error: Unavailable, deadline: float) -> None:
-        """Note one more call without a response; :class:`Unavailable` when the silence has lasted too long."""
+        """Note one more call without a response; :class:`Unavailable` when the silence has lasted
+        too long.
+        """
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -66,9 +68,10 @@ def wait_for_run(
 ) -> dict[str, Any]:
     """The finished run's document; the typed error of a run that failed.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). A Dagster that does
-    not respond for a while does not end the run, so it does not end the wait either: it may be silent for as long as it
-    may take to launch a run. ``on_document`` gets each document; what it raises ends the wait.
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). A
+    Dagster that does not respond for a while does not end the run, so it does not end the wait
+    either: it may be silent for as long as it may take to launch a run. ``on_document`` gets each
+    document; what it raises ends the wait.
     """
     shown: dict[str, str] = {}
     pause = 0.1
@@ -109,7 +112,9 @@ def wait_for_run(
 def wait_for_tasks(
     nimbus: NimbusClient, name: str, *, deadline: float, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The topology's document once every one of its tasks runs; :class:`Unavailable` at the deadline."""
+    """The topology's document once every one of its tasks runs; :class:`Unavailable` at the
+    deadline.
+    """
     pause = 0.05
     shown = ""
     while True:
@@ -156,7 +161,9 @@ def wait_for_status(
     deadline: float,
     what: str,
 ) -> dict[str, Any] | None:
-    """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable` else."""
+    """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable`
+    else.
+    """
     pause = 0.1
     while True:
         document = find_topology(nimbus, name)

@@ -24,11 +24,14 @@ _TOKEN = re.compile(r"-(\d{12})(?:-[0-9a-f]{16})?\.\w+$")
 
 
 class FileSink:
-    """Writes each batch to a file of its own below ``url``. ``s3://`` needs the extra ``s3``, others their fsspec package.
+    """Writes each batch to a file of its own below ``url``. ``s3://`` needs the extra ``s3``,
+    others their fsspec package.
 
-    A file is there with all of its rows or not at all. The newest token of a task is in the name of its newest file: leave
-    that one when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. The conf has the
-    options of the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``."""
+    A file is there with all of its rows or not at all. The newest token of a task is in the name of
+    its newest file: leave that one when you move files away. ``format`` is ``jsonl``, ``csv`` (with
+    a header) or ``parquet``. The conf has the options of the file system below ``prefix``:
+    ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
+    """
 
     def __init__(
         self,
@@ -46,13 +49,17 @@ class FileSink:
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Find the newest file of the owner. An earlier opening of the owner finishes no file any more, on file systems and
-        on S3. Other object storage has no means for that: there only the worker's lease ends it, which is logged."""
+        """Find the newest file of the owner. An earlier opening of the owner finishes no file any
+        more, on file systems and on S3. Other object storage has no means for that: there only the
+        worker's lease ends it, which is logged.
+        """
         fs, folder = file_system(self._url, client_settings(conf, self._prefix))
         me, self._opening = file_name_of(owner), secrets.token_hex(8)
         self._fs, self._path, self._staging = fs, f"{folder.rstrip('/')}/{me or 'part'}", ""
         self._upload: dict[str, Any] | None = None
-        """On S3, the upload of the next file: open before the file before it is complete, for the next opening to abort."""
+        """On S3, the upload of the next file: open before the file before it is complete, for the
+        next opening to abort.
+        """
         if _WHOLE.isdisjoint({fs.protocol} if isinstance(fs.protocol, str) else fs.protocol):
             staging = f"{folder.rstrip('/')}/_staging"
             fs.makedirs(staging, exist_ok=True)
@@ -68,7 +75,8 @@ class FileSink:
         if hasattr(fs, "call_s3"):
             before = -1
             while before != newest:
-                # The first of an earlier opening's next two files fails without its upload, so the second is not begun.
+                # The first of an earlier opening's next two files fails without its upload, so the
+                # second is not begun.
                 for token, format in product((newest + 1, newest + 2), _FORMATS):
                     self._abort_uploads(self._place(token, format))
                 before, newest = newest, self._newest()
@@ -158,7 +166,9 @@ class FileSink:
 
 
 def file_name_of(owner: str) -> str:
-    """A part of file names for an owner, in letters that every store takes; another one for another owner."""
+    """A part of file names for an owner, in letters that every store takes; another one for another
+    owner.
+    """
     return re.sub(r"[^A-Za-z0-9.]", lambda found: f"_{ord(found[0]):x}_", owner)
 
 

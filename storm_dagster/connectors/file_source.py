@@ -28,15 +28,18 @@ _MOST_FILES, _RETRY_SECS = 8, 10.0
 
 
 class FileSource(Source):
-    """The records of all files that match ``path``, a pattern such as ``/in/*.jsonl`` or ``s3://bucket/in/*.csv``.
+    """The records of all files that match ``path``, a pattern such as ``/in/*.jsonl`` or
+    ``s3://bucket/in/*.csv``.
 
-    Each file is a partition, and is read once, by its name: files that come late are read whatever their time is, and what
-    is appended to a file later is not. So write a file under another name, and rename it when it is complete; names
-    that begin with ``.`` or ``_`` are not read. A name that a task has seen gone for a week may come again.
+    Each file is a partition, and is read once, by its name: files that come late are read whatever
+    their time is, and what is appended to a file later is not. So write a file under another name,
+    and rename it when it is complete; names that begin with ``.`` or ``_`` are not read. A name
+    that a task has seen gone for a week may come again.
 
-    ``format``: ``"lines"`` gives bytes (JSONL, text), ``"csv"`` and ``"parquet"`` a map from column names; by default it
-    follows from the name. ``.gz`` and the like are decompressed. Keys of the conf that begin with ``files.`` are settings of
-    fsspec's file system."""
+    ``format``: ``"lines"`` gives bytes (JSONL, text), ``"csv"`` and ``"parquet"`` a map from column
+    names; by default it follows from the name. ``.gz`` and the like are decompressed. Keys of the
+    conf that begin with ``files.`` are settings of fsspec's file system.
+    """
 
     refresh_secs: ClassVar[float] = 5.0
 

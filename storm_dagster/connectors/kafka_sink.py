@@ -44,18 +44,20 @@ def encode_key(field: str, value: Any) -> bytes | None:
 
 
 class KafkaSink:
-    """Writes each row as a message of ``topic``: as JSON, or what ``value(row)`` returns. Needs the extra ``kafka``.
+    """Writes each row as a message of ``topic``: as JSON, or what ``value(row)`` returns. Needs the
+    extra ``kafka``.
 
     ``key`` names the field whose value is the message's key: bytes as they are, text as UTF-8, a
     whole number as its decimal text, and ``None`` as no key. All replicas have a message before its
-    row counts as written. With ``exactly_once`` each batch is a transaction of the producer that has
-    the owner's name, and fences earlier ones; the token is the offset that the consumer group of this
-    name has committed for partition 0. Readers need ``isolation.level: read_committed``, which is
-    librdkafka's own.
+    row counts as written. With ``exactly_once`` each batch is a transaction of the producer that
+    has the owner's name, and fences earlier ones; the token is the offset that the consumer group
+    of this name has committed for partition 0. Readers need ``isolation.level: read_committed``,
+    which is librdkafka's own.
 
     The conf has the settings of librdkafka below ``prefix``: ``kafka.bootstrap.servers``,
-    ``kafka.sasl.password.file``. Rows that cannot be encoded, have a key of another type or are longer
-    than ``kafka.message.max.bytes`` are rejected, and those without a key if the topic is compacted.
+    ``kafka.sasl.password.file``. Rows that cannot be encoded, have a key of another type or are
+    longer than ``kafka.message.max.bytes`` are rejected, and those without a key if the topic is
+    compacted.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class KafkaSink:
         """True if a transaction was aborted: librdkafka's numbers of messages are wrong then."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect; with an owner, fence its earlier producers, whose open transaction is aborted."""
+        """Connect; with an owner, fence its earlier producers, whose open transaction is
+        aborted.
+        """
         with client_library("kafka"):
             from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
         settings = client_settings(conf, self._prefix)
@@ -101,7 +105,8 @@ class KafkaSink:
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Send all rows, and wait until the brokers have them."""
         if self._is_aborted:
-            # A SinkBolt opens the sink again only while it may write, and so fences no other worker.
+            # A SinkBolt opens the sink again only while it may write, and so fences no other
+            # worker.
             raise Unavailable(
                 f"topic {self._topic} has refused rows of the last batch: the rest waits for a new producer"
             )

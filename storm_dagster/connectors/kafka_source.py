@@ -1,8 +1,9 @@
 """Topics of Kafka as a source, read on the worker's loop: no call there waits for a broker.
 
-Tasks are assigned partitions by their index, without a consumer group's protocol: leases say already who reads. Positions
-are committed as offsets of the group, so that Kafka's own tools see them. An offset counts in one
-topic only: when a topic was deleted and created again, which its id shows, the position is lost.
+Tasks are assigned partitions by their index, without a consumer group's protocol: leases say
+already who reads. Positions are committed as offsets of the group, so that Kafka's own tools see
+them. An offset counts in one topic only: when a topic was deleted and created again, which its id
+shows, the position is lost.
 """
 
 import logging
@@ -40,7 +41,9 @@ _OURS = {
 }
 _ASK_SECS, _CLOSE_SECS = 10.0, 0.05
 _STALE_SECS = 1.0
-"""Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a partition."""
+"""Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a
+partition.
+"""
 _AWAY = (
     "_ALL_BROKERS_DOWN",
     "_TRANSPORT",
@@ -54,14 +57,16 @@ _AWAY = (
 class KafkaSource(Source):
     """All partitions of one or several topics, named ``topic[0]`` and so on.
 
-    ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``, or a time (ISO 8601, UTC
-    unless it says otherwise). ``on_lost``: what happens when the committed offset is lost, because
-    its record was deleted, or its topic was deleted and created again: ``"stop"`` reports it and
-    reads the other partitions, else ``"earliest"`` or ``"latest"``.
+    ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``,
+    or a time (ISO 8601, UTC unless it says otherwise). ``on_lost``: what happens when the committed
+    offset is lost, because its record was deleted, or its topic was deleted and created again:
+    ``"stop"`` reports it and reads the other partitions, else ``"earliest"`` or ``"latest"``.
 
-    Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least ``kafka.bootstrap.servers``. The group
-    is ``kafka.group.id``, by default ``<topology>.<component>``. A task fetches at most 16 MiB and two answers
-    ahead; raise ``kafka.fetch.max.bytes`` (1 MB) for brokers that are far away."""
+    Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least
+    ``kafka.bootstrap.servers``. The group is ``kafka.group.id``, by default
+    ``<topology>.<component>``. A task fetches at most 16 MiB and two answers ahead; raise
+    ``kafka.fetch.max.bytes`` (1 MB) for brokers that are far away.
+    """
 
     blocking: ClassVar[bool] = False
     keeps_positions: ClassVar[bool] = True
@@ -113,7 +118,8 @@ class KafkaSource(Source):
             "group.id": f"{context.topology_name}.{context.component}",
             "client.id": self._label.replace(" ", "-"),
             "queued.max.messages.kbytes": 16_384,
-            # A small record takes 400 bytes, which are not counted: so the queue is bounded by what two answers bring.
+            # A small record takes 400 bytes, which are not counted: so the queue is bounded by what
+            # two answers bring.
             "queued.min.messages": 10_000,
             # Librdkafka wants no less than this of a sink.
             **({} if "message.max.bytes" in settings else {"fetch.max.bytes": 1_000_000}),
@@ -127,7 +133,9 @@ class KafkaSource(Source):
         self._errors: deque[Exception] = deque(maxlen=100)
         self._known: list[str] | None = None
         self._first: list[str] = []
-        """Partitions of the first answer: what comes later is new, and has no records that ``latest`` would leave out."""
+        """Partitions of the first answer: what comes later is new, and has no records that
+        ``latest`` would leave out.
+        """
         self._assigned: set[str] = set()
         self._waiting: set[str] = set()
         """Partitions whose position is asked for, or lost."""
@@ -157,10 +165,12 @@ class KafkaSource(Source):
         self._late = Event()
         """Set when the task may have another owner: then nothing is committed."""
 
-    # -- questions, in a thread of their own while they last ------------------------------------------------
+    # -- questions, in a thread of their own while they last ---------------------------------------
 
     def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Ask the brokers without waiting, one question after the other, commits first, the same one once."""
+        """Ask the brokers without waiting, one question after the other, commits first, the same
+        one once.
+        """
         if (self._answer is None or self._answer[0] != what) and all(
             name != what for name, *_ in self._asked
         ):
@@ -201,7 +211,7 @@ class KafkaSource(Source):
         topic, _, number = name[:-1].rpartition("[")
         return self._kafka.TopicPartition(topic, int(number), offset, metadata)
 
-    # -- ids of topics --------------------------------------------------------------------------------------
+    # -- ids of topics -----------------------------------------------------------------------------
 
     def _on_topic_ids(self) -> None:
         """Interrupt partitions whose topic was deleted and created again."""
@@ -241,7 +251,7 @@ class KafkaSource(Source):
         self._recreated = set()
         return names
 
-    # -- partitions -----------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self) -> Collection[str] | None:
         """Those of the last answer; it is asked for again."""
@@ -362,7 +372,7 @@ class KafkaSource(Source):
         self._waiting.discard(name)
         self._assigned.add(name)
 
-    # -- reading --------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def read(
         self, most: int, full: Collection[str]
@@ -399,7 +409,8 @@ class KafkaSource(Source):
             elif (
                 error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned
             ):
-                # The reader was overtaken by retention, or the topic is a new one: its id says which.
+                # The reader was overtaken by retention, or the topic is a new one: its id says
+                # which.
                 self._interrupt(name)
                 self._topic_ids.ask_again()
             else:
@@ -513,8 +524,10 @@ class KafkaSource(Source):
         return found
 
     def close(self) -> None:
-        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it for 50 ms: what was
-        not sent to the brokers by then is not stored, since the task may have another owner."""
+        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it
+        for 50 ms: what was not sent to the brokers by then is not stored, since the task may have
+        another owner.
+        """
         if self._closed:
             return
         self._closed = True

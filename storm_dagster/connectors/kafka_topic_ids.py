@@ -18,8 +18,8 @@ _ANSWER_SECS = 2.0
 class TopicIds:
     """Ids of the topics of one task.
 
-    Only :meth:`read` waits, and may be called in any thread; the rest is called in one. Ids may stay
-    unknown: brokers before Kafka 2.8 have none, and a cluster without a controller gives none.
+    Only :meth:`read` waits, and may be called in any thread; the rest is called in one. Ids may
+    stay unknown: brokers before Kafka 2.8 have none, and a cluster without a controller gives none.
     """
 
     def __init__(self, kafka: Any, settings: Mapping[str, Any], topics: Sequence[str]) -> None:

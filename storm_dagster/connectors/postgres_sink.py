@@ -27,7 +27,8 @@ where type in ('pg_catalog.json'::regtype, 'pg_catalog.jsonb'::regtype)
 """
 """Columns of a table that hold JSON -> type without the domains around it. An array's element type
 is looked into, since an array of ``jsonb`` has values of JSON, too. The catalog may be read by
-users who may only insert into the table."""
+users who may only insert into the table.
+"""
 _MAX_NAME_BYTES = 63
 """PostgreSQL cuts off the rest of a longer name."""
 _SETTINGS: dict[str, Any] = {
@@ -42,20 +43,20 @@ _LIMITS = "set local lock_timeout = '10s'; set local idle_in_transaction_session
 class PostgresSink:
     """Writes rows to a table whose columns are named as the fields. Needs the extra ``postgres``.
 
-    A row with the ``key`` (columns of a unique constraint) of another one replaces it. The default key is the column
-    ``record_id``, which gets the row's id; with ``exactly_once`` there is none, and rows are only inserted. Then the newest
-    token of each task is a row of the table ``storm_sink_tokens``, which is created if it is missing, in the transaction of
-    the rows.
+    A row with the ``key`` (columns of a unique constraint) of another one replaces it. The default
+    key is the column ``record_id``, which gets the row's id; with ``exactly_once`` there is none,
+    and rows are only inserted. Then the newest token of each task is a row of the table
+    ``storm_sink_tokens``, which is created if it is missing, in the transaction of the rows.
 
-    The conf has the connection's parameters below ``prefix``: ``postgres.host``, ``postgres.dbname``,
-    ``postgres.password.file`` and any other one of libpq. Rows that break a constraint or do not fit
-    their columns are rejected.
+    The conf has the connection's parameters below ``prefix``: ``postgres.host``,
+    ``postgres.dbname``, ``postgres.password.file`` and any other one of libpq. Rows that break a
+    constraint or do not fit their columns are rejected.
 
-    A column of the type ``json`` or ``jsonb`` takes any value of JSON, and returns an equal one: text
-    becomes text of JSON, and a list or tuple an array of JSON. ``None`` is NULL of SQL; inside a list
-    or map it is null of JSON. A row whose value JSON cannot hold unchanged is rejected; the reason
-    names the column. In an array of ``jsonb`` each element is such a value. In other columns lists
-    are written as arrays, and maps as ``jsonb``.
+    A column of the type ``json`` or ``jsonb`` takes any value of JSON, and returns an equal one:
+    text becomes text of JSON, and a list or tuple an array of JSON. ``None`` is NULL of SQL; inside
+    a list or map it is null of JSON. A row whose value JSON cannot hold unchanged is rejected; the
+    reason names the column. In an array of ``jsonb`` each element is such a value. In other columns
+    lists are written as arrays, and maps as ``jsonb``.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class PostgresSink:
         """Column -> type of those that hold JSON, such as ``jsonb`` or ``json[]``."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect. The end of an earlier transaction of the owner is waited for, at most ten seconds."""
+        """Connect. The end of an earlier transaction of the owner is waited for, at most ten
+        seconds.
+        """
         with client_library("postgres"):
             import psycopg
             from psycopg.types.json import Json, Jsonb
@@ -150,7 +153,8 @@ class PostgresSink:
 
     def _is_of_row(self, error: Exception) -> bool:
         pg = self._psycopg
-        # With another state of the server, a ProgrammingError is the table's fault; without one, a value cannot be sent.
+        # With another state of the server, a ProgrammingError is the table's fault; without one, a
+        # value cannot be sent.
         of_value = (
             isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
         )
@@ -173,7 +177,8 @@ class PostgresSink:
                     for row in same
                 ]
                 cursor.executemany(self._statement(names, key), lines)
-            # What the commit would refuse. A row may need a later one: parts are checked only if all rows fail.
+            # What the commit would refuse. A row may need a later one: parts are checked only if
+            # all rows fail.
             self._checks = self._checks or whole
             if self._checks:
                 self._db.execute("set constraints all immediate; set constraints all deferred")

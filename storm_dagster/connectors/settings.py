@@ -13,7 +13,9 @@ from storm_dagster.model.errors import InvalidRequest, MissingPart
 
 @contextmanager
 def client_library(extra: str) -> Iterator[None]:
-    """Import a client library in the block; :class:`MissingPart` names the ``extra`` that installs it."""
+    """Import a client library in the block; :class:`MissingPart` names the ``extra`` that installs
+    it.
+    """
     try:
         yield
     except ImportError as error:
@@ -22,7 +24,9 @@ def client_library(extra: str) -> Iterator[None]:
 
 
 def file_system(url: str, settings: Mapping[str, Any]) -> tuple[Any, str]:
-    """The file system of fsspec that a URL names, and the path there. It remembers no lists of files."""
+    """The file system of fsspec that a URL names, and the path there. It remembers no lists of
+    files.
+    """
     import fsspec
 
     # The error of another file system names its package itself.
@@ -33,16 +37,20 @@ def file_system(url: str, settings: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def assets_of(system: str, *names: str) -> list[str]:
-    """Keys of the Dagster assets that topics, tables or folders of a system are, such as ``kafka/orders``."""
+    """Keys of the Dagster assets that topics, tables or folders of a system are, such as
+    ``kafka/orders``.
+    """
     return ["/".join([system, *filter(None, re.split(r"[^\w.-]+", name))]) for name in names]
 
 
 def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The keys of ``conf`` that begin with ``prefix``, without it, for a client library.
 
-    A secret never stands in a conf, which pages and logs show: ``KEY.file`` names a file of the worker's host, whose
-    content without surrounding white space is the value, and ``KEY.env`` a variable of the worker's environment.
-    :class:`InvalidRequest` if a secret is given as it is, twice, or cannot be read."""
+    A secret never stands in a conf, which pages and logs show: ``KEY.file`` names a file of the
+    worker's host, whose content without surrounding white space is the value, and ``KEY.env`` a
+    variable of the worker's environment. :class:`InvalidRequest` if a secret is given as it is,
+    twice, or cannot be read.
+    """
     found: dict[str, Any] = {}
     for name, value in sorted(conf.items()):
         if not name.startswith(prefix):

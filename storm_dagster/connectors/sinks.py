@@ -21,7 +21,9 @@ class Row:
     values: Mapping[str, Any]
     """Value of each field."""
     id: str | None = None
-    """The values of ``record_id`` as text: the same when the row comes again, and that of no other record."""
+    """The values of ``record_id`` as text: the same when the row comes again, and that of no other
+    record.
+    """
 
 
 _Entry = tuple[Row, list[Tuple]]
@@ -29,30 +31,41 @@ _Entry = tuple[Row, list[Tuple]]
 
 
 class Sink(Protocol):
-    """What a :class:`SinkBolt` writes to. Each task has its own copy and its own thread: methods may block."""
+    """What a :class:`SinkBolt` writes to. Each task has its own copy and its own thread: methods
+    may block.
+    """
 
     assets: Sequence[str] = ()
-    """Keys of the Dagster assets that it writes: downstream of the bolt in the lineage of a declared topology."""
+    """Keys of the Dagster assets that it writes: downstream of the bolt in the lineage of a
+    declared topology.
+    """
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that is not known.
+        """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if
+        that is not known.
 
-        ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if rows may be written
-        twice. Nothing that an earlier connection of the owner began may be written from now on."""
+        ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if
+        rows may be written twice. Nothing that an earlier connection of the owner began may be
+        written from now on.
+        """
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Make all rows durable, with the token, or raise.
 
-        :class:`Retry` if none is written and the same call shall come again, :class:`Rejected` if some can never be
-        written: the call comes again without them. After any other error the sink is closed, and opened again: what
-        its :meth:`open` returns says whether the rows are written."""
+        :class:`Retry` if none is written and the same call shall come again, :class:`Rejected` if
+        some can never be written: the call comes again without them. After any other error the sink
+        is closed, and opened again: what its :meth:`open` returns says whether the rows are
+        written.
+        """
 
     def close(self) -> None:
         """Disconnect, also after an error; it waits for nothing."""
 
 
 class Retry(Exception):
-    """The sink takes nothing now: spouts are held back, and the write comes again ``after`` seconds."""
+    """The sink takes nothing now: spouts are held back, and the write comes again ``after``
+    seconds.
+    """
 
     def __init__(self, after: float, why: str = "it is busy") -> None:
         super().__init__(why)
@@ -72,9 +85,12 @@ def write_or_reject(
     write: Callable[[Sequence[Row]], Any],
     is_of_row: Callable[[Exception], bool],
 ) -> None:
-    """Write rows in one call, or if that raises find the rows at fault by halves, and raise :class:`Rejected` for them.
+    """Write rows in one call, or if that raises find the rows at fault by halves, and raise
+    :class:`Rejected` for them.
 
-    ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an error may be a row's."""
+    ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an
+    error may be a row's.
+    """
     refused: dict[int, str] = {}
     parts = [(0, rows)]
     while parts:
@@ -94,18 +110,22 @@ def write_or_reject(
 
 
 class SinkBolt(StatefulBolt):
-    """A bolt that gathers rows, writes them to its ``sink``, and acks them then: a subclass sets attributes.
+    """A bolt that gathers rows, writes them to its ``sink``, and acks them then: a subclass sets
+    attributes.
 
-    A batch is written when it has ``batch_rows`` rows or ``batch_bytes`` bytes (strings and bytes; any other value
-    counts as eight), or is ``batch_secs`` old. While the sink cannot be reached, the task takes no tuples, so that spouts are
-    held back; the batch is tried again every 0.5 to 10 s, and the error is reported once a minute.
+    A batch is written when it has ``batch_rows`` rows or ``batch_bytes`` bytes (strings and bytes;
+    any other value counts as eight), or is ``batch_secs`` old. While the sink cannot be reached,
+    the task takes no tuples, so that spouts are held back; the batch is tried again every 0.5 to 10
+    s, and the error is reported once a minute.
 
-    Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason, and acked; if nothing
-    reads the stream, they fail, and become dead letters.
+    Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason,
+    and acked; if nothing reads the stream, they fail, and become dead letters.
 
-    With ``exactly_once`` each row is written once, if the sink keeps tokens: a checkpoint of the batch's token and ids, the
-    write, the acks. It needs a ``record_id``, and inputs grouped by fields unless the bolt has one task; state is kept in
-    ``topology.state.dir``. Otherwise a row is written at least once, and no state is needed."""
+    With ``exactly_once`` each row is written once, if the sink keeps tokens: a checkpoint of the
+    batch's token and ids, the write, the acks. It needs a ``record_id``, and inputs grouped by
+    fields unless the bolt has one task; state is kept in ``topology.state.dir``. Otherwise a row is
+    written at least once, and no state is needed.
+    """
 
     blocking = True
     auto_ack = False
@@ -139,7 +159,9 @@ class SinkBolt(StatefulBolt):
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], Any]) -> None:
-        """Check that there is a sink, and that each input has the fields of ``record_id``; else :class:`InvalidTopology`."""
+        """Check that there is a sink, and that each input has the fields of ``record_id``; else
+        :class:`InvalidTopology`.
+        """
         if not hasattr(cls, "sink"):
             raise InvalidTopology(
                 f"{owner}: {cls.__name__} has no sink: set sink = ... in its class"
@@ -154,7 +176,9 @@ class SinkBolt(StatefulBolt):
         return [cls.record_id] if isinstance(cls.record_id, str) else list(cls.record_id or ())
 
     def row_of(self, tup: Tuple) -> Mapping[str, Any] | None:
-        """The values to write: by default those of the tuple, by field. ``None``: nothing. If it raises, the tuple fails."""
+        """The values to write: by default those of the tuple, by field. ``None``: nothing. If it
+        raises, the tuple fails.
+        """
         return self.named(tup)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
@@ -185,7 +209,8 @@ class SinkBolt(StatefulBolt):
             return
         named = self.named(tup) if self.record_id else {}
         parts = [str(named[each]) for each in self._id_fields()]
-        # No two records have the same text. The first field, often a partition or a path, stays as it is.
+        # No two records have the same text. The first field, often a partition or a path, stays as
+        # it is.
         parts[1:] = [one.replace("%", "%25").replace("/", "%2F") for one in parts[1:]]
         self._size += sum(
             len(one) if isinstance(one, str | bytes) else 8 for one in values.values()
@@ -217,7 +242,7 @@ class SinkBolt(StatefulBolt):
             with suppress(Exception):
                 sink.close()
 
-    # -- writing ------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _write_batch(self) -> None:
         if not self._is_full:
@@ -247,7 +272,9 @@ class SinkBolt(StatefulBolt):
             self._is_full = not done
 
     def _open(self) -> bool:
-        """Connect, and decide which batches of the time before are written. ``False``: the task restarts."""
+        """Connect, and decide which batches of the time before are written. ``False``: the task
+        restarts.
+        """
         batches = self._sink_batches
         me = batches.owner if self.exactly_once else ""
         undecided = batches.undecided() if self.exactly_once else {}

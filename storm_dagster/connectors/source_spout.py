@@ -1,4 +1,6 @@
-"""Spout that reads a source: at least once, with retries, dead letters, committed positions and lag."""
+"""Spout that reads a source: at least once, with retries, dead letters, committed positions and
+lag.
+"""
 
 import copy
 import time
@@ -44,22 +46,27 @@ class _Undecoded:
 class SourceSpout(Spout):
     """Emits the records of its ``source``, one tuple for each: a subclass sets attributes.
 
-    A record is emitted until it is acked. Its position is committed when it and all before it in its partition are
-    finished, at most once a second. Each partition is read by one task; when the number of tasks changes, the next one
-    continues at the committed position."""
+    A record is emitted until it is acked. Its position is committed when it and all before it in
+    its partition are finished, at most once a second. Each partition is read by one task; when the
+    number of tasks changes, the next one continues at the committed position.
+    """
 
     source: ClassVar[Source]
     """What is read; each task has its own copy."""
     decode: ClassVar[Literal["json", "text", "none"] | Callable[[Any], Any]] = "json"
-    """How a value becomes a tuple. With one output field the decoded value is emitted, with several its entries of
-    their names. What cannot be decoded is a dead letter at once."""
+    """How a value becomes a tuple. With one output field the decoded value is emitted, with several
+    its entries of their names. What cannot be decoded is a dead letter at once.
+    """
     max_open: ClassVar[int] = 1000
-    """Bound on open records per partition: then the partition is not read, and others are. Nor is it read further than
-    ten times as many records after the first open one."""
+    """Bound on open records per partition: then the partition is not read, and others are. Nor is
+    it read further than ten times as many records after the first open one.
+    """
     retries: ClassVar[Retries] = Retries()
     on_poison: ClassVar[Literal["dead_letter", "block", "skip"]] = "dead_letter"
-    """What becomes of a record that failed more often than ``retries.most``: a dead letter; or it is emitted again for
-    ever, and its partition stops ten times ``max_open`` records after it; or it is logged and dropped."""
+    """What becomes of a record that failed more often than ``retries.most``: a dead letter; or it
+    is emitted again for ever, and its partition stops ten times ``max_open`` records after it; or
+    it is logged and dropped.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,7 +88,9 @@ class SourceSpout(Spout):
         return super()._checked_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Open the source. Partitions are assigned at the first ``next_tuple``, when the reader before has closed."""
+        """Open the source. Partitions are assigned at the first ``next_tuple``, when the reader
+        before has closed.
+        """
         how = type(self).decode
         self._decode = _DECODERS[how] if isinstance(how, str) else how
         self._fields: list[str] = context.output_fields() if context.streams else []
@@ -98,10 +107,12 @@ class SourceSpout(Spout):
         self._source = copy.copy(self.source)
         self._source.open(conf, context)
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def next_tuple(self) -> None:
-        """Emit one record. Those before it that are skipped, or dead letters at once, cost no turn."""
+        """Emit one record. Those before it that are skipped, or dead letters at once, cost no
+        turn.
+        """
         until = 0.0
         while True:
             one = self._tracker.take(time.monotonic())
@@ -121,7 +132,8 @@ class SourceSpout(Spout):
         if self._mine is None:
             return
         self._guarded(self._drop_recreated)
-        # A source may need long to go on with a partition that was full: some records are read beyond the bound.
+        # A source may need long to go on with a partition that was full: some records are read
+        # beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
         if full and (
             full >= (self._mine or {""}) or self._tracker.held >= (4 + len(full)) * _BATCH
@@ -181,8 +193,9 @@ class SourceSpout(Spout):
             self._committed.pop(name, None)
 
     def values(self, record: SourceRecord) -> Sequence[Any] | None:
-        """Values of the tuple that is emitted for a record; ``None``: it is skipped. What this raises makes the record a
-        dead letter. Override it to use key, headers or time."""
+        """Values of the tuple that is emitted for a record; ``None``: it is skipped. What this
+        raises makes the record a dead letter. Override it to use key, headers or time.
+        """
         decoded = self._decode(record.value)
         if len(self._fields) == 1:
             return [decoded]
@@ -210,7 +223,7 @@ class SourceSpout(Spout):
             self._failed(one, error)
         return True
 
-    # -- verdicts -----------------------------------------------------------------------------------------
+    # -- verdicts ----------------------------------------------------------------------------------
 
     def ack(self, tup_id: OpenRecord) -> None:
         """The record is finished."""
@@ -258,7 +271,7 @@ class SourceSpout(Spout):
         """Commit once a second."""
         self._active = True
 
-    # -- clock --------------------------------------------------------------------------------------------
+    # -- clock -------------------------------------------------------------------------------------
 
     def _on_clock(self) -> None:
         now = time.monotonic()
@@ -336,7 +349,7 @@ class SourceSpout(Spout):
             self._store.close()
         self._source.close()
 
-    # -- errors -------------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         try:

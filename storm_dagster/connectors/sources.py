@@ -21,15 +21,23 @@ class Lag:
 class Source(Protocol):
     """What one task reads. Derive from it: what is not defined then does nothing.
 
-    All calls come from one thread, to a copy of its own for each task. What a method raises is reported, at most once a
-    minute, and the call repeated; what :meth:`open` raises lets the task start again."""
+    All calls come from one thread, to a copy of its own for each task. What a method raises is
+    reported, at most once a minute, and the call repeated; what :meth:`open` raises lets the task
+    start again.
+    """
 
     assets: Sequence[str] = ()
-    """Keys of the Dagster assets that it reads: upstream of the spout in the lineage of a declared topology."""
+    """Keys of the Dagster assets that it reads: upstream of the spout in the lineage of a declared
+    topology.
+    """
     blocking: ClassVar[bool] = True
-    """Whether calls may wait, for up to a second; the task then has a thread. If not, they are made on the worker's loop."""
+    """Whether calls may wait, for up to a second; the task then has a thread. If not, they are made
+    on the worker's loop.
+    """
     keeps_positions: ClassVar[bool] = False
-    """Whether the source stores positions itself. If not, they are kept with the component's state."""
+    """Whether the source stores positions itself. If not, they are kept with the component's
+    state.
+    """
     refresh_secs: ClassVar[float] = 10.0
     """Pause between two calls of :meth:`partitions`."""
     forget_secs: ClassVar[float] = 7 * 86400.0
@@ -39,17 +47,22 @@ class Source(Protocol):
         """Connect. ``conf`` is the component's, over the topology's."""
 
     def partitions(self) -> Collection[str] | None:
-        """All partitions, for all tasks; each is read by the task of ``reader_of(name, tasks)``. ``None``: not known yet.
-        Empty: the system deals the records itself, and all tasks read."""
+        """All partitions, for all tasks; each is read by the task of ``reader_of(name, tasks)``.
+        ``None``: not known yet. Empty: the system deals the records itself, and all tasks read.
+        """
         return ()
 
     def assign(self, mine: Mapping[str, Any]) -> None:
-        """Partition -> kept position (or ``None``) of the partitions to read; called again when they change."""
+        """Partition -> kept position (or ``None``) of the partitions to read; called again when
+        they change.
+        """
 
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """The next records, about ``most``, of partitions that are not ``full``. Exceptions among them are reported."""
+        """The next records, about ``most``, of partitions that are not ``full``. Exceptions among
+        them are reported.
+        """
         ...
 
     def recreated(self) -> Collection[str]:
@@ -61,8 +74,10 @@ class Source(Protocol):
         return ()
 
     def commit(self, after: Mapping[str, Any]) -> None:
-        """Partition -> position before which all is finished, where it changed: about once a second, perhaps empty.
-        Only if the source keeps positions; it need not wait until they are stored."""
+        """Partition -> position before which all is finished, where it changed: about once a
+        second, perhaps empty. Only if the source keeps positions; it need not wait until they are
+        stored.
+        """
 
     def ack(self, handles: Sequence[Any]) -> None:
         """Records of a queue are finished."""

@@ -1,8 +1,10 @@
-"""Which records of a source are finished, and up to which position each partition is: pure, time is an argument.
+"""Which records of a source are finished, and up to which position each partition is: pure, time is
+an argument.
 
-The position after the longest run of finished records, in reading order, may be committed. Positions are never computed,
-so that gaps (compaction, transaction markers) mean nothing. A failed record is emitted again from memory; the bounds on open
-records, and on what is read after one of them, stop reading, never a retry.
+The position after the longest run of finished records, in reading order, may be committed.
+Positions are never computed, so that gaps (compaction, transaction markers) mean nothing. A failed
+record is emitted again from memory; the bounds on open records, and on what is read after one of
+them, stop reading, never a retry.
 """
 
 import heapq
@@ -15,7 +17,9 @@ from typing import Any
 import msgspec
 
 SPAN = 10
-"""So many times the bound on open records are read from the first of them on: all of that stays in memory."""
+"""So many times the bound on open records are read from the first of them on: all of that stays in
+memory.
+"""
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
@@ -24,7 +28,9 @@ class SourceRecord(msgspec.Struct, frozen=True):
     value: Any
     partition: str = ""
     after: Any = None
-    """Position to commit when this record and all before it are finished; JSON values, ``None`` in a queue."""
+    """Position to commit when this record and all before it are finished; JSON values, ``None`` in
+    a queue.
+    """
     key: Any = None
     at_ms: int | None = None
     """Event time, milliseconds since 1970."""
@@ -32,11 +38,15 @@ class SourceRecord(msgspec.Struct, frozen=True):
     handle: Any = None
     """What a queue needs to ack this record."""
     topic_id: str | None = None
-    """Kafka's id of the topic; another one after it was deleted and created again. ``None``: unknown."""
+    """Kafka's id of the topic; another one after it was deleted and created again. ``None``:
+    unknown.
+    """
 
 
 class PartitionEnd(msgspec.Struct, frozen=True):
-    """A source has no more records of a partition now: once those before are finished, ``after`` is its position."""
+    """A source has no more records of a partition now: once those before are finished, ``after`` is
+    its position.
+    """
 
     partition: str
     after: Any
@@ -46,7 +56,9 @@ class PartitionEnd(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Retries:
-    """A failed record is emitted again ``most`` times, after ``first_secs``, then after twice as long each time."""
+    """A failed record is emitted again ``most`` times, after ``first_secs``, then after twice as
+    long each time.
+    """
 
     most: int = 5
     first_secs: float = 0.1
@@ -117,7 +129,9 @@ class Tracker:
         self.retries = retries or Retries()
         self.partitions: defaultdict[str, PartitionProgress] = defaultdict(PartitionProgress)
         self.full: set[str] = set()
-        """Partitions of which no more is to be read now. Each is read again when half of its bound is free."""
+        """Partitions of which no more is to be read now. Each is read again when half of its bound
+        is free.
+        """
         self.held = 0
         """Records that were read beyond a bound."""
         self._ready: deque[OpenRecord] = deque()
@@ -125,7 +139,9 @@ class Tracker:
         self._numbers = count()
 
     def release(self, partition: str) -> list[OpenRecord]:
-        """Forget a partition, and return its unfinished records; what happens to them later is ignored."""
+        """Forget a partition, and return its unfinished records; what happens to them later is
+        ignored.
+        """
         progress = self.partitions.pop(partition)
         progress.released = True
         self.full.discard(partition)
@@ -174,7 +190,9 @@ class Tracker:
         return None
 
     def finish(self, one: OpenRecord) -> bool:
-        """A record is finished: acked, a dead letter, or skipped. ``False`` if it was before, or is not tracked any more."""
+        """A record is finished: acked, a dead letter, or skipped. ``False`` if it was before, or is
+        not tracked any more.
+        """
         progress = one.progress
         if one.done or progress.released:
             return False
@@ -201,8 +219,10 @@ class Tracker:
         return True
 
     def fail(self, one: OpenRecord, now: float, *, counts: bool = True) -> bool:
-        """A try has failed: the record waits for the next one. ``True``: it failed more often than there are retries,
-        and only waits in case that it is not finished now. ``counts=False``: the failure says nothing about the record."""
+        """A try has failed: the record waits for the next one. ``True``: it failed more often than
+        there are retries, and only waits in case that it is not finished now. ``counts=False``: the
+        failure says nothing about the record.
+        """
         if one.done or one.waits or one.progress.released:
             return False
         one.tries += counts
@@ -227,7 +247,9 @@ class Tracker:
         ]
 
     def behind_ms(self, partition: str, now_ms: int) -> int | None:
-        """Age of the oldest unfinished record by event time, else of the newest finished one; ``None``: unknown."""
+        """Age of the oldest unfinished record by event time, else of the newest finished one;
+        ``None``: unknown.
+        """
         progress = self.partitions.get(partition)
         if progress is None:
             return None

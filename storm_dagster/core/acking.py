@@ -1,8 +1,9 @@
 """Storm's XOR acking: completion of a tree of tuples, tracked with one number for each tree.
 
-Each edge of a tree between workers has a random 64-bit id. It is XORed into the tree's number twice, when
-it is emitted and when it has been processed, so that the number is zero exactly when nothing is left (or
-by an accident of one in 2**64). The order in which the values arrive does not matter.
+Each edge of a tree between workers has a random 64-bit id. It is XORed into the tree's number
+twice, when it is emitted and when it has been processed, so that the number is zero exactly when
+nothing is left (or by an accident of one in 2**64). The order in which the values arrive does not
+matter.
 """
 
 import math
@@ -56,9 +57,11 @@ class PendingMap(Generic[V]):
     def overdue(
         self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None
     ) -> list[int]:
-        """Keys of the entries that have become older than the timeout since the last call, oldest first.
+        """Keys of the entries that have become older than the timeout since the last call, oldest
+        first.
 
-        ``entries``: a copy, where another thread removes some."""
+        ``entries``: a copy, where another thread removes some.
+        """
         late, before = now - self.timeout, self._late
         self._late = late
         old = takewhile(
@@ -73,7 +76,9 @@ class PendingMap(Generic[V]):
 
 @dataclass(slots=True, eq=False)
 class AckerResult:
-    """Roots that an acker reports to spout tasks; task 0: the spout is not known here yet, so that all must be told."""
+    """Roots that an acker reports to spout tasks; task 0: the spout is not known here yet, so that
+    all must be told.
+    """
 
     acked: dict[int, list[int]] = field(default_factory=dict)
     """Spout task -> roots whose trees are complete."""
@@ -84,8 +89,9 @@ class AckerResult:
 
 
 class AckTracker:
-    """Open trees of one acker task. A tree that is neither completed nor failed is forgotten after ``timeout``
-    seconds: by then its spout has failed it by itself."""
+    """Open trees of one acker task. A tree that is neither completed nor failed is forgotten after
+    ``timeout`` seconds: by then its spout has failed it by itself.
+    """
 
     def __init__(self, timeout: float) -> None:
         self._trees: PendingMap[list[int]] = PendingMap(timeout)
@@ -103,7 +109,9 @@ class AckTracker:
         losses: Iterable[int] = (),
         into: AckerResult | None = None,
     ) -> AckerResult:
-        """Apply (root, value, spout task) inits, (root, value) acks, failed and lost roots; the roots to report."""
+        """Apply (root, value, spout task) inits, (root, value) acks, failed and lost roots; the
+        roots to report.
+        """
         result = AckerResult() if into is None else into
         trees = self._trees.entries
         for root, value, task in inits:

@@ -1,6 +1,7 @@
 """Authorization of authenticated callers by the rules of Storm's ACLs.
 
-An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators may do the rest.
+An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators
+may do the rest.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -11,8 +12,10 @@ from typing import Any, Literal
 from storm_dagster.model.errors import NotAuthorized
 
 Operation = Literal["list", "submit", "topology", "admin"]
-"""``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: look at or
-change one topology; ``admin``: everything else (blobs, other hosts, placements of others, all confs)."""
+"""``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: look
+at or change one topology; ``admin``: everything else (blobs, other hosts, placements of others, all
+confs).
+"""
 
 _LISTS: Mapping[Operation, tuple[str, str]] = {
     "list": ("nimbus.users", "nimbus.groups"),
@@ -47,7 +50,9 @@ class Caller:
 
 CLUSTER = Caller("storm", cluster=True)
 LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", default=None)
-"""User whose request is being answered; ``None`` for an administrator and in a cluster that asks nobody."""
+"""User whose request is being answered; ``None`` for an administrator and in a cluster that asks
+nobody.
+"""
 
 
 def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
@@ -57,7 +62,9 @@ def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) ->
 
 
 def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
-    """Whether the caller is the cluster itself, or named by ``nimbus.admins`` or ``nimbus.admins.groups``."""
+    """Whether the caller is the cluster itself, or named by ``nimbus.admins`` or
+    ``nimbus.admins.groups``.
+    """
     return caller.cluster or _listed(caller, conf, *_LISTS["admin"])
 
 
@@ -69,8 +76,9 @@ def authorize(
 ) -> None:
     """Raise :class:`NotAuthorized` unless the caller may.
 
-    ``topology`` takes the caller's name in ``topology.users`` or one of its groups in ``topology.groups`` of
-    ``topology_conf`` (``None``: there is no such topology, which only an administrator may learn).
+    ``topology`` takes the caller's name in ``topology.users`` or one of its groups in
+    ``topology.groups`` of ``topology_conf`` (``None``: there is no such topology, which only an
+    administrator may learn).
     """
     if is_admin(caller, conf):
         return
@@ -86,8 +94,9 @@ def authorize(
 def impersonate(caller: Caller, name: str, conf: Mapping[str, Any], groups: Groups) -> Caller:
     """``caller`` acting for the user ``name``; :class:`NotAuthorized` without that right.
 
-    ``nimbus.impersonation.acl`` names, for each user who may do so, the ``hosts`` it may come from and the
-    ``groups`` whose members it may act for; ``"*"`` stands for all. The cluster itself acts for nobody else.
+    ``nimbus.impersonation.acl`` names, for each user who may do so, the ``hosts`` it may come from
+    and the ``groups`` whose members it may act for; ``"*"`` stands for all. The cluster itself acts
+    for nobody else.
     """
     if name == caller.name:
         return caller

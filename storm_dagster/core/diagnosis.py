@@ -1,6 +1,7 @@
 """Diagnosis of a running topology: from measurements to findings, each with its remedy. Pure.
 
-A finding names one thing to change. A bolt that waits for a slower one downstream is not named: it is held back.
+A finding names one thing to change. A bolt that waits for a slower one downstream is not named: it
+is held back.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -137,7 +138,9 @@ def _finding(which: str, component: str = "", **given: object) -> Finding:
 
 
 def diagnose(topology: TopologyMeasure) -> list[Finding]:
-    """The findings, the most important first; empty for a topology that keeps up and loses nothing."""
+    """The findings, the most important first; empty for a topology that keeps up and loses
+    nothing.
+    """
     if not topology.answered:
         where = f" on {topology.master.host}:{topology.master.port}" if topology.master else ""
         return [_finding("silent-master", where=where, name=topology.name)]
@@ -173,7 +176,8 @@ def _slow_components(topology: TopologyMeasure) -> Iterator[Finding]:
     for part in sorted(
         (parts[name] for name in slow), key=lambda one: (-one.backlog_secs, -one.busy, one.id)
     ):
-        # Who feeds a bolt that is behind waits for it. In a cycle each is upstream of the other: the worst is named.
+        # Who feeds a bolt that is behind waits for it. In a cycle each is upstream of the other:
+        # the worst is named.
         others = (behind & slow) - {part.id}
         if any(
             part.id in above[other] and not _worse(part, topology, other, above) for other in others
@@ -183,7 +187,9 @@ def _slow_components(topology: TopologyMeasure) -> Iterator[Finding]:
 
 
 def _culprit(part: ComponentMeasure, shares: Mapping[str, Mapping[str, float]]) -> str:
-    """The component itself if it is busy, else the one that takes most of the time of its workers."""
+    """The component itself if it is busy, else the one that takes most of the time of its
+    workers.
+    """
     if part.busy >= _BUSY:
         return part.id
     there: dict[str, float] = {}
@@ -279,7 +285,9 @@ def _workers(topology: TopologyMeasure) -> Iterator[Finding]:
 
 
 def _slow_hosts(topology: TopologyMeasure) -> Iterator[Finding]:
-    """A host whose tasks take longer for a tuple than tasks of the same components on other hosts, all of them."""
+    """A host whose tasks take longer for a tuple than tasks of the same components on other hosts,
+    all of them.
+    """
     ratios: dict[str, list[float]] = {}
     for part in topology.components.values():
         costs: dict[str, list[float]] = {}
@@ -296,7 +304,9 @@ def _slow_hosts(topology: TopologyMeasure) -> Iterator[Finding]:
 
 
 def newest_errors(errors: Collection[tuple[str, str]]) -> dict[str, str]:
-    """Component -> last line of its newest error; ``errors`` are (component, text), newest first."""
+    """Component -> last line of its newest error; ``errors`` are (component, text), newest
+    first.
+    """
     found: dict[str, str] = {}
     for component, text in errors:
         found.setdefault(component, (text.strip().splitlines() or [""])[-1][:200])

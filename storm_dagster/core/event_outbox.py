@@ -1,7 +1,7 @@
 """Outbox of unreported Dagster events in a worker, with the tuples whose acks wait for them.
 
-Pure: the caller passes the time, sends the batches and carries out the results. ``H`` stands for a tuple whose
-ack waits for an event. At most one batch is in flight.
+Pure: the caller passes the time, sends the batches and carries out the results. ``H`` stands for a
+tuple whose ack waits for an event. At most one batch is in flight.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,9 @@ class ReportResponse:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Id -> reason why Dagster will never store it."""
     undefined: Mapping[str, str] = field(default_factory=dict)
-    """Id of a stored event whose asset that Dagster does not define -> the consequence and the remedy."""
+    """Id of a stored event whose asset that Dagster does not define -> the consequence and the
+    remedy.
+    """
     trouble: str | None = None
     """Reason why the rest is not stored yet."""
 
@@ -57,7 +59,9 @@ class EventOutbox(Generic[H]):
     """Unreported events of all tasks of a worker, in the order in which they were added."""
 
     def __init__(self, hold_secs: float) -> None:
-        """``hold_secs``: a tuple has certainly timed out after that, so that its ack need not wait."""
+        """``hold_secs``: a tuple has certainly timed out after that, so that its ack need not
+        wait.
+        """
         self._hold_secs = hold_secs
         self._waiting: dict[tuple[int, str], OutboxEntry[H]] = {}
         self._counts: dict[int, int] = {}
@@ -69,7 +73,9 @@ class EventOutbox(Generic[H]):
         return len(self._waiting)
 
     def add(self, task: int, event: DagsterEvent, holder: H | None, now: float) -> bool:
-        """Add an event; one that equals a waiting one of the task joins it. ``False``: there is no room."""
+        """Add an event; one that equals a waiting one of the task joins it. ``False``: there is no
+        room.
+        """
         entry = self._waiting.get((task, event.id))
         if entry is None:
             if self._counts.get(task, 0) >= MOST_EVENTS:
@@ -95,7 +101,9 @@ class EventOutbox(Generic[H]):
         return list(batch.values())
 
     def handle_response(self, answer: ReportResponse, now: float) -> OutboxResult[H]:
-        """Handle the response to the batch in flight. Trouble is followed by a pause, a longer one each time."""
+        """Handle the response to the batch in flight. Trouble is followed by a pause, a longer one
+        each time.
+        """
         self._sent = frozenset()
         self._pause = (
             0.0 if answer.trouble is None else min(LONGEST_PAUSE_SECS, max(0.5, 2 * self._pause))
@@ -124,8 +132,9 @@ class EventOutbox(Generic[H]):
         return gone
 
     def close(self, task: int) -> list[H]:
-        """End a task and return its tuples, which are to fail. Their replay reports their events again; events
-        reported without a tuple stay."""
+        """End a task and return its tuples, which are to fail. Their replay reports their events
+        again; events reported without a tuple stay.
+        """
         gone: list[H] = []
         for entry in [entry for entry in self._waiting.values() if entry.task == task]:
             gone += [holder for holder, _ in entry.holders]

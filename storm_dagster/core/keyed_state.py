@@ -1,7 +1,8 @@
 """Keyed state of a component: format of its log, and partitioning over the component's tasks.
 
-Pure. A log is a sequence of checkpoints, each framed by its length and checksum. A checkpoint that a process
-was writing when it died is at the end, cut short, and is ignored: its tuples were not acked.
+Pure. A log is a sequence of checkpoints, each framed by its length and checksum. A checkpoint that
+a process was writing when it died is at the end, cut short, and is ignored: its tuples were not
+acked.
 """
 
 import struct
@@ -51,8 +52,9 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     confirmed: list[int] = []
     """Numbers of results whose trees are complete."""
     batches: list[tuple[str, int, list[tuple[int, Any]]]] = []
-    """(owner, token, ids as in ``ids``) of batches that are written to a sink from now on. An owner has one: a new one
-    replaces it, and one without ids removes it."""
+    """(owner, token, ids as in ``ids``) of batches that are written to a sink from now on. An owner
+    has one: a new one replaces it, and one without ids removes it.
+    """
 
 
 _decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
@@ -69,8 +71,8 @@ def encode_value(value: Any, key: Any) -> msgspec.Raw:
 def stored_key(key: Any, odd: bool = False) -> Any:
     """A key or an id as a log has it; ``InvalidRequest`` for one that cannot be saved.
 
-    Tuples are arrays there, as in the logs of every release: :func:`key_of` restores them. ``odd``: with integers and
-    text that MessagePack cannot hold.
+    Tuples are arrays there, as in the logs of every release: :func:`key_of` restores them. ``odd``:
+    with integers and text that MessagePack cannot hold.
     """
     if type(key) is tuple:
         return [stored_key(part, odd) for part in key]
@@ -104,7 +106,9 @@ def join_encoded(parts: list[Any]) -> msgspec.Raw:
 
 
 def encode_entry(entry: HeldTuple) -> msgspec.Raw:
-    """Encoded tuple of a window; ``InvalidRequest`` if it holds a value that is not serializable."""
+    """Encoded tuple of a window; ``InvalidRequest`` if it holds a value that is not
+    serializable.
+    """
     item, key = encode_value(entry.item, entry.key), encode_value(entry.key, entry.key)
     return join_encoded([entry.stamp, item, key, entry.seen])
 
@@ -157,7 +161,9 @@ def _parts(items: Iterable[_Item]) -> Iterator[list[_Item]]:
 
 
 class LargeMap(MutableMapping[Any, Any]):
-    """A map in parts, none of which is so large that its growth holds the interpreter's lock for long."""
+    """A map in parts, none of which is so large that its growth holds the interpreter's lock for
+    long.
+    """
 
     def __init__(self, items: Iterable[tuple[Any, Any]]) -> None:
         self._maps: list[dict[Any, Any]] = [{} for _ in range(_MAPS)]
@@ -218,7 +224,9 @@ class Contents:
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
     """Number -> what a window emitted, until its tree is complete."""
     batches: dict[str, tuple[int, dict[Any, int]]] = field(default_factory=dict)
-    """Owner -> (token, ids) of the batch that it was writing to a sink: whether it has is known by the sink alone."""
+    """Owner -> (token, ids) of the batch that it was writing to a sink: whether it has is known by
+    the sink alone.
+    """
     encoded: bool = False
     """Whether values stay as they are in the log, which is enough to write it again."""
 
@@ -254,7 +262,9 @@ class Contents:
         self.windows = record.windows or self.windows
 
     def rotate_ids(self) -> MutableMapping[Any, int]:
-        """Begin a new generation of ids; returns the ids that are remembered no longer, for the caller to remove."""
+        """Begin a new generation of ids; returns the ids that are remembered no longer, for the
+        caller to remove.
+        """
         former, self.old_ids = self.old_ids, self.ids
         self.ids = LargeMap(()) if len(self.old_ids) > _MOST_IN_ONE else {}
         return former
@@ -269,8 +279,9 @@ class Contents:
                 del self.batches[owner]
 
     def snapshot(self) -> Iterator[Checkpoint]:
-        """Everything as checkpoints, the first of which is full. They are small, since decoding one holds the
-        interpreter's lock."""
+        """Everything as checkpoints, the first of which is full. They are small, since decoding one
+        holds the interpreter's lock.
+        """
         yield Checkpoint(full=True, windows=self.windows)
         for ids, newest in ((self.old_ids, False), (self.ids, True)):
             if newest and self.old_ids:
@@ -295,8 +306,9 @@ class Contents:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Partitioning of a component's state over ``tasks`` tasks: ``by_key`` as fields grouping does it, or each
-    task has its own."""
+    """Partitioning of a component's state over ``tasks`` tasks: ``by_key`` as fields grouping does
+    it, or each task has its own.
+    """
 
     tasks: int
     by_key: bool
@@ -311,11 +323,12 @@ class Partitioning:
         old: Iterable[tuple[int, Contents]],
         merge: Callable[[Any, list[Any]], Any],
     ) -> Contents:
-        """Contents of task ``index``, taken from the tasks of the partitioning before, given as (index, contents).
+        """Contents of task ``index``, taken from the tasks of the partitioning before, given as
+        (index, contents).
 
-        Values that several of them had under one key are merged. Ids of a batch that was being written go where their
-        tuples go. Tuples of windows go where their keys go, and what
-        windows have emitted is sent by the task of the same index.
+        Values that several of them had under one key are merged. Ids of a batch that was being
+        written go where their tuples go. Tuples of windows go where their keys go, and what windows
+        have emitted is sent by the task of the same index.
         """
 
         def is_mine(item: tuple[Any, int]) -> bool:

@@ -1,8 +1,9 @@
-"""Priority of nimbuses for leadership, by the blobs that they miss (``docs/decisions.md#leader-election``).
+"""Priority of nimbuses for leadership, by the blobs that they miss
+(``docs/decisions.md#leader-election``).
 
-A nimbus may lead when it holds the code of all topologies (Storm's rule), or when no other nimbus has fewer
-blobs missing (JStorm's). A topology whose blobs nobody holds is degraded and blocks no one: then all miss it
-alike, and the first to create the leader's node wins.
+A nimbus may lead when it holds the code of all topologies (Storm's rule), or when no other nimbus
+has fewer blobs missing (JStorm's). A topology whose blobs nobody holds is degraded and blocks no
+one: then all miss it alike, and the first to create the leader's node wins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,8 @@ class LeaderDecision:
 def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
     """Blobs that the active topologies need: the three of each, and whatever else is registered.
 
-    ``active`` are the topology ids below ``/topology``, ``registered`` the keys below ``/blobstore``.
+    ``active`` are the topology ids below ``/topology``, ``registered`` the keys below
+    ``/blobstore``.
     """
     ids = set(active)
     needed = {key for key in registered if id_of_blob_key(key) in ids}
@@ -41,9 +43,9 @@ def leader_decision(
 
     ``others`` maps the address of every other live nimbus to what it misses, as it announced it.
     ``vacant_secs`` is for how long this nimbus has seen no leader: one that misses something waits
-    :data:`GRACE_SECS` first, so that a better one that is just starting, or fetching, can announce itself. A better one
-    that has not led within :data:`PATIENCE_SECS` hangs, or fails at it, and is waited for no longer. Equal is not fewer:
-    then both try, and ZooKeeper lets one win.
+    :data:`GRACE_SECS` first, so that a better one that is just starting, or fetching, can announce
+    itself. A better one that has not led within :data:`PATIENCE_SECS` hangs, or fails at it, and is
+    waited for no longer. Equal is not fewer: then both try, and ZooKeeper lets one win.
     """
     if missing == 0:
         return LeaderDecision(True, f"{me} holds all blobs of the active topologies")

@@ -1,9 +1,10 @@
 """Load-aware shuffle: in turn, but less often to tasks that cannot keep up.
 
-Pure. The rule is Storm's (LoadAwareShuffleGrouping): with every refresh of the loads, a target whose load is
-within 5 % of the least one gains a little weight, any other loses much, so that a busy task is left alone at
-once and comes back slowly. Other than there, the heaviest target always has the full weight: where targets are the
-busy one in turn, all weights would sink together, and one step near nought send everything to a single task.
+Pure. The rule is Storm's (LoadAwareShuffleGrouping): with every refresh of the loads, a target
+whose load is within 5 % of the least one gains a little weight, any other loses much, so that a
+busy task is left alone at once and comes back slowly. Other than there, the heaviest target always
+has the full weight: where targets are the busy one in turn, all weights would sink together, and
+one step near nought send everything to a single task.
 """
 
 from collections.abc import Callable, Iterator, Sequence

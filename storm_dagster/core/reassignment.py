@@ -1,7 +1,8 @@
-"""Reassignment: the planner's input from a view of the cluster, and the assignment from the planner's result.
+"""Reassignment: the planner's input from a view of the cluster, and the assignment from the
+planner's result.
 
-Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The
-planner sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
+Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The planner
+sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
 """
 
 from collections import Counter
@@ -26,12 +27,16 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _OF_A_SLOT = {"node", "host", "port", "memory_bytes", "cpu"}
-"""What a worker of an assignment and one of a placement have in common, but for the form of its tasks."""
+"""What a worker of an assignment and one of a placement have in common, but for the form of its
+tasks.
+"""
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """Stored code of a topology: its normalized form without system components, and its total conf."""
+    """Stored code of a topology: its normalized form without system components, and its total
+    conf.
+    """
 
     spec: TopologySpec
     conf: Mapping[str, Any]
@@ -47,9 +52,9 @@ def offered_supervisors(
 ) -> tuple[SupervisorSlots, ...]:
     """Supervisors that may get work: registered, not blacklisted by host, not in ``avoid``.
 
-    Ports of topologies outside ``placing`` (topology ids) are taken, and so are ``withheld`` slots: those
-    of workers that are dead in this round. Hosts that others are isolated on are left out, but for those of
-    ``isolation``, and for those that a topology of ``placing`` is isolated on.
+    Ports of topologies outside ``placing`` (topology ids) are taken, and so are ``withheld`` slots:
+    those of workers that are dead in this round. Hosts that others are isolated on are left out,
+    but for those of ``isolation``, and for those that a topology of ``placing`` is isolated on.
     """
     used = view.used_ports(without=frozenset(placing))
     for node, port in withheld:
@@ -117,7 +122,8 @@ def new_batch(
     backup: Assignment | None,
     replaces: str | None = None,
 ) -> PlacementBatch:
-    """The batch of a submission. ``backup`` is the newest assignment of the name, for ``use.old.assignment``.
+    """The batch of a submission. ``backup`` is the newest assignment of the name, for
+    ``use.old.assignment``.
 
     Slots of the topology that it ``replaces`` count as free: that one ends in the same transaction.
     """
@@ -133,7 +139,9 @@ def new_batch(
 def causes_still_true(
     view: ClusterView, topology: TopologyView, causes: Iterable[Cause]
 ) -> list[Cause]:
-    """Causes that still hold: of the current assignment, and of what did not recover while they waited for a run."""
+    """Causes that still hold: of the current assignment, and of what did not recover while they
+    waited for a run.
+    """
     if topology.assignment_at is None:
         return []
     version = topology.assignment_at.version
@@ -174,7 +182,8 @@ def monitor_batch(
 ) -> PlacementBatch:
     """The batch that reassigns the tasks of ``causes`` and keeps all others where they are.
 
-    When it only has too few workers, the batch of a rebalance: the fewest tasks move that spread it.
+    When it only has too few workers, the batch of a rebalance: the fewest tasks move that spread
+    it.
     """
     avoid = {node for cause in causes for node in cause.avoid}
     if {cause.kind for cause in causes} == {"too_few_workers"}:
@@ -186,8 +195,9 @@ def monitor_batch(
     dead.update(
         task for worker in topology.workers if worker.slot in withheld for task in worker.ids
     )
-    # What is not offered and not judged dead yet stays in this round. Besides the tasks that run, these are tasks of
-    # workers whose limit has not passed: silence is judged by the observer alone, never by the planner.
+    # What is not offered and not judged dead yet stays in this round. Besides the tasks that run,
+    # these are tasks of workers whose limit has not passed: silence is judged by the observer
+    # alone, never by the planner.
     offered = {supervisor.id for supervisor in supervisors}
     elsewhere = {
         task for worker in topology.workers if worker.node not in offered for task in worker.ids
@@ -217,7 +227,8 @@ def rebalance_batch(
     reassign: bool = False,
     avoid: Collection[str] = (),
 ) -> PlacementBatch:
-    """The batch of a rebalance: all tasks of ``table``, but those that run where no supervisor can stop them.
+    """The batch of a rebalance: all tasks of ``table``, but those that run where no supervisor can
+    stop them.
 
     ``executors`` and ``workers`` that are not given stay as they are.
     """
@@ -273,9 +284,9 @@ def assignment_of(
 ) -> Assignment:
     """The record for a placement.
 
-    A task keeps its start when it stays on its node and port, else it starts now; tasks
-    in ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in use. Fields of
-    a newer release stay in the record, and in each slot that is still used.
+    A task keeps its start when it stays on its node and port, else it starts now; tasks in
+    ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in
+    use. Fields of a newer release stay in the record, and in each slot that is still used.
     """
     old_slots = previous.task_slots() if previous else {}
     old_starts = previous.start_secs() if previous else {}
@@ -311,11 +322,12 @@ def assignment_of(
 
 
 def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
-    """Excess of the fullest worker or supervisor over its fair share: 0 is even, 1 is twice the share.
+    """Excess of the fullest worker or supervisor over its fair share: 0 is even, 1 is twice the
+    share.
 
-    ``workers``: (supervisor id, number of tasks) of each used slot. ``wanted``: workers that the tasks should
-    be spread over. ``supervisors``: number of usable ones. The larger of two excesses: tasks on one worker, and
-    workers on one supervisor.
+    ``workers``: (supervisor id, number of tasks) of each used slot. ``wanted``: workers that the
+    tasks should be spread over. ``supervisors``: number of usable ones. The larger of two excesses:
+    tasks on one worker, and workers on one supervisor.
     """
     used = [(node, tasks) for node, tasks in workers if tasks > 0]
     total = sum(tasks for _, tasks in used)

@@ -1,7 +1,7 @@
 """Table of a topology's statuses and transitions (``docs/decisions.md#transitions``).
 
-Pure: a base and an event give the next base. A transition that is not allowed raises; one that changes
-nothing returns the very same object, so that the caller writes nothing.
+Pure: a base and an event give the next base. A transition that is not allowed raises; one that
+changes nothing returns the very same object, so that the caller writes nothing.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,9 @@ HEALED: frozenset[TopologyStatus] = frozenset(
 )
 """Statuses in which dead tasks are reassigned: all but that of a topology which goes anyway."""
 STEADY: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE"})
-"""Statuses in which tasks may be moved to spread them better: no other change of the topology is under way."""
+"""Statuses in which tasks may be moved to spread them better: no other change of the topology is
+under way.
+"""
 
 _TABLE = load_table(__name__, "transitions")
 _NEXT: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = _TABLE[
@@ -51,9 +53,10 @@ def delay_of(asked: int | None, message_timeout_secs: int) -> int:
 def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None) -> StormBase:
     """The base after ``event``; the same object when nothing changes.
 
-    ``delay_secs`` goes with ``kill`` and ``rebalance``, and with ``drain``, which silences the spouts of a topology
-    that is about to be replaced: when nobody ends it, it becomes ACTIVE again after the delay. Raises :class:`Conflict` when the status does not
-    allow the event. Killing a killed topology stores the new delay.
+    ``delay_secs`` goes with ``kill`` and ``rebalance``, and with ``drain``, which silences the
+    spouts of a topology that is about to be replaced: when nobody ends it, it becomes ACTIVE again
+    after the delay. Raises :class:`Conflict` when the status does not allow the event. Killing a
+    killed topology stores the new delay.
     """
     target = _NEXT[base.status].get(event)
     if target is None:
@@ -85,7 +88,8 @@ class DueAction:
 
 
 class DueMemory(msgspec.Struct, frozen=True):
-    """Boot clock at which the observer first saw each base as it is: topology id -> (mzxid, boot clock).
+    """Boot clock at which the observer first saw each base as it is: topology id -> (mzxid, boot
+    clock).
 
     A base carries a delay but no time, because clocks of other machines are never compared. A new
     observer (another boot id) waits the full delay again, as Storm's new leader does.
@@ -95,7 +99,8 @@ class DueMemory(msgspec.Struct, frozen=True):
     seen: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
 
 
-# A submission normally activates right after it publishes; only one that died between the two is finished here.
+# A submission normally activates right after it publishes; only one that died between the two is
+# finished here.
 _UNFINISHED_ACTIVATION_SECS = 5
 
 
@@ -104,9 +109,10 @@ def due_actions(
 ) -> tuple[list[DueAction], DueMemory]:
     """Actions due now, in topology id order, and the memory for the next call.
 
-    Removal of a killed topology and the end of a rebalance are due when their delay has passed on the
-    observer's clock; a delay of 0 at once. The activation of a topology that was published for ACTIVE and
-    is still INACTIVE is due after five seconds, that of one whose drain nobody ended after its delay. Each ``late_secs`` later.
+    Removal of a killed topology and the end of a rebalance are due when their delay has passed on
+    the observer's clock; a delay of 0 at once. The activation of a topology that was published for
+    ACTIVE and is still INACTIVE is due after five seconds, that of one whose drain nobody ended
+    after its delay. Each ``late_secs`` later.
     """
     known = memory.seen if memory.boot_id == boot_id else {}
     seen: dict[str, tuple[int, float]] = {}
@@ -119,7 +125,8 @@ def due_actions(
         elif base.status == "REBALANCING":
             action, delay = "finish_rebalance", base.delay_secs or 0
         elif base.status == "INACTIVE" and base.wanted_status == "ACTIVE":
-            # With a delay it is being drained for its successor, who ends it; without, it was just published.
+            # With a delay it is being drained for its successor, who ends it; without, it was just
+            # published.
             delay = _UNFINISHED_ACTIVATION_SECS if base.delay_secs is None else base.delay_secs
             action = "activate"
         else:

@@ -1,7 +1,8 @@
-"""Windows of a task as values: their shape, what checkpoints hold of them, and how they move to other tasks.
+"""Windows of a task as values: their shape, what checkpoints hold of them, and how they move to
+other tasks.
 
-Pure. The tuples of windows are numbered by their arrival. In the order of (stamp, number) a prefix of them, the log,
-has entered the windows; the rest waits for the watermark.
+Pure. The tuples of windows are numbered by their arrival. In the order of (stamp, number) a prefix
+of them, the log, has entered the windows; the rest waits for the watermark.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,9 @@ from storm_dagster.model.errors import InvalidTopology
 
 DEFAULT_WATERMARK_MS = 1000
 DEFAULT_IDLE_MS = 10_000
-"""Longer than a worker takes to start again, so that a sending task that restarts is not taken for a silent one."""
+"""Longer than a worker takes to start again, so that a sending task that restarts is not taken for
+a silent one.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class WindowShape:
 def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     """The shape in ``conf`` (the component's conf over the topology's).
 
-    :class:`InvalidTopology` for no length or two of them, and a late stream without a timestamp field.
+    :class:`InvalidTopology` for no length or two of them, and a late stream without a timestamp
+    field.
     """
 
     def value(key: str) -> Any:
@@ -144,9 +148,11 @@ def in_order(entries: Iterable[HeldTuple]) -> list[HeldTuple]:
 
 
 def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:
-    """The entries that windows still need where ``position`` means nothing: another task, or another shape.
+    """The entries that windows still need where ``position`` means nothing: another task, or
+    another shape.
 
-    Of tuples that were in a window already only those of windows in time are kept: they remember its end.
+    Of tuples that were in a window already only those of windows in time are kept: they remember
+    its end.
     """
     _, length_ms, _, slide_ms, *_ = position.shape
     kept: list[HeldTuple] = []
@@ -162,8 +168,9 @@ def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:
 
 
 def join(positions: list[Position]) -> Position | None:
-    """Position of a task that goes on with tuples of several ones: the earliest of them, so that nothing that was in
-    time becomes late. Its log is empty."""
+    """Position of a task that goes on with tuples of several ones: the earliest of them, so that
+    nothing that was in time becomes late. Its log is empty.
+    """
     if not positions:
         return None
     newest: dict[Any, int] = {}

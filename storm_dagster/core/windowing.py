@@ -1,9 +1,10 @@
 """Windows over a stream of tuples: their tuples, and when a window is due.
 
-Pure: the clock is an argument. Times are whole milliseconds. A time window ends at ``end`` and holds what is
-stamped in ``(end - length, end]``; ends are the multiples of the sliding interval, so that they are the same
-in every task and after every restart (Storm's windowing, docs/Windowing.md there). Empty windows are not
-evaluated. In event time tuples enter windows in the order of their stamps, once the watermark has passed.
+Pure: the clock is an argument. Times are whole milliseconds. A time window ends at ``end`` and
+holds what is stamped in ``(end - length, end]``; ends are the multiples of the sliding interval, so
+that they are the same in every task and after every restart (Storm's windowing, docs/Windowing.md
+there). Empty windows are not evaluated. In event time tuples enter windows in the order of their
+stamps, once the watermark has passed.
 """
 
 import heapq
@@ -34,7 +35,9 @@ class Sessions:
         self._open: dict[Any, list[HeldTuple]] = {}
         """Key -> entries by stamp."""
         self._ends: list[tuple[int, int, Any]] = []
-        """Heap of (stamp + gap, number, key): the times at which a session may turn out to have ended."""
+        """Heap of (stamp + gap, number, key): the times at which a session may turn out to have
+        ended.
+        """
 
     def add(self, entry: HeldTuple) -> None:
         """Add an entry to the session of its timestamp; it may join two sessions into one."""
@@ -82,11 +85,12 @@ class Pane:
 
 
 class Windows:
-    """The windows of one task. :meth:`add` tuples, :meth:`advance` the clock, then take :meth:`due` panes one
-    by one, each answered by :meth:`done`; :meth:`take_finished` tells what no window needs any more.
+    """The windows of one task. :meth:`add` tuples, :meth:`advance` the clock, then take :meth:`due`
+    panes one by one, each answered by :meth:`done`; :meth:`take_finished` tells what no window
+    needs any more.
 
-    ``sources`` are the tasks that send. :meth:`position` and the entries that are not finished make the same windows
-    again.
+    ``sources`` are the tasks that send. :meth:`position` and the entries that are not finished make
+    the same windows again.
     """
 
     def __init__(
@@ -104,7 +108,9 @@ class Windows:
         self._heard: dict[Any, int] = {}
         """Source -> when the clock saw last that it had sent."""
         self.watermark: int | None = None
-        """Event time: nothing stamped before it is expected. Processing time: the newest time seen."""
+        """Event time: nothing stamped before it is expected. Processing time: the newest time
+        seen.
+        """
         self._number = 0
         self._early: list[tuple[int, int, HeldTuple]] = []
         """Heap of what the watermark has not passed: (stamp, number, entry)."""
@@ -172,10 +178,11 @@ class Windows:
             last=self._previous[1] - base,
         )
 
-    # -- what comes ---------------------------------------------------------------------------------------
+    # -- what comes --------------------------------------------------------------------------------
 
     def add(self, item: Any, stamp: int, source: Any = None, key: Any = None) -> HeldTuple | None:
-        """Take an item; ``None`` when it is late: its window may have been evaluated, nothing is kept of it.
+        """Take an item; ``None`` when it is late: its window may have been evaluated, nothing is
+        kept of it.
 
         In processing time ``stamp`` is the time now, and nothing is ever late.
         """
@@ -198,8 +205,10 @@ class Windows:
         return entry
 
     def advance(self, now_ms: int) -> None:
-        """Set the clock to ``now_ms``. In event time that is the clock of silence, and the watermark becomes the least of
-        the newest stamps of all sources that are not silent, less the lag; it never goes back."""
+        """Set the clock to ``now_ms``. In event time that is the clock of silence, and the
+        watermark becomes the least of the newest stamps of all sources that are not silent, less
+        the lag; it never goes back.
+        """
         if self.shape.event_time:
             mark = self._least_newest(now_ms)
             if mark is None:
@@ -223,7 +232,7 @@ class Windows:
             return None
         return min(newest[source] for source in waiting)
 
-    # -- what is due --------------------------------------------------------------------------------------
+    # -- what is due -------------------------------------------------------------------------------
 
     def due(self) -> Pane | None:
         """The next window to evaluate; the same one until it is answered."""
@@ -290,8 +299,8 @@ class Windows:
                 )
             if (pane := self._make(first, last, end)) is not None:
                 return pane
-            # The interval is longer than the window, and everything fell between two windows; or another task has
-            # evaluated it.
+            # The interval is longer than the window, and everything fell between two windows; or
+            # another task has evaluated it.
             self._pass_end(end)
             self._drop(first)
         return None

@@ -17,9 +17,9 @@ from storm_dagster.model.dagster_names import DagsterNames, queue_tags
 def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any]:
     """``function`` for one cluster, as Dagster's decorators take it.
 
-    A parameter that is a resource of ours, such as ``zookeeper: ZooKeeperResource``, asks for the cluster's key
-    (``storm_zookeeper``); one of type :class:`Handles` asks for the three that it holds; one of type
-    :class:`DagsterNames` gets ``names`` and is hidden.
+    A parameter that is a resource of ours, such as ``zookeeper: ZooKeeperResource``, asks for the
+    cluster's key (``storm_zookeeper``); one of type :class:`Handles` asks for the three that it
+    holds; one of type :class:`DagsterNames` gets ``names`` and is hidden.
     """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function)
@@ -64,7 +64,8 @@ def _resources(name: str, hint: Any) -> dict[str, type]:
 def op_job(
     names: DagsterNames, name: str, function: Callable[..., Any], description: str | None = None
 ) -> dg.JobDefinition:
-    """The job ``name`` whose only op, ``name_op``, is ``function``; asked for twice, it is the same one.
+    """The job ``name`` whose only op, ``name_op``, is ``function``; asked for twice, it is the same
+    one.
 
     It runs in one process, whatever the executor of the project.
     """

@@ -1,4 +1,6 @@
-"""Entry points of the definitions: :func:`build_storm_defs`, and the resources alone: :func:`build_storm_resources`."""
+"""Entry points of the definitions: :func:`build_storm_defs`, and the resources alone:
+:func:`build_storm_resources`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,11 +45,12 @@ def build_storm_resources(
     spawn: bool = False,
     asset_keys: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The six resources of one cluster, by the keys under which our jobs, sensors and schedules ask for them.
+    """The six resources of one cluster, by the keys under which our jobs, sensors and schedules ask
+    for them.
 
-    For a code location that uses a sensor or schedule alone; :func:`build_storm_defs` brings its own. ``names``
-    decide about the keys, ``storm_zookeeper`` and so on by default; the other arguments are those of
-    :func:`build_storm_defs`.
+    For a code location that uses a sensor or schedule alone; :func:`build_storm_defs` brings its
+    own. ``names`` decide about the keys, ``storm_zookeeper`` and so on by default; the other
+    arguments are those of :func:`build_storm_defs`.
     """
     where: dict[str, Any] = {
         "home": home,
@@ -84,19 +87,21 @@ def build_storm_defs(
 ) -> dg.Definitions:
     """Definitions for one cluster: assets, checks, jobs, sensors, schedules and resources.
 
-    Merge them into your own: ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``. They set nothing
-    global: no executor, and no resource whose key does not begin with ``resource_prefix``. A second cluster beside
-    the first gets a name: with ``cluster="prod"`` every name begins with ``prod_``, asset keys with ``prod``, and
-    the partitions are its own; set ``dagster.cluster: prod`` in the conf of its nimbus, which launches by name.
-    ``default_status`` is that of all sensors and schedules; ``local_cluster`` adds the jobs that start and stop a
+    Merge them into your own: ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``.
+    They set nothing global: no executor, and no resource whose key does not begin with
+    ``resource_prefix``. A second cluster beside the first gets a name: with ``cluster="prod"``
+    every name begins with ``prod_``, asset keys with ``prod``, and the partitions are its own; set
+    ``dagster.cluster: prod`` in the conf of its nimbus, which launches by name. ``default_status``
+    is that of all sensors and schedules; ``local_cluster`` adds the jobs that start and stop a
     cluster on this machine.
 
-    The cluster is the one of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``; ``overrides``
-    are conf keys laid over it. ``blob_dir`` uses a local blob store without a nimbus (tests, repairs), and
-    ``tick_secs`` bounds a tick of the heartbeat sensor; ``resources`` replace ours (``zookeeper``, ``spark`` ...).
-    ``translator`` changes keys, groups, owners and tags; ``spawn`` (development) starts a local cluster in
-    ``home``, detached, at the first use that finds none. Nothing is connected to here: the cluster is looked
-    up by each run and tick, so that definitions load while it is down.
+    The cluster is the one of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``;
+    ``overrides`` are conf keys laid over it. ``blob_dir`` uses a local blob store without a nimbus
+    (tests, repairs), and ``tick_secs`` bounds a tick of the heartbeat sensor; ``resources`` replace
+    ours (``zookeeper``, ``spark`` ...). ``translator`` changes keys, groups, owners and tags;
+    ``spawn`` (development) starts a local cluster in ``home``, detached, at the first use that
+    finds none. Nothing is connected to here: the cluster is looked up by each run and tick, so that
+    definitions load while it is down.
     """
     names = DagsterNames(cluster, resource_prefix)
     schedule_status = dg.DefaultScheduleStatus(default_status.value)
@@ -199,7 +204,9 @@ def _replacements(
 
 
 def _build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:
-    """External assets: the daemons, which sensors and upkeep jobs observe and Dagster never makes."""
+    """External assets: the daemons, which sensors and upkeep jobs observe and Dagster never
+    makes.
+    """
     shown = (keys.SUPERVISORS, keys.WORKERS, keys.TOPOLOGIES, keys.NIMBUS, keys.INBOX)
     known = {key.path[-1]: key for key in shown}
     return [

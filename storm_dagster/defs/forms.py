@@ -1,7 +1,7 @@
 """The forms of the Launchpad: one typed config for each job, every field described and defaulted.
 
-Those of verbs are made of their requests. A map of conf is plain ``dict``: Dagster's typed maps refuse null values,
-which conf maps may hold.
+Those of verbs are made of their requests. A map of conf is plain ``dict``: Dagster's typed maps
+refuse null values, which conf maps may hold.
 """
 
 import functools
@@ -39,7 +39,9 @@ class CodeConfig(dg.Config):
 
 
 def _config_of(request: type[RequestModel], *bases: type[dg.Config], **more: Any) -> Any:
-    """The config with the fields of a request, after those of ``bases``; types and bounds are the request's."""
+    """The config with the fields of a request, after those of ``bases``; types and bounds are the
+    request's.
+    """
     # Dagster makes its form of plain types.
     hints = get_type_hints(request)
     plain = {
@@ -76,11 +78,15 @@ class SubmitConfig(_config_of(SubmitRequest)):
 
 
 class RebalanceConfig(_config_of(VERBS["rebalance"].request)):
-    """Config of `rebalance_topology` for the topology of its partition; it stands on `storm/assignment`."""
+    """Config of `rebalance_topology` for the topology of its partition; it stands on
+    `storm/assignment`.
+    """
 
 
 class ReassignConfig(dg.Config):
-    """Config of a reassignment: its causes. The healing sensor fills it; if empty, the run finds them itself."""
+    """Config of a reassignment: its causes. The healing sensor fills it; if empty, the run finds
+    them itself.
+    """
 
     causes: list[dict[str, Any]] = described("reassign.causes", default_factory=list)
 

@@ -1,4 +1,6 @@
-"""Settings of the Dagster instance: the limit of a sensor tick, and a check that advises on better ones."""
+"""Settings of the Dagster instance: the limit of a sensor tick, and a check that advises on better
+ones.
+"""
 
 from typing import Any
 
@@ -13,7 +15,9 @@ SHORT_TICK_SECS = 1.0
 
 
 def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
-    """The settings that :func:`instance_advice` reads; what this release of Dagster does not expose is left out."""
+    """The settings that :func:`instance_advice` reads; what this release of Dagster does not expose
+    is left out.
+    """
     found: dict[str, Any] = {}
     try:
         for name in ("sensors", "concurrency"):
@@ -24,12 +28,14 @@ def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
             data.info_dict() if data else {"class": type(coordinator).__name__}
         )
     except Exception:
-        return found  # Another release, or an instance of somebody's own: stock values are the careful guess.
+        # Another release, or an instance of somebody's own: stock values are the careful guess.
+        return found
     return found
 
 
 def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float, str]:
-    """Seconds that a tick may wait, at most ``secs``, and a note when they are fewer (for the tick's history).
+    """Seconds that a tick may wait, at most ``secs``, and a note when they are fewer (for the
+    tick's history).
 
     Where sensors share one thread, a waiting tick stalls all others of the instance.
     """
@@ -42,7 +48,9 @@ def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float,
 
 
 def tick_conf(conf: ClusterConf, instance: dg.DagsterInstance | None) -> ClusterConf:
-    """``conf`` for a tick in ``instance`` (``None``: for a run): without ZooKeeper it waits no longer than others."""
+    """``conf`` for a tick in ``instance`` (``None``: for a run): without ZooKeeper it waits no
+    longer than others.
+    """
     if instance is None or sensors_use_threads(read_settings(instance)):
         return conf
     wait_ms = min(int(conf["storm.zookeeper.connection.timeout"]), int(SHORT_TICK_SECS * 2000))

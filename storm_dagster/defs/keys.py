@@ -1,6 +1,8 @@
-"""Asset keys and tags as Dagster shows them for a cluster without a name of its own, and the words of ``catalog.yaml``.
+"""Asset keys and tags as Dagster shows them for a cluster without a name of its own, and the words
+of ``catalog.yaml``.
 
-Other tools rely on the keys. What runs for a named cluster asks :class:`DagsterNames` and :func:`cluster_key`.
+Other tools rely on the keys. What runs for a named cluster asks :class:`DagsterNames` and
+:func:`cluster_key`.
 """
 
 import functools
@@ -31,7 +33,9 @@ TOPOLOGIES = dg.AssetKey(["storm", "cluster", "topologies"])
 TOPOLOGY_STATS = dg.AssetKey(["storm", "cluster", "topology_stats"])
 
 STAGED_BY_TAG = "storm/staged_by"
-"""Run tag: the run whose epoch the staging has. In a re-execution it is another run's, until it takes over."""
+"""Run tag: the run whose epoch the staging has. In a re-execution it is another run's, until it
+takes over.
+"""
 TOPOLOGY_TAG = "storm/topology"
 """Run tag: the topology's name."""
 
@@ -47,7 +51,8 @@ _SILENT_SECS = 7200.0
 def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
     """Whether a run of those ``filters`` has not finished.
 
-    Dagster may leave one whose process died as it was for ever: after two hours only the queue is believed.
+    Dagster may leave one whose process died as it was for ever: after two hours only the queue is
+    believed.
     """
     statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
     records = instance.get_run_records(dg.RunsFilter(statuses=statuses, **filters))
@@ -70,7 +75,9 @@ def catalog() -> dict[str, Any]:
 
 
 def described(field: str, **settings: Any) -> Any:
-    """A field with the description and the examples that the catalog has for it; ``settings`` are pydantic's."""
+    """A field with the description and the examples that the catalog has for it; ``settings`` are
+    pydantic's.
+    """
     group, _, name = field.partition(".")
     words = catalog()["fields"][group][name]
     return Field(**(words if isinstance(words, dict) else {"description": words}), **settings)

@@ -1,7 +1,7 @@
 """Dagster metadata: tables, pictures, and reports of the stages of a submission.
 
-Tables are cut at 500 rows, with a note; secrets are blotted out by the name of their conf key, because
-metadata is stored for ever and shown to everyone who opens the UI.
+Tables are cut at 500 rows, with a note; secrets are blotted out by the name of their conf key,
+because metadata is stored for ever and shown to everyone who opens the UI.
 """
 
 import re
@@ -26,8 +26,8 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations import results
 from storm_dagster.operations.context import OperationsContext
 
-# A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch is
-# over (a re-execution takes the new one), or the bytes are damaged.
+# A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch
+# is over (a re-execution takes the new one), or the bytes are damaged.
 _FINAL = (InvalidRequest, Conflict, Fenced, Corrupt)
 
 
@@ -46,10 +46,11 @@ def failure_of(error: StormDagsterError) -> dg.Failure:
 
 @contextmanager
 def step_errors() -> Iterator[None]:
-    """Inside, a :class:`StormDagsterError` becomes a :class:`dagster.Failure`; other exceptions pass.
+    """Inside, a :class:`StormDagsterError` becomes a :class:`dagster.Failure`; other exceptions
+    pass.
 
-    Services read ``error_type`` and ``message`` from the failure's metadata and answer their callers with the same error
-    (contract of ``GET /v1/runs/{id}``).
+    Services read ``error_type`` and ``message`` from the failure's metadata and answer their
+    callers with the same error (contract of ``GET /v1/runs/{id}``).
     """
     try:
         yield
@@ -72,13 +73,16 @@ def notes(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
 
 
 def log_link(topology_id: str, host: str, port: int, service: str | None) -> str:
-    """A worker in markdown, linked to its log at its supervisor's HTTP ``service``, where there is one."""
+    """A worker in markdown, linked to its log at its supervisor's HTTP ``service``, where there is
+    one.
+    """
     file = quote(f"{topology_id}/{port}/worker.log", safe="")
     return f"[{host}:{port}]({service}/api/v1/log?file={file})" if service else f"{host}:{port}"
 
 
 def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue:
-    """A table. ``columns`` are names in one text, those of no strings with their type: ``"task:int component"``.
+    """A table. ``columns`` are names in one text, those of no strings with their type: ``"task:int
+    component"``.
 
     Above 500 rows the first column of strings says in the last row how many are missing.
     """
@@ -180,7 +184,8 @@ def assignment_metadata(
         "hosts": len({slot.host for slot in slots}),
         "tasks_per_worker_max": max(sizes, default=0),
         "tasks_per_worker_min": min(sizes, default=0),
-        # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice the average.
+        # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice
+        # the average.
         "balance": round(sum(sizes) / (len(sizes) * max(sizes)), 4) if any(sizes) else 1.0,
     }
 
@@ -282,7 +287,9 @@ def stored_metadata(
 def in_force_metadata(
     report: results.RebalanceResult | results.ReassignResult, components: Mapping[int, str]
 ) -> dict[str, Any]:
-    """The assignment that a change brought about, and the version of its node; empty without a change."""
+    """The assignment that a change brought about, and the version of its node; empty without a
+    change.
+    """
     found = (
         {}
         if report.assignment is None

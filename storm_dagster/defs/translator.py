@@ -1,4 +1,5 @@
-"""Names as you want them: :class:`StormTranslator` changes keys, groups, owners and tags of every asset of ours.
+"""Names as you want them: :class:`StormTranslator` changes keys, groups, owners and tags of every
+asset of ours.
 
 .. code-block:: python
 
@@ -8,8 +9,9 @@
 
     build_storm_defs(translator=Ours())
 
-Runs, sensors and checks report under the translated keys. Names of jobs, sensors and schedules, and of the
-partitions, stay, because nimbus launches by them: ``build_storm_defs(cluster=...)`` changes those.
+Runs, sensors and checks report under the translated keys. Names of jobs, sensors and schedules, and
+of the partitions, stay, because nimbus launches by them: ``build_storm_defs(cluster=...)`` changes
+those.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +28,9 @@ class StormAsset:
     """One asset of ours, as it would be without a translator."""
 
     kind: Literal["stage", "cluster", "topology", "spout", "bolt", "target"]
-    """A stage of submissions; something of the cluster; a declared topology, its components, and what a bolt writes."""
+    """A stage of submissions; something of the cluster; a declared topology, its components, and
+    what a bolt writes.
+    """
     spec: dg.AssetSpec
     topology: str | None = None
     """Name of the declared topology that it is, or is part of."""
@@ -40,8 +44,8 @@ class StormTranslator:
     def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
         """The spec to show in place of ``asset.spec``.
 
-        Key, group, owners, tags, kinds, description, metadata and freshness policy may differ; dependencies
-        among our own assets follow their keys by themselves.
+        Key, group, owners, tags, kinds, description, metadata and freshness policy may differ;
+        dependencies among our own assets follow their keys by themselves.
         """
         return asset.spec
 

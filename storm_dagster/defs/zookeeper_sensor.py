@@ -1,8 +1,9 @@
 """A sensor on any node of ZooKeeper: :func:`build_zookeeper_sensor`.
 
-A tick blocks on a watch, so that a change is seen within milliseconds instead of at the next poll, and ends
-below Dagster's limit of 60 seconds. The cursor is the node's zxid, which ZooKeeper raises with every change of
-the whole ensemble: no change of state is missed while Dagster is down, and none is handed over twice.
+A tick blocks on a watch, so that a change is seen within milliseconds instead of at the next poll,
+and ends below Dagster's limit of 60 seconds. The cursor is the node's zxid, which ZooKeeper raises
+with every change of the whole ensemble: no change of state is missed while Dagster is down, and
+none is handed over twice.
 """
 
 import json
@@ -24,7 +25,9 @@ LONGEST_TICK_SECS = 55.0
 
 @dataclass(frozen=True)
 class ZooKeeperChange:
-    """A node that is not as the sensor saw it last. Several writes between two looks are one change."""
+    """A node that is not as the sensor saw it last. Several writes between two looks are one
+    change.
+    """
 
     path: str
     exists: bool
@@ -36,11 +39,15 @@ class ZooKeeperChange:
     version: int
     """Data version; -1 when the node is gone."""
     zxid: int
-    """zxid of the newest change of the node (or its list of children); for a node that is gone, of the last one seen."""
+    """zxid of the newest change of the node (or its list of children); for a node that is gone, of
+    the last one seen.
+    """
 
     @property
     def run_key(self) -> str:
-        """Given to requests without a run key: one run for each change, however often the tick is repeated."""
+        """Given to requests without a run key: one run for each change, however often the tick is
+        repeated.
+        """
         return f"{self.path}:{self.zxid}{'' if self.exists else ':gone'}"
 
 
@@ -92,16 +99,17 @@ def build_zookeeper_sensor(
 ) -> dg.SensorDefinition:
     """A sensor that calls ``on_change(context, change)`` whenever the node at ``path`` changes.
 
-    ``path`` is absolute, inside the cluster's root or not; it need not exist. With ``children`` the list of
-    its children counts too. ``on_change`` returns the run requests; those without a run key get one from the
-    zxid. What it raises fails the tick, and the same change is handed over again by the next one. The first
-    look only notes what is there, unless ``on_first_look``.
+    ``path`` is absolute, inside the cluster's root or not; it need not exist. With ``children`` the
+    list of its children counts too. ``on_change`` returns the run requests; those without a run key
+    get one from the zxid. What it raises fails the tick, and the same change is handed over again
+    by the next one. The first look only notes what is there, unless ``on_first_look``.
 
-    The ensemble is the one of ``conf_dir``, else ``home`` (a local cluster), else ``STORM_DAGSTER_HOME``, with
-    the conf keys of ``overrides`` (``storm.zookeeper.servers``) on top. ``tick_secs`` bounds a tick; above
-    55, or with a relative path, :class:`InvalidRequest`. While ZooKeeper is out of reach ticks are skipped and
-    say so. Without ``sensors: {use_threads: true}`` in dagster.yaml a waiting tick would hold up the other sensors:
-    ticks are then at most 1 s long, and say so.
+    The ensemble is the one of ``conf_dir``, else ``home`` (a local cluster), else
+    ``STORM_DAGSTER_HOME``, with the conf keys of ``overrides`` (``storm.zookeeper.servers``) on
+    top. ``tick_secs`` bounds a tick; above 55, or with a relative path, :class:`InvalidRequest`.
+    While ZooKeeper is out of reach ticks are skipped and say so. Without ``sensors: {use_threads:
+    true}`` in dagster.yaml a waiting tick would hold up the other sensors: ticks are then at most 1
+    s long, and say so.
     """
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
         raise InvalidRequest(
@@ -138,7 +146,8 @@ def build_zookeeper_sensor(
                     node = watch.snapshot()
         except Unavailable as error:
             return dg.SkipReason(error.message)
-        # Not the larger of both: a new ensemble counts from 1, and its changes need run keys of their own.
+        # Not the larger of both: a new ensemble counts from 1, and its changes need run keys of
+        # their own.
         last = (
             max(node.mzxid, node.pzxid) if node.exists else seen["last"] if seen is not None else -1
         )

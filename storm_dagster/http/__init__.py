@@ -1,1 +1,3 @@
-"""Parts of the HTTP services of nimbus and supervisors: serving, guarding, log files, description."""
+"""Parts of the HTTP services of nimbus and supervisors: serving, guarding, log files,
+description.
+"""

@@ -1,8 +1,9 @@
 """Authentication of every request of a secured cluster, before any route.
 
-Without ``storm.secret`` and ``storm.tls.*`` nobody is asked anything, and the service is on loopback. With the
-secret, requests are signed with it, or carry a token made of it (``Authorization: Bearer``, or as the password of Basic,
-for browsers). With TLS, a client certificate of the cluster's authority names its user by its common name.
+Without ``storm.secret`` and ``storm.tls.*`` nobody is asked anything, and the service is on
+loopback. With the secret, requests are signed with it, or carry a token made of it
+(``Authorization: Bearer``, or as the password of Basic, for browsers). With TLS, a client
+certificate of the cluster's authority names its user by its common name.
 """
 
 import hashlib
@@ -42,7 +43,9 @@ _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 
 _OPEN = frozenset({"/healthz"})
-"""Asked by load balancers and by clients that search the leader; contains nothing about topologies."""
+"""Asked by load balancers and by clients that search the leader; contains nothing about
+topologies.
+"""
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself knows them by their start tokens."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
@@ -69,7 +72,9 @@ TopologyConf = Callable[[str], Mapping[str, Any] | None]
 
 
 def groups_of(user: str) -> frozenset[str]:
-    """Groups of a user of this machine, by library calls and never by a command; empty for an unknown user."""
+    """Groups of a user of this machine, by library calls and never by a command; empty for an
+    unknown user.
+    """
     import grp
     import pwd
 
@@ -180,7 +185,8 @@ class Authentication:
         try:
             caller = self._identify(scope)
             limited = not is_admin(caller, self._conf)
-            # Also of an administrator: a pipelined request begins with what was set for the one before.
+            # Also of an administrator: a pipelined request begins with what was set for the one
+            # before.
             LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
             if limited:
                 await run_in_threadpool(self._authorize, caller, scope)
@@ -268,7 +274,9 @@ class Authentication:
 
 
 def _signed_body(receive: Receive, expected: str | None) -> Receive:
-    """``receive`` that ends a body whose hash is another than the signed one before anybody has seen its end."""
+    """``receive`` that ends a body whose hash is another than the signed one before anybody has
+    seen its end.
+    """
     if expected is None:
         return receive
     hashed = hashlib.sha256()

@@ -1,12 +1,14 @@
-"""HTTP services by their descriptions: endpoints and ``/openapi.json`` are made of the file ``routes.yaml`` of a package.
+"""HTTP services by their descriptions: endpoints and ``/openapi.json`` are made of the file
+``routes.yaml`` of a package.
 
-``routes`` has, by tag, a row for each method and path: ``call`` names the handler, ``asks`` the parameters of query and
-headers, ``body`` its type, each status the type of its document (empty: no body), and ``errors`` the statuses of errors
-besides 400 and 401, which can come from every route. Types other than of JSON are by media type. A parameter has its
-``name`` (default: its key), type (``is``, default ``str``) and place (``in``, default ``query``). ``documents`` have
-``fields`` with their types, or ``keys`` whose type is the one in ``keys`` of the file; those in ``optional`` may be absent.
-``extra: forbid`` closes a document and those in it; ``ignore`` is for one in it that may gain keys; other documents may.
-Types are those of :class:`~storm_dagster.http.description.Types`.
+``routes`` has, by tag, a row for each method and path: ``call`` names the handler, ``asks`` the
+parameters of query and headers, ``body`` its type, each status the type of its document (empty: no
+body), and ``errors`` the statuses of errors besides 400 and 401, which can come from every route.
+Types other than of JSON are by media type. A parameter has its ``name`` (default: its key), type
+(``is``, default ``str``) and place (``in``, default ``query``). ``documents`` have ``fields`` with
+their types, or ``keys`` whose type is the one in ``keys`` of the file; those in ``optional`` may be
+absent. ``extra: forbid`` closes a document and those in it; ``ignore`` is for one in it that may
+gain keys; other documents may. Types are those of :class:`~storm_dagster.http.description.Types`.
 """
 
 import functools
@@ -34,8 +36,9 @@ _PLAIN: Mapping[str, Any] = {
 
 
 class Types:
-    """The types of a service: ``str``, ``maybe T`` (or null), ``list T``, ``map T`` (by strings), a list of words, and those
-    that are added."""
+    """The types of a service: ``str``, ``maybe T`` (or null), ``list T``, ``map T`` (by strings), a
+    list of words, and those that are added.
+    """
 
     def __init__(self) -> None:
         self._known = dict(_PLAIN)
@@ -54,7 +57,9 @@ class Types:
         return self._known[name]
 
     def add(self, table: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        """Add the ``types`` (words or a pattern) and ``documents`` of a file, and ``given`` ones, which they may refer to."""
+        """Add the ``types`` (words or a pattern) and ``documents`` of a file, and ``given`` ones,
+        which they may refer to.
+        """
         self._known |= given
         for name, rule in table.get("types", {}).items():
             self._known[name] = (
@@ -71,7 +76,8 @@ class Types:
         self, name: str, fields: Mapping[str, Any], row: Mapping[str, Any]
     ) -> type[BaseModel]:
         absent = _words(row.get("optional", ""))
-        # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
+        # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their
+        # alias.
         members: dict[str, Any] = {
             f"field_{number}": (self.of(kind), Field(None if key in absent else ..., alias=key))
             for number, (key, kind) in enumerate(fields.items())
@@ -136,9 +142,10 @@ class HttpApi:
     ) -> None:
         """Add the routes of a package.
 
-        A handler (``call`` names it, or its object and method) is an endpoint, if it is ``async``; or takes ``request``; or
-        takes what stands in the path, in its order, the JSON body, if the row has one, and parameters of the query by
-        their names. It returns a document or a response, in a thread. ``types`` are those that the file does not describe.
+        A handler (``call`` names it, or its object and method) is an endpoint, if it is ``async``;
+        or takes ``request``; or takes what stands in the path, in its order, the JSON body, if the
+        row has one, and parameters of the query by their names. It returns a document or a
+        response, in a thread. ``types`` are those that the file does not describe.
         """
         table = _read_table(package)
         self._types.add(table, types or {})
@@ -198,7 +205,9 @@ class HttpApi:
         return described
 
     def _schema(self, kind: Any) -> dict[str, Any]:
-        """The JSON schema of a type. ``ValueError`` when another type of the same name is in the document already."""
+        """The JSON schema of a type. ``ValueError`` when another type of the same name is in the
+        document already.
+        """
         schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
         for name, component in schema.pop("$defs", {}).items():
             if self._components.setdefault(name, component) != component:

@@ -1,10 +1,12 @@
-"""Guard of every request: hosts and origins that may use a service on loopback, counting, headers for browsers.
+"""Guard of every request: hosts and origins that may use a service on loopback, counting, headers
+for browsers.
 
-A page of another site may make a browser send requests here (CSRF), or make its own name resolve to this machine
-(DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no other site can forge; the
-``Origin`` of a page must be this very service; and a browser that sends ``Sec-Fetch-Site: cross-site`` may only
-follow a link to a page that changes nothing. No answer carries a CORS header and none is JSONP, so that a
-other sites read nothing either. An answer may have a content security policy of its own.
+A page of another site may make a browser send requests here (CSRF), or make its own name resolve to
+this machine (DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no
+other site can forge; the ``Origin`` of a page must be this very service; and a browser that sends
+``Sec-Fetch-Site: cross-site`` may only follow a link to a page that changes nothing. No answer
+carries a CORS header and none is JSONP, so that a other sites read nothing either. An answer may
+have a content security policy of its own.
 """
 
 import ipaddress
@@ -39,7 +41,9 @@ _BROWSER_HEADERS = (
 
 
 def allowed_hosts(configured: Iterable[str]) -> frozenset[str]:
-    """Host names under which the service may be addressed: the configured ones, this machine's, localhost."""
+    """Host names under which the service may be addressed: the configured ones, this machine's,
+    localhost.
+    """
     return frozenset({"localhost", socket.gethostname().lower(), *map(str.lower, configured)})
 
 
@@ -87,7 +91,8 @@ class Guard:
         """One request."""
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         if scope["type"] == "websocket":
-            # Its page must be ours, too: no browser asks this server whether another one may open it.
+            # Its page must be ours, too: no browser asks this server whether another one may open
+            # it.
             refused = (
                 self._refusal("CONNECT", scope.get("scheme", "ws").replace("ws", "http"), headers)
                 is not None

@@ -1,5 +1,6 @@
-"""Query parameters, read strictly; errors as JSON documents, endpoints that are plain functions, and bodies that are files:
-sent with ranges, a chunk at a time, and never to a reader that takes nothing.
+"""Query parameters, read strictly; errors as JSON documents, endpoints that are plain functions,
+and bodies that are files: sent with ranges, a chunk at a time, and never to a reader that takes
+nothing.
 """
 
 import asyncio
@@ -24,7 +25,9 @@ _INT = re.compile(r"-?[0-9]{1,18}")
 
 
 def query_text(request: Request, name: str, longest: int = 4096) -> str | None:
-    """The query parameter, ``None`` when it is absent or empty; :class:`InvalidRequest` when it is too long."""
+    """The query parameter, ``None`` when it is absent or empty; :class:`InvalidRequest` when it is
+    too long.
+    """
     value = request.query_params.get(name)
     if value is not None and len(value) > longest:
         raise InvalidRequest(
@@ -44,7 +47,9 @@ def query_int(request: Request, name: str, default: int | None = None) -> int | 
 
 
 def query_flag(request: Request, name: str) -> bool:
-    """Whether the parameter is ``1`` or ``true``; :class:`InvalidRequest` unless it is one of these, 0 or false."""
+    """Whether the parameter is ``1`` or ``true``; :class:`InvalidRequest` unless it is one of
+    these, 0 or false.
+    """
     return query_word(request, name, ("false", "true", "0", "1"), "false") in ("true", "1")
 
 
@@ -138,8 +143,9 @@ async def bounded_json(request: Request) -> dict[str, Any]:
 async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     """Run a blocking read in a thread, at most 16 at once.
 
-    Changes have threads of their own (``run_in_threadpool``): however many pages wait for a topology master, ``kill``
-    waits for none of them."""
+    Changes have threads of their own (``run_in_threadpool``): however many pages wait for a
+    topology master, ``kill`` waits for none of them.
+    """
     try:
         limiter = _reads.get()
     except LookupError:
@@ -154,8 +160,9 @@ _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     """(first, last) byte of a single range of the header ``Range``; ``None`` for the whole content.
 
-    A header that is no single byte range is ignored, as RFC 9110 allows; ``ValueError`` for one that lies
-    outside of the content (status 416)."""
+    A header that is no single byte range is ignored, as RFC 9110 allows; ``ValueError`` for one
+    that lies outside of the content (status 416).
+    """
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or (not match["first"] and not match["last"]):
         return None
@@ -172,10 +179,12 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 class StreamResponse(Response):
-    """``size`` bytes of an open file, or the range of them that the request asks for; the file is closed at the end.
+    """``size`` bytes of an open file, or the range of them that the request asks for; the file is
+    closed at the end.
 
-    ``tag`` is an ETag: ``If-None-Match`` is answered with 304, ``If-Range`` of another content with all of it.
-    A reader that takes nothing for ``idle_secs`` is dropped."""
+    ``tag`` is an ETag: ``If-None-Match`` is answered with 304, ``If-Range`` of another content with
+    all of it. A reader that takes nothing for ``idle_secs`` is dropped.
+    """
 
     def __init__(
         self,

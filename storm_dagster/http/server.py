@@ -1,4 +1,6 @@
-"""Listening sockets, and a server of an application on one, in a thread, bounded against slow and invalid clients."""
+"""Listening sockets, and a server of an application on one, in a thread, bounded against slow and
+invalid clients.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,8 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Of its connections too: the body of an answer would wait 40 ms until the client confirms the head.
+        # Of its connections too: the body of an answer would wait 40 ms until the client confirms
+        # the head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(256)
@@ -69,7 +72,9 @@ class AnnouncedName:
             )
 
     def run(self, ended: threading.Event, stop: threading.Event) -> None:
-        """Check every few seconds until ``ended``; sets ``stop``, with :attr:`failure`, when the name has moved."""
+        """Check every few seconds until ``ended``; sets ``stop``, with :attr:`failure`, when the
+        name has moved.
+        """
         while not ended.wait(_CHECK_SECS):
             try:
                 self.check()
@@ -84,7 +89,9 @@ _MOST_CONNECTIONS = 512
 _MOST_SECURED = 192
 """Over TLS, where each has buffers of 256 KiB; handshakes count."""
 _HEAD_SECS = 10.0
-"""Longest time that a connection may take to bring a request's head, or to take the end of an answer."""
+"""Longest time that a connection may take to bring a request's head, or to take the end of an
+answer.
+"""
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_QUEUED = 16
 
@@ -92,9 +99,12 @@ _Base: Any = AutoHTTPProtocol
 
 
 class _BoundedProtocol(_Base):
-    """A connection that is dropped when no request comes whole: neither silence nor drops of a head keep it.
+    """A connection that is dropped when no request comes whole: neither silence nor drops of a head
+    keep it.
 
-    Bodies have limits of their own, where they are read. A connection that became a WebSocket is no longer ours."""
+    Bodies have limits of their own, where they are read. A connection that became a WebSocket is no
+    longer ours.
+    """
 
     own_user_only = False
     tls: ssl.SSLContext | None = None
@@ -114,7 +124,8 @@ class _BoundedProtocol(_Base):
         self._schedule_check()
         self._early: bytes | None = None
         if self.tls is not None:
-            # Begun here and not by the server, which would show a connection to no limit before its handshake.
+            # Begun here and not by the server, which would show a connection to no limit before its
+            # handshake.
             self._early = b""
             self._handshake = self.loop.create_task(self._secure(transport))
         if len(self.connections) > (_MOST_CONNECTIONS if self.tls is None else _MOST_SECURED):
@@ -164,7 +175,8 @@ class _BoundedProtocol(_Base):
                 return
             self._head_bytes += len(data)
         super().data_received(data)
-        # It begins a request whenever one ends, and would queue all that one peer sends without waiting for answers.
+        # It begins a request whenever one ends, and would queue all that one peer sends without
+        # waiting for answers.
         if len(getattr(self, "pipeline", ())) > _MOST_QUEUED:
             self.transport.abort()
 
@@ -207,9 +219,12 @@ def _least_deserving(connections: Collection[Any]) -> Any:
 
 
 def _until_disconnect(app: ASGIApp) -> ASGIApp:
-    """The application without the error of a peer that leaves in the middle of its request: nobody waits for an answer.
+    """The application without the error of a peer that leaves in the middle of its request: nobody
+    waits for an answer.
 
-    Its traceback in the log would cost more than the request, and any peer could ask for as many as it likes."""
+    Its traceback in the log would cost more than the request, and any peer could ask for as many as
+    it likes.
+    """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientDisconnect):
@@ -221,7 +236,8 @@ def _until_disconnect(app: ASGIApp) -> ASGIApp:
 class HttpService:
     """Serves an application on an open socket in a thread of its own, over TLS with ``tls``.
 
-    With ``own_user_only`` connections of other users of this machine are dropped."""
+    With ``own_user_only`` connections of other users of this machine are dropped.
+    """
 
     def __init__(
         self,

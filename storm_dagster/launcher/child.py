@@ -24,7 +24,9 @@ log: logging.Logger = logging.getLogger(__name__)
 _REQUEST_SECS = 10.0
 """A launcher that is silent for so long has died."""
 _HANDOVER_SECS = 10.0
-"""Time for a launcher whose fork died before the start to launch the run the stock way, and tag it."""
+"""Time for a launcher whose fork died before the start to launch the run the stock way, and tag
+it.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class LoadedCode:
 
 
 def reset_process() -> None:
-    """Reset a fork to an ordinary process: its own session, default signals, no logging of the forker."""
+    """Reset a fork to an ordinary process: its own session, default signals, no logging of the
+    forker.
+    """
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -105,13 +109,16 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
     connection.close()
     exchange(loaded.settings)
     if (numpy := sys.modules.get("numpy.random")) is not None:
-        # Python's own generator does so at a fork; without it, all runs would draw the same numbers.
+        # Python's own generator does so at a fork; without it, all runs would draw the same
+        # numbers.
         numpy.seed()
     return _execute(request["arguments"], record, loaded.home)
 
 
 def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
-    """Run ``dagster api execute_run``. On failure the record stays, and the forker reports the run."""
+    """Run ``dagster api execute_run``. On failure the record stays, and the forker reports the
+    run.
+    """
     sys.argv = ["dagster", *arguments]
     command = next(
         iter(importlib.metadata.entry_points(group="console_scripts", name="dagster"))
@@ -130,8 +137,8 @@ def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
 def report_death(record: RunFile, home: Path, how: str) -> int:
     """Mark the run of a process that died as failed (canceled, when it was being canceled).
 
-    Nothing is done for a run that has finished, is unknown here, or was launched the stock way after its fork had died.
-    Returns the exit code.
+    Nothing is done for a run that has finished, is unknown here, or was launched the stock way
+    after its fork had died. Returns the exit code.
     """
     reset_process()
     deadline = time.monotonic() + _HANDOVER_SECS

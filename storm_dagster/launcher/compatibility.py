@@ -13,7 +13,9 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @functools.cache
 def dagster_internals() -> SimpleNamespace | None:
-    """Import the names without a public import; ``None``, with one warning, for a Dagster that was not tested."""
+    """Import the names without a public import; ``None``, with one warning, for a Dagster that was
+    not tested.
+    """
     if not warm_runs_tested(dg.__version__):
         log.warning(
             "warm runs were not tested with Dagster %s: runs start the stock way", dg.__version__

@@ -42,7 +42,9 @@ Settings = tuple[int, list[logging.Handler], int, bool]
 
 
 def exchange(settings: Settings) -> Settings:
-    """Set umask, handlers and level of the root logger, and whether it gets warnings; returns what was set before."""
+    """Set umask, handlers and level of the root logger, and whether it gets warnings; returns what
+    was set before.
+    """
     umask, handlers, level, logged = settings
     root, before = logging.getLogger(), warnings.showwarning.__module__ == logging.__name__
     former = (os.umask(umask), root.handlers[:], root.level, before)
@@ -53,9 +55,11 @@ def exchange(settings: Settings) -> Settings:
 
 
 def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
-    """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
+    """Import the code locations ``modules``, and what Dagster, its storage and the placement import
+    in a run.
 
-    Only their own errors are raised. Returns the settings of their runs (with ``umask``), and the files that they read.
+    Only their own errors are raised. Returns the settings of their runs (with ``umask``), and the
+    files that they read.
     """
     read, noting = set[str](), True
 
@@ -94,7 +98,9 @@ def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
 
 
 def _modules_of_a_run() -> list[str]:
-    """Modules that a run of one asset imports, determined in a fork, so that only the fork opens the storage."""
+    """Modules that a run of one asset imports, determined in a fork, so that only the fork opens
+    the storage.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -140,7 +146,9 @@ def _rehearse() -> None:
 
 
 class Fingerprint:
-    """Modification times of the files that this process has loaded or ``read``, or may have read in its code locations."""
+    """Modification times of the files that this process has loaded or ``read``, or may have read in
+    its code locations.
+    """
 
     def __init__(self, modules: Iterable[str], read: Iterable[str] = ()) -> None:
         installed = [
@@ -172,7 +180,9 @@ class Fingerprint:
         return min((path for path, _ in self._scan().items() ^ self._seen.items()), default=None)
 
     def written_since(self, moment_ns: int) -> str | None:
-        """A file of code written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""
+        """A file of code written after that moment (epoch nanoseconds), when it may have been
+        loaded already, or ``None``.
+        """
         now = time.time_ns()
         # Not of what is only read: a code location may make it, at each load again.
         code = self._seen.keys() - self._only_read

@@ -27,10 +27,12 @@ GRACE_SECS = 20.0
 class WarmRunLauncher(dg.DefaultRunLauncher):
     """Run launcher that uses forks of the warm process of ``home``, or else the stock launcher.
 
-    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default: ``STORM_DAGSTER_HOME``). A run is
-    launched the stock way if nothing listens there or responds within a second, if the warm process has not loaded its
-    definitions, or if their files have changed since. A run is never started twice and never lost: if its process dies,
-    the warm process marks it as failed, with the reason, or run monitoring does if the warm process is dead too.
+    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default:
+    ``STORM_DAGSTER_HOME``). A run is launched the stock way if nothing listens there or responds
+    within a second, if the warm process has not loaded its definitions, or if their files have
+    changed since. A run is never started twice and never lost: if its process dies, the warm
+    process marks it as failed, with the reason, or run monitoring does if the warm process is dead
+    too.
     """
 
     def __init__(self, inst_data: Any = None, home: str | None = None) -> None:
@@ -55,7 +57,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         named = self._home or os.environ.get("STORM_DAGSTER_HOME")
         return Path(named).expanduser().absolute() if named else None
 
-    # -- launching ----------------------------------------------------------------------------------------
+    # -- launching ---------------------------------------------------------------------------------
     def launch_run(self, context: Any) -> None:
         """Launch the run, warm if possible."""
         if not self._launch_warm(context):
@@ -110,7 +112,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         finally:
             connection.close()
 
-    # -- ending -------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
     def terminate(self, run_id: str) -> bool:
         """Interrupt the run's process; KILL it if it has not exited after 20 seconds.
 
@@ -156,7 +158,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                 return
             time.sleep(0.1)
 
-    # -- health -------------------------------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------------
     @property
     def supports_check_run_worker_health(self) -> bool:
         """Whether Dagster's run monitoring can check a run's process."""

@@ -1,15 +1,17 @@
 """Protocol between launcher and warm process, and their files.
 
-One connection is one run. The launcher sends a request (a JSON line); the fork that serves the connection responds with
-``{"ready": pid}`` or ``{"refused": reason}``, and waits. Only the launcher's ``go`` starts the run, so that a launcher
-that timed out can launch it the stock way: no run is started twice.
+One connection is one run. The launcher sends a request (a JSON line); the fork that serves the
+connection responds with ``{"ready": pid}`` or ``{"refused": reason}``, and waits. Only the
+launcher's ``go`` starts the run, so that a launcher that timed out can launch it the stock way: no
+run is started twice.
 
-While a run's process lives, ``HOME/run/dagster-run-<run id>.json`` names it; the process removes the file when it exits.
-A file without its process means that the process was killed.
+While a run's process lives, ``HOME/run/dagster-run-<run id>.json`` names it; the process removes
+the file when it exits. A file without its process means that the process was killed.
 
-``FORK`` and ``LAUNCHER`` are the two sides as tables of states. A fork that gives up closes the connection for ``go``
-first and then looks whether one had come: so a ``go`` that could be sent is obeyed by any fork that lives, however long it
-was held, and one that could not be sent is not. Only a fork's death is left, which the launcher sees at once or the warm process reports.
+``FORK`` and ``LAUNCHER`` are the two sides as tables of states. A fork that gives up closes the
+connection for ``go`` first and then looks whether one had come: so a ``go`` that could be sent is
+obeyed by any fork that lives, however long it was held, and one that could not be sent is not. Only
+a fork's death is left, which the launcher sees at once or the warm process reports.
 """
 
 import json
@@ -37,7 +39,9 @@ _MAX_LINE = 1 << 20
 
 
 Event = Literal["request", "ready", "go", "started", "sent", "silence", "end"]
-"""A message that came; ``sent``: the own message could be sent; silence for too long; the other side is gone."""
+"""A message that came; ``sent``: the own message could be sent; silence for too long; the other
+side is gone.
+"""
 ForkState = Literal["begun", "waiting", "leaving", "runs", "gone"]
 LauncherState = Literal["asking", "going", "said", "launched", "stock"]
 
@@ -85,7 +89,9 @@ def here() -> str:
 
 
 def same_place(there: str) -> Literal["here", "elsewhere", "before"]:
-    """Compare a run's :data:`WARM_TAG` with this place; ``before``: this machine, before a reboot."""
+    """Compare a run's :data:`WARM_TAG` with this place; ``before``: this machine, before a
+    reboot.
+    """
     ours, theirs = here().split(), there.split()
     if ours == theirs:
         return "here"
@@ -139,7 +145,9 @@ class LineConnection:
 
     @staticmethod
     def connect(home: Path, timeout: float = ANSWER_SECS) -> "LineConnection":
-        """Connect to the warm process of ``home``; ``OSError`` if there is none, or it is another user's."""
+        """Connect to the warm process of ``home``; ``OSError`` if there is none, or it is another
+        user's.
+        """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout)
@@ -169,7 +177,9 @@ class LineConnection:
         self._connection.sendall(json.dumps(document).encode() + b"\n")
 
     def receive(self, timeout: float) -> dict[str, Any] | None:
-        """Receive a line; ``None`` at the end. ``TimeoutError``; ``ValueError`` if it is not a JSON object."""
+        """Receive a line; ``None`` at the end. ``TimeoutError``; ``ValueError`` if it is not a JSON
+        object.
+        """
         self._connection.settimeout(timeout)
         while b"\n" not in self._rest:
             part = self._connection.recv(1 << 16)

@@ -1,8 +1,8 @@
 """The warm process: it loads everything once, and forks a process for each run.
 
-It has one thread and opens no connection, since a fork inherits neither. Forks read the requests, so that no client can
-block it. It can be killed at any time: runs continue, its successor watches them, and meanwhile the launcher works the
-stock way.
+It has one thread and opens no connection, since a fork inherits neither. Forks read the requests,
+so that no client can block it. It can be killed at any time: runs continue, its successor watches
+them, and meanwhile the launcher works the stock way.
 """
 
 import contextlib
@@ -31,7 +31,9 @@ log: logging.Logger = logging.getLogger(__name__)
 _CHECK_SECS = 2.0
 """Interval of the check for changed files."""
 _FAILED_SECS = 60.0
-"""Longest time until a failed load is retried, since the files that it depends on are not all known."""
+"""Longest time until a failed load is retried, since the files that it depends on are not all
+known.
+"""
 _STABLE_SECS = 1.0
 _STABLE_WITHIN_SECS = 30.0
 """A reload waits until files are unchanged for the first time, at most for the second."""
@@ -123,7 +125,9 @@ class Zygote:
             self._listener = None
 
     def _check_files(self) -> None:
-        """Restart in the same process if loaded files have changed: a run must have the current code."""
+        """Restart in the same process if loaded files have changed: a run must have the current
+        code.
+        """
         changed = self._fingerprint.changed() or self._fingerprint.written_since(self._began_ns)
         if changed is None:
             return
@@ -139,7 +143,7 @@ class Zygote:
         if not self._stop:
             raise _Reload
 
-    # -- forking ------------------------------------------------------------------------------------------
+    # -- forking -----------------------------------------------------------------------------------
     def _fork(self) -> int:
         """Fork, and close this process's descriptors in the fork."""
         sys.stdout.flush()
@@ -165,12 +169,13 @@ class Zygote:
                 if self._fork() == 0:
                     return functools.partial(serve_one, peer, self._loaded)
             except OSError as error:
-                # No memory, too many processes: closing makes the launcher use the stock way at once.
+                # No memory, too many processes: closing makes the launcher use the stock way at
+                # once.
                 log.warning("no process can be forked: %s", error)
         peer.close()
         return None
 
-    # -- the runs' processes ------------------------------------------------------------------------------
+    # -- the runs' processes -----------------------------------------------------------------------
     def _take_over(self) -> None:
         """Watch the processes forked by a predecessor, which was killed or has reloaded."""
         for record in run_records(self._home):
@@ -244,9 +249,11 @@ def _describe_exit(code: int) -> str:
 
 
 def run(home: Path, modules: Sequence[str], umask: int) -> int:
-    """Run the warm process of ``home`` until SIGTERM, for runs of these modules with ``umask``. Returns the exit code.
+    """Run the warm process of ``home`` until SIGTERM, for runs of these modules with ``umask``.
+    Returns the exit code.
 
-    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs.
+    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names
+    the Dagster of the runs.
     """
     if dagster_internals() is None:
         return 2

@@ -1,7 +1,8 @@
-"""Conf maps: keys, loading, merging, validation, the origin of each value, and what is secret wherever one is shown.
+"""Conf maps: keys, loading, merging, validation, the origin of each value, and what is secret
+wherever one is shown.
 
-A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then ``storm.yaml`` of
-HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
+A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then
+``storm.yaml`` of HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
 """
 
 import functools
@@ -32,7 +33,8 @@ _TELLTALE = re.compile(
 )
 _HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)
 _IN_TEXT = re.compile(
-    # User and password in an address, options of a Spark or database address, headers, AWS and GitHub keys.
+    # User and password in an address, options of a Spark or database address, headers, AWS and
+    # GitHub keys.
     r"(?P<login>(?<=://)[^/?#\s]*@)"
     r"|(?P<option>[;?&](?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)[^;&\s\"']+"
     r"|(?P<header>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
@@ -42,7 +44,9 @@ _IN_TEXT = re.compile(
 
 
 def is_secret_key(key: object) -> bool:
-    """Whether the value under a conf key, or the name of an environment variable, is to be hidden."""
+    """Whether the value under a conf key, or the name of an environment variable, is to be
+    hidden.
+    """
     name = str(key)
     return name in SECRET_KEYS or bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
 
@@ -58,7 +62,9 @@ def mask_text(text: str) -> str:
 
 
 def mask(value: Any, key: object = "") -> Any:
-    """A copy of ``value`` without secrets: of every type below a telltale key, and by pattern in text, at any depth."""
+    """A copy of ``value`` without secrets: of every type below a telltale key, and by pattern in
+    text, at any depth.
+    """
     if isinstance(value, Mapping):
         hidden = is_secret_key(key)
         return {
@@ -151,7 +157,9 @@ def default_conf() -> dict[str, Any]:
 
 @functools.cache
 def keys_without_meaning() -> dict[str, str]:
-    """Keys of Storm and JStorm that are accepted and ignored, each with the reason; ``a.b.*`` is a family."""
+    """Keys of Storm and JStorm that are accepted and ignored, each with the reason; ``a.b.*`` is a
+    family.
+    """
     return {
         key: group["reason"]
         for group in load_table(__name__, "storm_keys")
@@ -192,8 +200,10 @@ def validate_conf(
     """The conf, checked, and warnings. Values that are classes of Storm or JStorm are left out.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
-    :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted`` conf (a topology's
-    or a component's) null under a key with a default means "not set", and the error is :class:`InvalidTopology`."""
+    :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted``
+    conf (a topology's or a component's) null under a key with a default means "not set", and the
+    error is :class:`InvalidTopology`.
+    """
     failure = InvalidTopology if submitted else InvalidRequest
     if not isinstance(conf, Mapping):
         hint = ": send a JSON object" if submitted else ""
@@ -238,7 +248,9 @@ def validate_conf(
 
 
 def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[str, Any]:
-    """``KEY=VALUE`` strings as a conf map; VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list."""
+    """``KEY=VALUE`` strings as a conf map; VALUE is read as YAML, so ``3`` is a number and ``[a,
+    b]`` a list.
+    """
     conf: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -270,7 +282,9 @@ class ClusterConf:
         return self.values[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or ``default`` when the key is absent (a null value is returned as ``None``)."""
+        """The value, or ``default`` when the key is absent (a null value is returned as
+        ``None``).
+        """
         return self.values.get(key, default)
 
     def __repr__(self) -> str:
@@ -290,7 +304,8 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
     """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
 
     Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
-    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it."""
+    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it.
+    """
     merged = ClusterConf(default_conf(), dict.fromkeys(CONF_KEYS, "default"))
     if conf_dir is not None:
         path = conf_dir / "storm.yaml"
@@ -313,7 +328,9 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
 
 
 def seed_urls(conf: "ClusterConf") -> list[str]:
-    """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
+    """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole
+    URL.
+    """
     scheme, port = "https" if conf.get("storm.tls.ca") else "http", conf["nimbus.http.port"]
     urls: list[str] = []
     for seed in map(str, conf["nimbus.seeds"] or ()):

@@ -1,4 +1,6 @@
-"""Asset events that components report to Dagster, validated where they are made, and again by nimbus."""
+"""Asset events that components report to Dagster, validated where they are made, and again by
+nimbus.
+"""
 
 import hashlib
 import json
@@ -23,10 +25,14 @@ _DEEPEST = 8
 
 
 class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One materialization, observation or check of an asset. Made by :meth:`make`, which checks it."""
+    """One materialization, observation or check of an asset. Made by :meth:`make`, which checks
+    it.
+    """
 
     id: str
-    """32 hex digits of topology, component and contents: an event that is reported again has the same."""
+    """32 hex digits of topology, component and contents: an event that is reported again has the
+    same.
+    """
     kind: Literal["materialization", "observation", "check"]
     key: tuple[str, ...]
     partition: str | None = None
@@ -45,9 +51,12 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def make(origin: str, kind: Any, key: str | Sequence[str], **given: Any) -> "DagsterEvent":
-        """A checked event of ``origin`` (topology and component); ``None`` among the values is none.
+        """A checked event of ``origin`` (topology and component); ``None`` among the values is
+        none.
 
-        Raises :class:`InvalidRequest` for what Dagster would not take. Scalars of numpy become plain numbers."""
+        Raises :class:`InvalidRequest` for what Dagster would not take. Scalars of numpy become
+        plain numbers.
+        """
         what = f"{kind} of asset {key!r:.100}"
         parts = (
             key.split("/")
@@ -98,7 +107,9 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode_event(document: Any) -> "DagsterEvent":
-    """The event in a document of a worker, checked; it keeps its id. :class:`InvalidRequest` for anything else."""
+    """The event in a document of a worker, checked; it keeps its id. :class:`InvalidRequest` for
+    anything else.
+    """
     try:
         found = msgspec.convert(document, DagsterEvent)
     except msgspec.ValidationError as error:

@@ -1,8 +1,9 @@
-"""Names under which Dagster shows one cluster: jobs, sensors, ops, groups, partitions, asset keys, resource keys.
+"""Names under which Dagster shows one cluster: jobs, sensors, ops, groups, partitions, asset keys,
+resource keys.
 
 Both sides use them: the code location that holds the definitions, and nimbus, which launches by
-name without importing Dagster, whose installed release is read here in the same way. So are failures of Dagster's own
-storage in its responses, which look like any other failure.
+name without importing Dagster, whose installed release is read here in the same way. So are
+failures of Dagster's own storage in its responses, which look like any other failure.
 """
 
 import re
@@ -31,13 +32,17 @@ TOKEN_TAG = "storm/token"
 """Run tag: the client token of the submission that the run belongs to."""
 
 REQUEST_TAG = "storm/request"
-"""Run tag: the request of a change of a topology. The leader may do it itself when Dagster is late."""
+"""Run tag: the request of a change of a topology. The leader may do it itself when Dagster is
+late.
+"""
 
 DECLARED_VERSION_KEY = "declared.code.version"
 """Conf key of a declared topology: version of the code and conf that it was deployed from."""
 
 PRIORITY_TAGS = {"dagster/priority": "100"}
-"""Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by default."""
+"""Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by
+default.
+"""
 HEALING_TAGS = {"dagster/priority": "1000"}
 """Tags of runs that heal: they pass all others."""
 _UPKEEP_JOBS = ("clean_inbox", "prune_history", "roll_up_metrics")
@@ -49,7 +54,9 @@ TESTED_DAGSTER = f"~={_TESTED}.0"
 
 
 def queue_tags(job: str) -> dict[str, str]:
-    """Tags of all runs of our job with this plain name, whoever launches them: its place in a queue of runs."""
+    """Tags of all runs of our job with this plain name, whoever launches them: its place in a queue
+    of runs.
+    """
     return {} if job in _UPKEEP_JOBS else HEALING_TAGS if job == REASSIGN_JOB else PRIORITY_TAGS
 
 
@@ -57,9 +64,10 @@ def queue_tags(job: str) -> dict[str, str]:
 class DagsterNames:
     """Names of one cluster's definitions, unique among clusters of one Dagster instance.
 
-    Without ``cluster`` they are the plain ones. With ``cluster="prod"`` jobs, sensors, schedules, ops and groups
-    begin with ``prod_``, asset keys with ``prod``, and the dynamic partitions are the cluster's own.
-    :class:`InvalidRequest` when either part is no Dagster identifier."""
+    Without ``cluster`` they are the plain ones. With ``cluster="prod"`` jobs, sensors, schedules,
+    ops and groups begin with ``prod_``, asset keys with ``prod``, and the dynamic partitions are
+    the cluster's own. :class:`InvalidRequest` when either part is no Dagster identifier.
+    """
 
     cluster: str | None = None
     resource_prefix: str = "storm_"
@@ -111,7 +119,9 @@ def dagster_version() -> str:
 
 
 def warm_runs_tested(version: str) -> bool:
-    """Whether warm runs were tested with this version of Dagster. With another one runs start the stock way."""
+    """Whether warm runs were tested with this version of Dagster. With another one runs start the
+    stock way.
+    """
     return f"{version}.".startswith(f"{_TESTED}.")
 
 
@@ -128,7 +138,9 @@ _LONGEST = 300
 
 
 def storage_problem(answer: Any) -> str | None:
-    """The database's words in an answer (or text) of Dagster; ``None`` when it is not about storage."""
+    """The database's words in an answer (or text) of Dagster; ``None`` when it is not about
+    storage.
+    """
     for text in _texts(answer):
         if _SIGNS.search(text):
             words = " ".join(_BACKGROUND.sub("", text).split())

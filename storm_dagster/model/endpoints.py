@@ -1,4 +1,6 @@
-"""``HOME/cluster.json``: addresses and pids of the processes of one local cluster; and the conf of its clients."""
+"""``HOME/cluster.json``: addresses and pids of the processes of one local cluster; and the conf of
+its clients.
+"""
 
 import json
 import os
@@ -71,7 +73,9 @@ class ClusterFile(_Endpoint):
 
     @staticmethod
     def read(home: Path) -> "ClusterFile | None":
-        """The file of ``home``, or ``None`` when there is none; :class:`Corrupt` when it is damaged."""
+        """The file of ``home``, or ``None`` when there is none; :class:`Corrupt` when it is
+        damaged.
+        """
         path = home / "cluster.json"
         try:
             return ClusterFile.model_validate_json(path.read_bytes())
@@ -84,7 +88,9 @@ class ClusterFile(_Endpoint):
 
 
 def home_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
-    """The state folder of a local cluster: ``explicit``, else ``STORM_DAGSTER_HOME``, else ``./.storm-dagster``."""
+    """The state folder of a local cluster: ``explicit``, else ``STORM_DAGSTER_HOME``, else
+    ``./.storm-dagster``.
+    """
     chosen: Any = explicit or os.environ.get("STORM_DAGSTER_HOME") or ".storm-dagster"
     return Path(chosen).expanduser().absolute()
 
@@ -94,7 +100,9 @@ DEV_CONF = "dev.json"
 
 
 def write_dev_conf(home: Path, values: Conf) -> None:
-    """Record the settings of ``dev``, so that the code location and clients have the same conf as the daemons."""
+    """Record the settings of ``dev``, so that the code location and clients have the same conf as
+    the daemons.
+    """
     # It may hold the cluster's secret.
     write_atomically(home / DEV_CONF, json.dumps(dict(values)) + "\n", mode=0o600)
 
@@ -137,11 +145,12 @@ def cluster_conf(
 ) -> ClusterConf:
     """The merged conf for a client of the cluster in ``home`` (default: ``STORM_DAGSTER_HOME``).
 
-    Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), what the running ``dev`` was given
-    with ``-c`` (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then ``-c KEY=VALUE`` of the caller.
-    With an explicit ``conf_dir`` the cluster is the one that its ``storm.yaml`` names, and
-    ``HOME/cluster.json`` is not read. Raises :class:`InvalidRequest` for a wrong conf and
-    :class:`Corrupt` for a damaged ``cluster.json``."""
+    Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), what the
+    running ``dev`` was given with ``-c`` (``HOME/dev.json``), the addresses in
+    ``HOME/cluster.json``, then ``-c KEY=VALUE`` of the caller. With an explicit ``conf_dir`` the
+    cluster is the one that its ``storm.yaml`` names, and ``HOME/cluster.json`` is not read. Raises
+    :class:`InvalidRequest` for a wrong conf and :class:`Corrupt` for a damaged ``cluster.json``.
+    """
     if conf_dir is not None:
         return load_cluster_conf(conf_dir, overrides)
     home = home_dir(home)

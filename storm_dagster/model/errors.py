@@ -1,8 +1,8 @@
 """The typed errors of the whole system.
 
-One root and five branches. Each class carries the HTTP status and the exit code that the services and
-the command line answer with, so that the mapping is written down exactly once. A message names the
-thing, the reason and the remedy, in this shape::
+One root and five branches. Each class carries the HTTP status and the exit code that the services
+and the command line answer with, so that the mapping is written down exactly once. A message names
+the thing, the reason and the remedy, in this shape::
 
     topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
 """
@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 class StormDagsterError(Exception):
     """Base of every error that this package raises on purpose.
 
-    ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line exits
-    with."""
+    ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line
+    exits with.
+    """
 
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
@@ -26,7 +27,9 @@ class StormDagsterError(Exception):
 
     @property
     def kind(self) -> str:
-        """Name of the class, by which others know it: of the nearest one here if it is of another module."""
+        """Name of the class, by which others know it: of the nearest one here if it is of another
+        module.
+        """
         return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
 
     def to_document(self) -> dict[str, Any]:
@@ -46,7 +49,9 @@ class InvalidTopology(InvalidRequest):
 
 
 class Misconfigured(InvalidRequest):
-    """The cluster's own conf is wrong, or is refused by what it names: an operator has to correct it first."""
+    """The cluster's own conf is wrong, or is refused by what it names: an operator has to correct
+    it first.
+    """
 
 
 class NotAuthenticated(InvalidRequest):
@@ -103,14 +108,18 @@ class MissingPart(Unavailable, ImportError):
 
 
 class Fenced(StormDagsterError):
-    """The writer's leadership epoch is over. The write did not land, and the writer must stop acting."""
+    """The writer's leadership epoch is over. The write did not land, and the writer must stop
+    acting.
+    """
 
     http_status = 409
     exit_code = 5
 
 
 class Corrupt(StormDagsterError):
-    """Stored bytes are not what they must be. They are quarantined or reported, never guessed at."""
+    """Stored bytes are not what they must be. They are quarantined or reported, never guessed
+    at.
+    """
 
     http_status = 500
     exit_code = 6
@@ -126,7 +135,9 @@ _BY_NAME: dict[str, type[StormDagsterError]] = {
 def error_from_document(document: Any) -> StormDagsterError:
     """The error that a service answered with, rebuilt from its JSON document.
 
-    An unknown type becomes the root class, so that a newer server never makes an older client crash."""
+    An unknown type becomes the root class, so that a newer server never makes an older client
+    crash.
+    """
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(error, dict):
         return StormDagsterError(

@@ -1,4 +1,6 @@
-"""Objects that are loaded by name: public names of a package at first use, and what a conf names as ``module:attribute``."""
+"""Objects that are loaded by name: public names of a package at first use, and what a conf names as
+``module:attribute``.
+"""
 
 import ast
 import functools
@@ -13,8 +15,9 @@ from storm_dagster.model.errors import InvalidRequest
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, whose public names are those that it imports for type checkers only:
-    each is taken from the module that is named there."""
+    """``__getattr__`` and ``__dir__`` of a package, whose public names are those that it imports
+    for type checkers only: each is taken from the module that is named there.
+    """
 
     @functools.cache
     def modules() -> dict[str, str]:
@@ -43,7 +46,9 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
 
 def load_plugin(key: str, name: str) -> Any:
-    """The class, function or object that the conf key ``key`` names; :class:`InvalidRequest` when there is none."""
+    """The class, function or object that the conf key ``key`` names; :class:`InvalidRequest` when
+    there is none.
+    """
     module, colon, attribute = name.partition(":")
     try:
         if not colon:

@@ -1,4 +1,6 @@
-"""Addresses that a service may bind: loopback, unless the conf allows others and clients must authenticate."""
+"""Addresses that a service may bind: loopback, unless the conf allows others and clients must
+authenticate.
+"""
 
 import ipaddress
 import os
@@ -36,8 +38,8 @@ def address_beyond_loopback(host: str) -> str | None:
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
     """The host that ``service`` binds (``storm.local.hostname`` unless given), if it may.
 
-    Beyond loopback that takes ``storm.bind.external: true`` and a way to authenticate clients; otherwise
-    :class:`InvalidRequest` names what is missing.
+    Beyond loopback that takes ``storm.bind.external: true`` and a way to authenticate clients;
+    otherwise :class:`InvalidRequest` names what is missing.
     """
     host = str(host or conf["storm.local.hostname"])
     outside = address_beyond_loopback(host)
@@ -65,10 +67,12 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
 
 
 def make_private(home: Path) -> Path:
-    """Make the state folder, or close it to other users (mode 0700) when it is this user's own already.
+    """Make the state folder, or close it to other users (mode 0700) when it is this user's own
+    already.
 
-    A folder that is meant to be shared (sticky, such as /tmp) or a user's login folder is left as it is, and so is one
-    whose supervisor lets workers of other users in (``supervisor.run.worker.as.user``): its content is closed.
+    A folder that is meant to be shared (sticky, such as /tmp) or a user's login folder is left as
+    it is, and so is one whose supervisor lets workers of other users in
+    (``supervisor.run.worker.as.user``): its content is closed.
     """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = home.stat()

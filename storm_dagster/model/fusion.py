@@ -1,7 +1,8 @@
 """Fused chains: SparkBolts whose functions run in the query of the SparkSpout that they read.
 
-Placement knows nothing of it. A worker rewrites the topology that it loads: the spout runs the functions of the chain for
-each micro-batch, in the order of the graph, and the tasks of the fused bolts emit what components outside of it read.
+Placement knows nothing of it. A worker rewrites the topology that it loads: the spout runs the
+functions of the chain for each micro-batch, in the order of the graph, and the tasks of the fused
+bolts emit what components outside of it read.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,9 @@ CHAIN_KEY = "topology.spark.chain"
 FUSED = "__fused_"
 """Prefix of streams that carry no tuples of the topology: statistics leave them out."""
 FUSED_ROWS, FUSED_COUNTS = FUSED + "rows_", FUSED + "counts_"
-"""Streams of the spout to a fused bolt, with its id: rows that others read, and counts of batches."""
+"""Streams of the spout to a fused bolt, with its id: rows that others read, and counts of
+batches.
+"""
 OTHER_WAY = "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until both are updated"
 _GROUPINGS = ("shuffle", "local_or_shuffle", "none", "fields", "partial_key", "global")
 
@@ -41,8 +44,9 @@ def _class_of(part: ComponentSpec) -> str:
 def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, str]:
     """Fused bolt -> the spout whose query runs it, in the order of the graph.
 
-    A SparkBolt is fused if all that it reads is one SparkSpout, or one SparkQuery without a sink, and bolts that are fused
-    with it, in any grouping that sends each tuple once, unless ``topology.spark.fuse`` is false for one of them.
+    A SparkBolt is fused if all that it reads is one SparkSpout, or one SparkQuery without a sink,
+    and bolts that are fused with it, in any grouping that sends each tuple once, unless
+    ``topology.spark.fuse`` is false for one of them.
     """
     chain = {
         name: name

@@ -18,7 +18,9 @@ def fulfill(future: Future[T], action: Callable[[], T]) -> None:
 
 
 def in_thread(name: str, action: Callable[[], T]) -> Future[T]:
-    """The outcome of ``action`` in a thread of that name, which no exit of the process waits for."""
+    """The outcome of ``action`` in a thread of that name, which no exit of the process waits
+    for.
+    """
     future: Future[T] = Future()
     threading.Thread(
         target=copy_context().run, args=(fulfill, future, action), name=name, daemon=True

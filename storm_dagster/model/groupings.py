@@ -1,8 +1,9 @@
 """Groupings: choice of the tasks that receive a tuple. :data:`GROUPINGS` lists them.
 
-Pure: a chooser works on opaque targets, given in the order of their task ids, and its answers depend on
-nothing but its arguments and the tuples that it saw. :func:`stable_hash` is the same in every process, on
-every machine and in every version, so that a key stays with its task across restarts.
+Pure: a chooser works on opaque targets, given in the order of their task ids, and its answers
+depend on nothing but its arguments and the tuples that it saw. :func:`stable_hash` is the same in
+every process, on every machine and in every version, so that a key stays with its task across
+restarts.
 """
 
 import json
@@ -29,8 +30,8 @@ _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
 def _normal(value: Any) -> Any:
-    # Values that are equal in Python must have equal bytes: 1 == 1.0 == True == Decimal(1), b"a" == bytearray(b"a"), a
-    # str Enum and its text, aware times at one instant.
+    # Values that are equal in Python must have equal bytes: 1 == 1.0 == True == Decimal(1), b"a" ==
+    # bytearray(b"a"), a str Enum and its text, aware times at one instant.
     kind = type(value)
     if isinstance(value, str):
         try:
@@ -92,8 +93,9 @@ def stable_hash(key: Any) -> int:
 
 
 def reader_of(partition: str, tasks: int) -> int:
-    """Index of the task that reads a partition: it depends on nothing but the name and the number of tasks. Partitions
-    that differ in a number at the end go around the tasks."""
+    """Index of the task that reads a partition: it depends on nothing but the name and the number
+    of tasks. Partitions that differ in a number at the end go around the tasks.
+    """
     head = partition.rstrip("])} ")
     stem = head.rstrip("0123456789")
     number = head[len(stem) :]
@@ -145,7 +147,9 @@ def fields_chooser(
 
 
 def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
-    """Chooser among two candidate targets of each key: the one that it used less so far gets the tuple."""
+    """Chooser among two candidate targets of each key: the one that it used less so far gets the
+    tuple.
+    """
     targets = tuple(targets)
     count = len(targets)
     used = [0] * count
@@ -171,7 +175,9 @@ def global_chooser(targets: Sequence[T], indices: Sequence[int] = ()) -> Choose[
 def custom_chooser(
     by_task: Mapping[int, T], choose: Callable[[Sequence[Any]], int | Iterable[int]]
 ) -> Callable[[Sequence[Any]], list[T]]:
-    """The user's chooser of task ids, its results checked; ``InvalidRequest`` names a task that is no target."""
+    """The user's chooser of task ids, its results checked; ``InvalidRequest`` names a task that is
+    no target.
+    """
 
     def targets_of(values: Sequence[Any]) -> list[T]:
         answer = choose(values)
@@ -190,7 +196,9 @@ class GroupingRule(NamedTuple):
     """What one grouping needs, how it chooses tasks, and its name in Storm's Thrift union."""
 
     chooser: Callable[[Sequence[Any], Sequence[int]], Choose[Any]] | None = None
-    """Makes a chooser from the targets and the indices of the key's fields. Without one, targets take turns by load."""
+    """Makes a chooser from the targets and the indices of the key's fields. Without one, targets
+    take turns by load.
+    """
     many: bool = False
     """A choice is a sequence of targets, not one target."""
     local: bool = False
@@ -198,7 +206,9 @@ class GroupingRule(NamedTuple):
     needs: Literal["fields", "direct", "object", None] = None
     """Names of fields, a direct stream (the emitter chooses), or a function (it chooses)."""
     storm: str = ""
-    """Member of Storm's union, or ``custom_object:<Java class>``. Without one it cannot be submitted over Thrift."""
+    """Member of Storm's union, or ``custom_object:<Java class>``. Without one it cannot be
+    submitted over Thrift.
+    """
 
 
 GroupingType = Literal[
@@ -236,12 +246,16 @@ class GroupingSpec(BaseModel, frozen=True, extra="forbid"):
     fields: tuple[str, ...] = ()
     """For groupings that need fields: those that make the key."""
     object: str | None = None
-    """For ``custom``: ``"module:function"``, called with (context, source component, stream, target tasks)."""
+    """For ``custom``: ``"module:function"``, called with (context, source component, stream, target
+    tasks).
+    """
     args: dict[str, Any] = {}
 
 
 class Grouping:
-    """Groupings, which distribute a stream over the tasks of a reader: constants and three methods."""
+    """Groupings, which distribute a stream over the tasks of a reader: constants and three
+    methods.
+    """
 
     SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="shuffle")
     """Evenly, in turn."""
@@ -270,8 +284,9 @@ class Grouping:
     def custom(function: str | Callable[..., Any], **args: Any) -> GroupingSpec:
         """A function of yours, ``"module:function"``.
 
-        It is called once per emitting task as ``function(context, component, stream, tasks, **args)``
-        and returns the chooser: a callable from a tuple's values to the task ids that get it.
+        It is called once per emitting task as ``function(context, component, stream, tasks,
+        **args)`` and returns the chooser: a callable from a tuple's values to the task ids that get
+        it.
         """
         try:
             json.dumps(args)

@@ -1,4 +1,6 @@
-"""Requirements of this host, with a remedy when one is missing; locks, memory, folders and files of daemons."""
+"""Requirements of this host, with a remedy when one is missing; locks, memory, folders and files of
+daemons.
+"""
 
 import ctypes
 import gc
@@ -20,7 +22,9 @@ _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "p
 
 
 def _requirements() -> list[str]:
-    """Those of our distribution; none where a worker of another interpreter finds the package on its path alone."""
+    """Those of our distribution; none where a worker of another interpreter finds the package on
+    its path alone.
+    """
     from importlib import metadata
 
     try:
@@ -30,7 +34,9 @@ def _requirements() -> list[str]:
 
 
 def missing_part(error: ModuleNotFoundError, what: str) -> MissingPart | None:
-    """Distribution to install so that ``what`` works; ``None`` when the module is not one of those we depend on."""
+    """Distribution to install so that ``what`` works; ``None`` when the module is not one of those
+    we depend on.
+    """
     module = (error.name or "").partition(".")[0]
     wanted = re.sub(r"[-_.]+", "-", _BROUGHT_BY.get(module, module)).lower()
     for line in _requirements() or ([wanted] if module in _BROUGHT_BY else []):
@@ -48,7 +54,9 @@ def missing_part(error: ModuleNotFoundError, what: str) -> MissingPart | None:
 
 @contextmanager
 def needs(what: str) -> Iterator[None]:
-    """Raise :class:`MissingPart`, naming ``what``, where one of our dependencies is missing in the block."""
+    """Raise :class:`MissingPart`, naming ``what``, where one of our dependencies is missing in the
+    block.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -56,7 +64,9 @@ def needs(what: str) -> Iterator[None]:
 
 
 class _Metadata(ModuleType):
-    """``importlib.metadata`` until it is used: Pydantic imports it, for its plugins alone, and it takes 1.7 MiB."""
+    """``importlib.metadata`` until it is used: Pydantic imports it, for its plugins alone, and it
+    takes 1.7 MiB.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name == "__path__":  # The import itself asks for it.
@@ -71,8 +81,10 @@ class _Metadata(ModuleType):
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports of the block take a fifth to a quarter less time: no garbage is searched, then or later, among what they make,
-    and models get no plugins of Pydantic, which are searched in all installed packages. Users' models get theirs."""
+    """Imports of the block take a fifth to a quarter less time: no garbage is searched, then or
+    later, among what they make, and models get no plugins of Pydantic, which are searched in all
+    installed packages. Users' models get theirs.
+    """
     name, collects = "PYDANTIC_DISABLE_PLUGINS", gc.isenabled()
     metadata = _Metadata("importlib.metadata")
     sys.modules.setdefault(metadata.__name__, metadata)
@@ -92,23 +104,30 @@ def quick_imports() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Return the unused pages of the GNU C library's heap to the system, in about a millisecond; call it now and then.
+    """Return the unused pages of the GNU C library's heap to the system, in about a millisecond;
+    call it now and then.
 
-    The library does so only at the end of a heap. Others have no such call."""
+    The library does so only at the end of a heap. Others have no such call.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def keep_one_heap() -> None:
-    """Give all threads of this process one heap, before they start; processes that it starts have theirs.
+    """Give all threads of this process one heap, before they start; processes that it starts have
+    theirs.
 
-    By default each thread has its own, and what is free in each makes a process that never ends grow for hours."""
+    By default each thread has its own, and what is free in each makes a process that never ends
+    grow for hours.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def require_release(distribution: str, what: str) -> None:
-    """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not run with."""
+    """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not
+    run with.
+    """
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -135,7 +154,9 @@ def require_linux(what: str) -> None:
 
 
 def lock_file(stream: IO[Any], *, wait: bool) -> None:
-    """Lock an open file until it is closed; without ``wait``, ``BlockingIOError`` when another process holds it."""
+    """Lock an open file until it is closed; without ``wait``, ``BlockingIOError`` when another
+    process holds it.
+    """
     try:
         import fcntl
     except ImportError:
@@ -149,7 +170,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def hold_folder(home: Path, role: str, id: str) -> IO[str]:
-    """Hold ``HOME/<role>/<id>`` until the result is closed or the process ends; :class:`Conflict` when another does.
+    """Hold ``HOME/<role>/<id>`` until the result is closed or the process ends; :class:`Conflict`
+    when another does.
 
     :class:`InvalidRequest` when the id cannot name a folder.
     """
@@ -171,7 +193,9 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = False) -> None:
-    """Replace a file: readers see the old or the new one, never a part. ``sync``: it outlives the machine, too."""
+    """Replace a file: readers see the old or the new one, never a part. ``sync``: it outlives the
+    machine, too.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(
         os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"

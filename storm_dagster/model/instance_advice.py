@@ -30,9 +30,10 @@ def sensors_use_threads(settings: Mapping[str, Any]) -> bool:
 def instance_advice(settings: Mapping[str, Any]) -> tuple[Advice, ...]:
     """Settings of an instance that could be better; empty when none could.
 
-    ``settings`` are nested as in ``dagster.yaml``, or as the webserver shows them under Deployment > Configuration
-    (GraphQL ``instance { info }``); what is missing has its stock value. Settings of another run coordinator than the
-    stock queue are the owner's choice: they get no advice.
+    ``settings`` are nested as in ``dagster.yaml``, or as the webserver shows them under
+    Deployment > Configuration (GraphQL ``instance { info }``); what is missing has its stock
+    value. Settings of another run coordinator than the stock queue are the owner's choice: they
+    get no advice.
     """
     return tuple(_advice(settings))
 

@@ -1,8 +1,9 @@
-"""The Java runtime that ZooKeeper and Spark run on, and class data with which both start in less than half the time.
+"""The Java runtime that ZooKeeper and Spark run on, and class data with which both start in less
+than half the time.
 
-The JVM parses class data once and maps it at later starts. These are Java's own archives (AppCDS): the JVM writes one
-when it ends in order, and checks at each start that it belongs to this Java and these jars. A damaged one is created
-again.
+The JVM parses class data once and maps it at later starts. These are Java's own archives (AppCDS):
+the JVM writes one when it ends in order, and checks at each start that it belongs to this Java and
+these jars. A damaged one is created again.
 """
 
 import functools
@@ -38,7 +39,8 @@ _VERSION = re.compile(r'version "(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?')
 def java_version(java: str) -> int:
     """Major version of the Java command ``java``; ``Unavailable`` when it does not run."""
     try:
-        # `-version` answers on standard error; a broken installation may hang, so the wait is bounded.
+        # `-version` answers on standard error; a broken installation may hang, so the wait is
+        # bounded.
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False
         )
@@ -54,7 +56,8 @@ def java_version(java: str) -> int:
 
 
 def java_command() -> str:
-    """Path of a Java command of version 17 or newer: that of ``JAVA_HOME``, else the one on the path.
+    """Path of a Java command of version 17 or newer: that of ``JAVA_HOME``, else the one on the
+    path.
 
     Raises ``Unavailable`` with install advice when there is none, or when it is too old.
     """
@@ -108,10 +111,12 @@ def _stamp(path: Path) -> str:
 
 
 def class_data_options(name: str, java: str, jars: Iterable[Path]) -> list[str]:
-    """JVM options that map the archive of ``name`` over these jars, or that make it when this JVM ends.
+    """JVM options that map the archive of ``name`` over these jars, or that make it when this JVM
+    ends.
 
-    Several may ask at once: one of them makes it. Archives that were not used for 30 days are removed with the next
-    one. Empty without a cache folder (``XDG_CACHE_HOME``, else ``~/.cache``), or while another makes it.
+    Several may ask at once: one of them makes it. Archives that were not used for 30 days are
+    removed with the next one. Empty without a cache folder (``XDG_CACHE_HOME``, else ``~/.cache``),
+    or while another makes it.
     """
     try:
         folder = _folder()

@@ -10,9 +10,11 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class JsonFormatter(logging.Formatter):
-    """One line for each record: ``time`` (UTC), ``level``, ``logger``, ``thread``, ``message``, ``exception`` after an
-    error; what is constant of the process (``fixed``: role, topology, slot); and what a call gives as ``extra``: topology,
-    task, run. A value that JSON does not know is its text."""
+    """One line for each record: ``time`` (UTC), ``level``, ``logger``, ``thread``, ``message``,
+    ``exception`` after an error; what is constant of the process (``fixed``: role, topology, slot);
+    and what a call gives as ``extra``: topology, task, run. A value that JSON does not know is its
+    text.
+    """
 
     def __init__(self, fixed: Mapping[str, Any]) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
-"""Latencies counted in exponential buckets: they merge by addition and give windows by subtraction, as means do not.
+"""Latencies counted in exponential buckets: they merge by addition and give windows by subtraction,
+as means do not.
 
-Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds, so that a percentile
-is off by at most 4.4 %. Every eighth bound is a power of two, and a bound of Prometheus.
+Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds,
+so that a percentile is off by at most 4.4 %. Every eighth bound is a power of two, and a bound of
+Prometheus.
 """
 
 import math
@@ -11,7 +13,9 @@ from typing import Any
 Buckets = dict[int, int]
 """Bucket -> number of tuples."""
 Latencies = dict[str, dict[str, Buckets]]
-"""``execute``, ``process`` and ``complete`` -> stream (of a bolt: ``component:stream`` of the input) -> buckets."""
+"""``execute``, ``process`` and ``complete`` -> stream (of a bolt: ``component:stream`` of the
+input) -> buckets.
+"""
 
 _PER_DOUBLING = 8
 _BOUNDS = range(-16, 9)

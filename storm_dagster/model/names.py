@@ -1,7 +1,7 @@
 """Grammar of names: topologies, components, streams, code, blob keys, topology ids.
 
-The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``). Names travel
-into ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
+The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``). Names travel into
+ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
 """
 
 import re
@@ -21,7 +21,8 @@ _TOPOLOGY_ID = re.compile(
 )
 _LIKE_AN_ID = re.compile(r".*-[0-9]{1,12}-[0-9]{9,12}")
 """Names that could be ids; ``sales-2026-11`` is none, since no clock is in the year 1970."""
-# A topology id ends in its seconds, so that what follows a last dot can only be a version of its code.
+# A topology id ends in its seconds, so that what follows a last dot can only be a version of its
+# code.
 _CODE_BLOB = re.compile(
     rf"(?P<code_dir>(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?)"
     r"-(stormjar\.jar|stormconf\.ser|stormcode\.ser|placement\.json)"
@@ -30,7 +31,9 @@ _BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
 
 
 def check_topology_name(name: object) -> str:
-    """``name`` itself when it may name a new topology, else :class:`InvalidTopology` saying why not."""
+    """``name`` itself when it may name a new topology, else :class:`InvalidTopology` saying why
+    not.
+    """
     checked = check_topology_reference(name)
     if _LIKE_AN_ID.fullmatch(checked):
         raise InvalidTopology(
@@ -81,8 +84,8 @@ def check_stream_id(stream_id: object) -> str:
 def code_name(target: Any, what: str) -> str:
     """``"module:QualName"`` of a class or function that a worker can import.
 
-    :class:`InvalidTopology` for a lambda, for anything defined inside a function, and for what lives in
-    ``__main__``: a worker could not import it.
+    :class:`InvalidTopology` for a lambda, for anything defined inside a function, and for what
+    lives in ``__main__``: a worker could not import it.
     """
     if isinstance(target, str):
         module, colon, name = target.partition(":")
@@ -96,7 +99,9 @@ def code_name(target: Any, what: str) -> str:
 
 
 def check_importable(name: str, what: str) -> str:
-    """``"module:QualName"`` itself, unless no worker can import it: then :class:`InvalidTopology` says why."""
+    """``"module:QualName"`` itself, unless no worker can import it: then :class:`InvalidTopology`
+    says why.
+    """
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidTopology(
             f"{what}: {name!r} is a lambda or defined inside a function, so that no worker can import it: "
@@ -126,7 +131,9 @@ def topology_name_of(topology_id: str) -> str:
 
 
 def make_code_dir(topology_id: str, number: int) -> str:
-    """Blob key prefix of a later version of a topology's code; that of its first is the topology id itself."""
+    """Blob key prefix of a later version of a topology's code; that of its first is the topology id
+    itself.
+    """
     return f"{topology_id}.{number}"
 
 
@@ -150,7 +157,9 @@ def code_keys(code_dir: str) -> tuple[str, str, str]:
 
 
 def code_dir_of_blob_key(key: str) -> str | None:
-    """Code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for other blobs."""
+    """Code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for
+    other blobs.
+    """
     match = _CODE_BLOB.fullmatch(key)
     return match["code_dir"] if match else None
 

@@ -27,13 +27,15 @@ TOKENS = "/tokens"
 COUNTER = "/counter"
 # Pinned Spark Connect sessions, one node for each use ("placement").
 SPARK_SESSIONS = "/spark_sessions"
-# Actions on topologies that the action listener has not heard yet, in their order (only while one is configured).
+# Actions on topologies that the action listener has not heard yet, in their order (only while one
+# is configured).
 ACTIONS = "/actions"
 # Declared topologies that a run deploys now: one ephemeral node for each.
 DEPLOYS = "/deploys"
 # What leaders did without Dagster and have not reported to it yet: one bounded record.
 UNREPORTED = "/unreported"
-# What sensors remember between their ticks and is too large for a cursor: a few newest records of each.
+# What sensors remember between their ticks and is too large for a cursor: a few newest records of
+# each.
 SENSORS = "/sensors"
 
 FIRST_LEVEL = tuple(
@@ -91,7 +93,9 @@ metrics = _child_of(METRICS)
 
 
 def blob(key: str, holder: str | None = None) -> str:
-    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of one nimbus that holds it."""
+    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of one nimbus that holds
+    it.
+    """
     return f"{BLOBSTORE}/{key}" if holder is None else f"{BLOBSTORE}/{key}/{holder}"
 
 
@@ -100,14 +104,18 @@ blob_max_sequence = _child_of(BLOBSTORE_MAX_SEQUENCE)
 
 
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
-    """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or ``upgraded_workers``."""
+    """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or
+    ``upgraded_workers``.
+    """
     return (
         f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
     )
 
 
 log_levels = _child_of(TOPOLOGY, "/log_levels")
-"""Levels of loggers that were changed while the topology runs; below its base, with which it goes."""
+"""Levels of loggers that were changed while the topology runs; below its base, with which it
+goes.
+"""
 state_home = _child_of(TOPOLOGY, "/state")
 """Where the state of the topology's tasks lies; below its base, with which it goes."""
 token = _child_of(TOKENS)

@@ -1,4 +1,6 @@
-"""The user at the other end of a TCP connection on this machine, read from the kernel's socket tables."""
+"""The user at the other end of a TCP connection on this machine, read from the kernel's socket
+tables.
+"""
 
 import functools
 import ipaddress
@@ -15,7 +17,9 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def _keys(address: tuple[Any, ...]) -> set[str]:
-    """How a table may write ``(host, port)``; a socket for IPv6 writes an IPv4 address in its own way."""
+    """How a table may write ``(host, port)``; a socket for IPv6 writes an IPv4 address in its own
+    way.
+    """
     host = ipaddress.ip_address(str(address[0]).partition("%")[0])
     plain = getattr(host, "ipv4_mapped", None) or host
     forms = [plain, ipaddress.ip_address(f"::ffff:{plain}")] if plain.version == 4 else [plain]
@@ -46,13 +50,16 @@ def _asked_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
             return None
         raise OSError(-code, "no answer about sockets")
     user, inode = struct.unpack_from("=II", answer, 80)
-    # Where the connection has gone, the kernel names whoever listens at its port: that one has no port at its other end.
+    # Where the connection has gone, the kernel names whoever listens at its port: that one has no
+    # port at its other end.
     connected = struct.unpack_from("!HH", answer, 20) == (peer[1], own[1])
     return user if connected and inode else None
 
 
 def peer_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
-    """User id of the process that holds the other end; ``None`` when there is none on this machine, or it has closed it."""
+    """User id of the process that holds the other end; ``None`` when there is none on this machine,
+    or it has closed it.
+    """
     try:
         return _asked_user(own, peer)
     except (AttributeError, OSError, struct.error):
@@ -87,5 +94,7 @@ def can_tell_users() -> bool:
 
 
 def owners_only(security: Security) -> bool:
-    """Whether a port serves only this user and root: when nobody is asked for a proof, and users can be told."""
+    """Whether a port serves only this user and root: when nobody is asked for a proof, and users
+    can be told.
+    """
     return not security.configured and can_tell_users()

@@ -94,7 +94,9 @@ class TopologyToPlace(_Value):
 
 
 class PlacementBatch(_Value):
-    """One event: the cluster, and the topologies to place, in any order (planners sort by priority, name)."""
+    """One event: the cluster, and the topologies to place, in any order (planners sort by priority,
+    name).
+    """
 
     supervisors: tuple[SupervisorSlots, ...]
     topologies: tuple[TopologyToPlace, ...]
@@ -115,13 +117,17 @@ class TopologyPlacement(_Value):
     reasons: dict[int, str] = {}
     """Task id -> the choice that put it where it is, in words (for ``explain``)."""
     worker_reasons: dict[str, str] = {}
-    """``"node:port"`` -> why that slot; in the order in which workers of equal merit were preferred."""
+    """``"node:port"`` -> why that slot; in the order in which workers of equal merit were
+    preferred.
+    """
     warnings: tuple[str, ...] = ()
     """Requests of the conf that were not followed, and why."""
 
 
 class PlacementResult(_Value):
-    """Placements in the order in which topologies were served, and the planner that computed them."""
+    """Placements in the order in which topologies were served, and the planner that computed
+    them.
+    """
 
     placements: tuple[TopologyPlacement, ...]
     planner: Literal["pyspark", "python"]

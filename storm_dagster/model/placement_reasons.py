@@ -1,6 +1,7 @@
 """Reasons, in words, for the placement of tasks and workers and for refusals.
 
-Over Spark a reason travels as its number, so that a hundred thousand tasks do not carry a hundred thousand sentences.
+Over Spark a reason travels as its number, so that a hundred thousand tasks do not carry a hundred
+thousand sentences.
 """
 
 from collections.abc import Iterable
@@ -8,7 +9,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MASTER_ALONE_FROM = 10
-"""From this number of workers on, the topology master gets a worker of its own, unless the conf decides."""
+"""From this number of workers on, the topology master gets a worker of its own, unless the conf
+decides.
+"""
 
 _SUPERVISORS_NAMED = 10
 
@@ -64,7 +67,9 @@ def slot_reason_text(reason: int, against: str) -> str:
 
 
 def slot_rival(reason: "Reason", load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
-    """Comparison of the least loaded supervisor and the next one, each (minus free ports, used ports, id)."""
+    """Comparison of the least loaded supervisor and the next one, each (minus free ports, used
+    ports, id).
+    """
     if reason is Reason.SLOT_MOST_FREE:
         return f"{-load[0]}, next is {rival[2]} with {-rival[0]}"
     if reason is Reason.SLOT_FEWEST_USED:
@@ -119,7 +124,9 @@ _REFUSALS = {
 
 
 def refusal(kind: str, name: str, **given: object) -> Refusal:
-    """The refusal of that kind for a topology of that name, its message completed with the values given."""
+    """The refusal of that kind for a topology of that name, its message completed with the values
+    given.
+    """
     found = _REFUSALS[kind]
     return found._replace(message=found.message.format(name=name, **given))
 
@@ -135,8 +142,8 @@ def short_of_slots_refusal(
 ) -> Refusal:
     """Refusal for a topology that needs more slots than there are.
 
-    ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is the
-    ``topology.workers`` with which it would fit, ``None`` when none would.
+    ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is
+    the ``topology.workers`` with which it would fit, ``None`` when none would.
     """
     pairs = sorted(free, key=lambda pair: (pair[1] == 0, pair[0]))
     total = sum(count for _, count in pairs)

@@ -78,7 +78,8 @@ Fault = tuple[str, str]
 def decode_plan(value: Any, source: str) -> PlanDocument:
     """The document in a parsed YAML or JSON value.
 
-    :class:`InvalidRequest` names the place of the first thing that is wrong, like ``supervisors[2].ports``.
+    :class:`InvalidRequest` names the place of the first thing that is wrong, like
+    ``supervisors[2].ports``.
     """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{source}: a plan is a map with conf, supervisors and topologies")

@@ -1,7 +1,8 @@
-"""Processes of this machine, each known exactly: by its pid and the moment of its start; and their run files.
+"""Processes of this machine, each known exactly: by its pid and the moment of its start; and their
+run files.
 
-On Linux the start is in clock ticks since boot, which setting the clock does not move; elsewhere psutil gives
-it in hundredths of a second. Neither is valid after a reboot.
+On Linux the start is in clock ticks since boot, which setting the clock does not move; elsewhere
+psutil gives it in hundredths of a second. Neither is valid after a reboot.
 """
 
 import os
@@ -15,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.host import write_atomically
 
-# psutil, which all else here is asked of, derives the start from the wall clock; and workers start without it.
+# psutil, which all else here is asked of, derives the start from the wall clock; and workers start
+# without it.
 _HAS_PROC = os.path.isdir("/proc/self")
 
 
@@ -27,7 +29,9 @@ class ExactProcess:
     boot_id: str
 
     def alive(self) -> bool:
-        """Whether exactly this process still runs (same pid, same start, same boot; a zombie does not)."""
+        """Whether exactly this process still runs (same pid, same start, same boot; a zombie does
+        not).
+        """
         return self.boot_id in ("", boot_id()) and start_ticks(self.pid) == self.start_ticks
 
     def signal(self, number: int) -> bool:
@@ -44,7 +48,9 @@ class Process:
     pid: int
     start_ticks: int
     session: int
-    """Pid of the leader of its session. A session outlives its leader, and no process gets that pid meanwhile."""
+    """Pid of the leader of its session. A session outlives its leader, and no process gets that pid
+    meanwhile.
+    """
 
 
 def start_ticks(pid: int) -> int | None:
@@ -66,7 +72,8 @@ def start_ticks(pid: int) -> int | None:
             raw = stream.read()
     except OSError:
         return None
-    # The command name is in brackets and may itself hold blanks and brackets: count after the last one.
+    # The command name is in brackets and may itself hold blanks and brackets: count after the last
+    # one.
     fields = raw[raw.rfind(b")") + 2 :].split()
     return int(fields[19]) if len(fields) >= 20 and fields[0] not in (b"Z", b"X") else None
 
@@ -89,8 +96,8 @@ def processes() -> Iterator[Process]:
 def signal_exactly(pid: int, ticks: int, number: int) -> bool:
     """Signal the process of that pid and start; ``False`` when it is gone, or another user's.
 
-    A pidfd is held before the start is compared, so that the pid cannot change hands in between; where there
-    is none (before Linux 5.3, macOS), an instant is left.
+    A pidfd is held before the start is compared, so that the pid cannot change hands in between;
+    where there is none (before Linux 5.3, macOS), an instant is left.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -119,10 +126,14 @@ def run_dir(home: Path) -> Path:
 
 
 class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
-    """One process of a cluster, from ``HOME/run``: matched by its pid *and* its start, and by the boot id of the machine."""
+    """One process of a cluster, from ``HOME/run``: matched by its pid *and* its start, and by the
+    boot id of the machine.
+    """
 
     role: str
-    """``dev``, ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``dagster-webserver``, ..."""
+    """``dev``, ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``,
+    ``dagster-webserver``, ...
+    """
     id: str
     pid: int
     start_ticks: int
@@ -141,8 +152,8 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
     ) -> "RunFile":
         """Record the calling process (or ``pid``) atomically, and return the record.
 
-        ``ProcessLookupError`` when ``pid`` does not exist. ``id`` may hold any character of a node or
-        topology id; ``/`` is replaced in the file's name.
+        ``ProcessLookupError`` when ``pid`` does not exist. ``id`` may hold any character of a node
+        or topology id; ``/`` is replaced in the file's name.
         """
         pid = os.getpid() if pid is None else pid
         ticks = start_ticks(pid)
@@ -163,7 +174,9 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
 
     @staticmethod
     def read(path: Path) -> "RunFile | None":
-        """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches no process)."""
+        """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches no
+        process).
+        """
         try:
             return RunFile.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):

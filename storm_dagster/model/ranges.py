@@ -1,7 +1,7 @@
 """Sets of task ids as short text: ``"1-3,7"``.
 
-Task ids are positive integers. Contiguous runs are written as ``first-last``, so that the record of a
-topology with a hundred thousand tasks stays far below ZooKeeper's node limit.
+Task ids are positive integers. Contiguous runs are written as ``first-last``, so that the record of
+a topology with a hundred thousand tasks stays far below ZooKeeper's node limit.
 """
 
 import re

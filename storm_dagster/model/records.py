@@ -1,12 +1,14 @@
-"""The records that stand in ZooKeeper: frozen, typed, bounded in size (``docs/decisions.md#typed-records``).
+"""The records that stand in ZooKeeper: frozen, typed, bounded in size
+(``docs/decisions.md#typed-records``).
 
-Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that a
-node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not such a
+Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that
+a node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not such a
 record, so that damaged or forged state is never acted on.
 
-Two releases may share a cluster while it is upgraded. A field that this release does not know is therefore read,
-ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` write it back as it was read. Change
-a stored record by ``model_copy``; one that is built from scratch loses what a newer release wrote.
+Two releases may share a cluster while it is upgraded. A field that this release does not know is
+therefore read, ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` write
+it back as it was read. Change a stored record by ``model_copy``; one that is built from scratch
+loses what a newer release wrote.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,9 @@ MAX_NODE_BYTES = 512 * 1024
 """No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
 
 MAX_UNKNOWN_BYTES = 64 * 1024
-"""Fields that this release does not know may take as much of a record, or half of it when that is more."""
+"""Fields that this release does not know may take as much of a record, or half of it when that is
+more.
+"""
 
 TopologyStatus = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
 AssignmentType = Literal["Assign", "UpdateTopology", "ScaleTopology"]
@@ -58,7 +62,9 @@ def _known_or_read(value: object, info: ValidationInfo) -> object:
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, no coercion of types, no unknown fields but those that were read."""
+    """Base of all records: immutable, no coercion of types, no unknown fields but those that were
+    read.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", strict=True)
     if not TYPE_CHECKING:
@@ -67,13 +73,17 @@ class Record(BaseModel):
     v: Literal[1] = 1
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with those fields changed; fields of a newer release stay. ``TypeError`` for an unknown field."""
+        """A copy with those fields changed; fields of a newer release stay. ``TypeError`` for an
+        unknown field.
+        """
         if unknown := (update or {}).keys() - type(self).model_fields.keys():
             raise TypeError(f"{type(self).__name__} has no field {min(unknown)!r}")
         return super().model_copy(update=update, deep=deep)
 
     def keep_unknown(self, before: Self | None) -> Self:
-        """This record with the fields of a newer release that ``before``, which it takes the place of, has."""
+        """This record with the fields of a newer release that ``before``, which it takes the place
+        of, has.
+        """
         if before is None or not before.model_extra:
             return self
         return before.model_copy(update=self.__dict__)
@@ -90,15 +100,21 @@ class GrayUpgrade(Record, populate_by_name=True):
     workers: tuple[str, ...] = ()
     """``host:port``; cleared once the batch is picked."""
     expires: int
-    """Epoch seconds at which its time is over by the clock of who began it: shown, never compared."""
+    """Epoch seconds at which its time is over by the clock of who began it: shown, never
+    compared.
+    """
     ttl_secs: int = 86_400
-    """Seconds for which the upgrade may go on, by the clock of who leads; a new leader counts from zero."""
+    """Seconds for which the upgrade may go on, by the clock of who leads; a new leader counts from
+    zero.
+    """
     continue_: bool = Field(default=False, alias="continue")
     """A batch was asked for and is not picked yet."""
     rollback: bool = False
     """Every worker that was picked goes back to the former code."""
     code_dir: str = ""
-    """Prefix of the blob keys of the new code. The former one stays that of the assignment until the end."""
+    """Prefix of the blob keys of the new code. The former one stays that of the assignment until
+    the end.
+    """
     token: str = ""
     """Client token of the call that began it."""
     batch_token: str = ""
@@ -110,7 +126,9 @@ class GrayUpgrade(Record, populate_by_name=True):
 
 
 class StormBase(Record):
-    """A topology exists while this record does; ``status`` is what it does, ``wanted_status`` what it should."""
+    """A topology exists while this record does; ``status`` is what it does, ``wanted_status`` what
+    it should.
+    """
 
     name: str
     launch_time_secs: int
@@ -176,18 +194,24 @@ class TaskBeats(Record):
     dead: Ranges = ""
     """Tasks that the topology master holds to be dead (hung or never reported)."""
     version: int = -1
-    """Version of the assignment that it judged; -1: none yet, or a topology master of release 0.1.0."""
+    """Version of the assignment that it judged; -1: none yet, or a topology master of release
+    0.1.0.
+    """
     summary: dict[str, float] = {}
-    """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``, ``capacity``, ``lag``, and ``lag_rate``
-    (its growth per second)."""
+    """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``,
+    ``capacity``, ``lag``, and ``lag_rate`` (its growth per second).
+    """
     trend: str = ""
-    """Rates of the last hour for the same list, two minutes a character, oldest first: ``0`` to ``f`` (the highest), ``.``
-    where none is known."""
+    """Rates of the last hour for the same list, two minutes a character, oldest first: ``0`` to
+    ``f`` (the highest), ``.`` where none is known.
+    """
 
 
 class MetricIds(Record):
-    """``/metrics/<id>``: ids of a topology's metrics. Written by its topology master once the topology is active
-    (with the sample rate, as JStorm's start event), and again when a metric gets its id."""
+    """``/metrics/<id>``: ids of a topology's metrics. Written by its topology master once the
+    topology is active (with the sample rate, as JStorm's start event), and again when a metric gets
+    its id.
+    """
 
     sample_rate: float
     """``topology.metric.sample.rate``: the share of tuples whose latency is taken."""
@@ -196,7 +220,9 @@ class MetricIds(Record):
 
 
 class SupervisorInfo(Record):
-    """Ephemeral heartbeat of one supervisor; ``count`` rises with every completed loop that is due."""
+    """Ephemeral heartbeat of one supervisor; ``count`` rises with every completed loop that is
+    due.
+    """
 
     host: str
     ports: tuple[int, ...]
@@ -230,11 +256,15 @@ class TaskError(Record):
     count: int = 1
     """How often it occurred."""
     group: str = ""
-    """Type and place: errors of a component with the same one are one record. Empty: a record of its own."""
+    """Type and place: errors of a component with the same one are one record. Empty: a record of
+    its own.
+    """
 
 
 class GrayWorker(Record):
-    """One worker below ``upgrading_workers`` or ``upgraded_workers``, named ``host:port``; its supervisor writes it."""
+    """One worker below ``upgrading_workers`` or ``upgraded_workers``, named ``host:port``; its
+    supervisor writes it.
+    """
 
     boot_id: str = ""
     """Boot of the host under which ``started`` counts."""
@@ -304,9 +334,13 @@ class Assignment(Record):
     timestamp_ms: int
     type: AssignmentType = "Assign"
     code: dict[str, str] = {}
-    """Blob key -> SHA-256 of what that code is: supervisors run nothing else. Empty: an older release wrote it."""
+    """Blob key -> SHA-256 of what that code is: supervisors run nothing else. Empty: an older
+    release wrote it.
+    """
     restarts: int = 0
-    """Restarts that were asked for: a worker process that was started for fewer is replaced in its slot."""
+    """Restarts that were asked for: a worker process that was started for fewer is replaced in its
+    slot.
+    """
     history: tuple[AssignmentChange, ...] = ()
     """The newest changes, newest first."""
 
@@ -330,7 +364,9 @@ class Assignment(Record):
 
 
 class WorkerNode(Record):
-    """A live worker process; written on start and on change only, ephemeral in the worker's own session."""
+    """A live worker process; written on start and on change only, ephemeral in the worker's own
+    session.
+    """
 
     pid: int
     token: str
@@ -345,7 +381,9 @@ class WorkerNode(Record):
     code: str = ""
     """SHA-256 of the archive that it runs (first 16 hex digits)."""
     dead: Ranges = ""
-    """In the topology master's worker: tasks that its newest report holds to be dead, so that readers see it at once."""
+    """In the topology master's worker: tasks that its newest report holds to be dead, so that
+    readers see it at once.
+    """
 
 
 class EpochRecord(Record):
@@ -364,7 +402,9 @@ class TokenRecord(Record):
     name: str
     epoch: int
     published: bool = False
-    """Set by the transaction that publishes: a late repetition never brings a killed topology back."""
+    """Set by the transaction that publishes: a late repetition never brings a killed topology
+    back.
+    """
 
 
 class Blacklist(Record):
@@ -385,18 +425,26 @@ class KeptLevel(Record):
 
 
 class KeptLevels(Record):
-    """``/topology/<id>/log_levels``: logger -> level, for workers that begin after it was changed."""
+    """``/topology/<id>/log_levels``: logger -> level, for workers that begin after it was
+    changed.
+    """
 
     loggers: dict[str, KeptLevel] = {}
 
 
 class StateHome(Record):
-    """``/topology/<id>/state``: where the state of a topology's tasks lies, and the newest opening of each."""
+    """``/topology/<id>/state``: where the state of a topology's tasks lies, and the newest opening
+    of each.
+    """
 
     marker: str
-    """Random id of a file in ``topology.state.dir``; a host without it has other storage. Empty before there is one."""
+    """Random id of a file in ``topology.state.dir``; a host without it has other storage. Empty
+    before there is one.
+    """
     openings: dict[str, tuple[int, ...]] = {}
-    """``component/index`` of a stateful task, or the id of a task with ``context.state`` -> (division, opening)."""
+    """``component/index`` of a stateful task, or the id of a task with ``context.state`` ->
+    (division, opening).
+    """
     local: tuple[str, ...] = ()
     """Hosts that keep state of their own while others run workers too."""
 
@@ -418,8 +466,9 @@ def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> byte
 def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
     """The record that ``raw`` holds; :class:`Corrupt`, naming ``path``, when it is none.
 
-    Fields that this release does not know are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested ones included.
-    Beyond that the record is ``Corrupt``: dropping some would lose them at the next write.
+    Fields that this release does not know are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested
+    ones included. Beyond that the record is ``Corrupt``: dropping some would lose them at the next
+    write.
     """
     reading = _Reading()
     where = path or "the record"
@@ -451,7 +500,9 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
 
 
 def _unknown_bytes(value: object) -> int:
-    """Bytes of the fields that this release does not know, in a record and in all records below it."""
+    """Bytes of the fields that this release does not know, in a record and in all records below
+    it.
+    """
     if isinstance(value, Record):
         return (len(to_json(value.model_extra)) if value.model_extra else 0) + _unknown_bytes(
             value.__dict__

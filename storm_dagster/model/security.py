@@ -1,8 +1,10 @@
 """Security of a cluster: its secret and certificates, and the settings of servers and clients.
 
-Nothing is configured by default, and then everything listens on loopback only (``exposure``). ``storm.secret``
-(or ``storm.secret.file``, in which a second line is a secret that counts, too, while it is changed) is what every
-daemon, run and client of a cluster knows; whoever signs with it is the cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
+Nothing is configured by default, and then everything listens on loopback only (``exposure``).
+``storm.secret`` (or ``storm.secret.file``, in which a second line is a secret that counts, too,
+while it is changed) is what every daemon, run and client of a cluster knows; whoever signs with it
+is the cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both
+sides trust.
 """
 
 import functools
@@ -22,12 +24,16 @@ from storm_dagster.model.signing import signer
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
 SILENT_SECS = 5.0
-"""Silence of a nimbus after which a read of a blob is tried again: the reply, or the rest of it, may be lost."""
+"""Silence of a nimbus after which a read of a blob is tried again: the reply, or the rest of it,
+may be lost.
+"""
 
 
 @functools.cache
 def public_authorities() -> ssl.SSLContext:
-    """TLS context of a client that trusts the authorities of the web. To load them takes 50 ms: once in a process."""
+    """TLS context of a client that trusts the authorities of the web. To load them takes 50 ms:
+    once in a process.
+    """
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
@@ -54,7 +60,8 @@ def _derived(secret: str, purpose: str) -> bytes:
 
 
 def zookeeper_payload(conf: Any) -> str | None:
-    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from each secret, then of the file.
+    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from each
+    secret, then of the file.
 
     The first line owns what is created, all are shown.
     """
@@ -101,7 +108,9 @@ def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
 
 
 def read_private_file(path: Path, what: str) -> str:
-    """The text of a file that only its owner may read; :class:`InvalidRequest` when others may, too."""
+    """The text of a file that only its owner may read; :class:`InvalidRequest` when others may,
+    too.
+    """
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8").strip()
@@ -131,8 +140,8 @@ class Security:
     def of(conf: Any) -> "Security":
         """By the keys ``storm.secret``, ``storm.secret.file`` and ``storm.tls.*`` of a conf.
 
-        Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by others, and
-        for TLS files that do not belong together.
+        Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by
+        others, and for TLS files that do not belong together.
         """
         secret, *others = _secrets_of(conf) or (None,)
         cert, key, ca = (conf.get(f"storm.tls.{part}") for part in ("cert", "key", "ca"))
@@ -164,11 +173,15 @@ class Security:
 
     @property
     def http_needs_certificate(self) -> bool:
-        """Whether the HTTP service refuses clients without a certificate: with TLS and no secret."""
+        """Whether the HTTP service refuses clients without a certificate: with TLS and no
+        secret.
+        """
         return self.tls and self.secret is None
 
     def derived(self, purpose: str, number: int = 0) -> bytes:
-        """32 bytes for one purpose, derived from the secret (the one of that number), which they do not reveal."""
+        """32 bytes for one purpose, derived from the secret (the one of that number), which they do
+        not reveal.
+        """
         assert self.secrets, "nothing is derived without a secret"
         return _derived(self.secrets[number], purpose)
 
@@ -192,7 +205,9 @@ class Security:
         return options
 
     def server_context(self, *, client_certificate: bool = True) -> ssl.SSLContext:
-        """TLS context of a server. Clients must show a certificate of ``storm.tls.ca`` unless it is optional."""
+        """TLS context of a server. Clients must show a certificate of ``storm.tls.ca`` unless it is
+        optional.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.sslobject_class, context.sslsocket_class = _AuditedObject, _AuditedSocket
         self.load_into(context)
@@ -200,7 +215,9 @@ class Security:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """TLS context of a client: servers are checked by ``storm.tls.ca`` and their name; it shows our certificate."""
+        """TLS context of a client: servers are checked by ``storm.tls.ca`` and their name; it shows
+        our certificate.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.load_into(context)
         return context

@@ -1,7 +1,9 @@
-"""Proof of the cluster's secret without sending it: signed requests, and tokens for whoever cannot sign.
+"""Proof of the cluster's secret without sending it: signed requests, and tokens for whoever cannot
+sign.
 
-A signature covers method, path with query, host, body, what headers say of it, time and a number that is used once. A token names its scope and
-when it expires. Whoever listens to either learns nothing of the secret, and cannot change what was asked.
+A signature covers method, path with query, host, body, what headers say of it, time and a number
+that is used once. A token names its scope and when it expires. Whoever listens to either learns
+nothing of the secret, and cannot change what was asked.
 """
 
 import base64
@@ -18,8 +20,9 @@ from typing import Any, Literal, get_args
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 
 Scope = Literal["metrics", "read", "operate", "admin"]
-"""``metrics``: ``/metrics`` alone; ``read``: looking at topologies and the cluster; ``operate``: submitting and changing
-topologies, too; ``admin``: everything."""
+"""``metrics``: ``/metrics`` alone; ``read``: looking at topologies and the cluster; ``operate``:
+submitting and changing topologies, too; ``admin``: everything.
+"""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _SKEW_SECS = 120
@@ -45,7 +48,9 @@ class RequestHead:
 
 
 def about_content(headers: Iterable[tuple[str, str]]) -> str:
-    """What headers say of a content and of who sends it, ``X-Content-*`` and ``X-Storm-*``, as a signature covers it."""
+    """What headers say of a content and of who sends it, ``X-Content-*`` and ``X-Storm-*``, as a
+    signature covers it.
+    """
     named = ((name.lower(), value) for name, value in headers)
     return "\n".join(
         sorted(
@@ -68,7 +73,9 @@ def _mac(secret: str, purpose: str, *parts: str) -> str:
 
 
 def sign(secret: str, target: RequestHead, body: str, now: float | None = None) -> str:
-    """The header ``Authorization`` of a request; ``body`` is the :func:`body_hash` of what is sent."""
+    """The header ``Authorization`` of a request; ``body`` is the :func:`body_hash` of what is
+    sent.
+    """
     when, nonce = str(int(time.time() if now is None else now)), random.token_hex(16)
     mac = _mac(
         secret, "request", target.method, target.host, target.path, target.about, body, when, nonce
@@ -77,10 +84,12 @@ def sign(secret: str, target: RequestHead, body: str, now: float | None = None) 
 
 
 def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
-    """The ``auth`` of an httpx client. ``/healthz`` is asked without; with ``tls`` nothing is sent in the clear.
+    """The ``auth`` of an httpx client. ``/healthz`` is asked without; with ``tls`` nothing is sent
+    in the clear.
 
-    A request that has the header already keeps it. Of a body that is sent as it is made, ``X-Content-SHA256`` is signed.
-    :class:`InvalidRequest` for ``http`` in a cluster with TLS, and for such a body without that header.
+    A request that has the header already keeps it. Of a body that is sent as it is made,
+    ``X-Content-SHA256`` is signed. :class:`InvalidRequest` for ``http`` in a cluster with TLS, and
+    for such a body without that header.
     """
 
     def authenticate(request: Any) -> Any:
@@ -119,7 +128,9 @@ class Verifier:
         self._turned = 0.0
 
     def check(self, header: str, target: RequestHead, now: float | None = None) -> str:
-        """The hash that the body must have; :class:`NotAuthenticated` for any signature that does not count."""
+        """The hash that the body must have; :class:`NotAuthenticated` for any signature that does
+        not count.
+        """
         now = time.time() if now is None else now
         found = _SIGNATURE.fullmatch(header)
         if found is None:
@@ -146,7 +157,8 @@ class Verifier:
 
     def _is_first(self, nonce: str, now: float) -> bool:
         with self._lock:
-            # A signature counts for twice the skew: what is older than that is forgotten in two steps.
+            # A signature counts for twice the skew: what is older than that is forgotten in two
+            # steps.
             if abs(now - self._turned) > 2 * _SKEW_SECS or len(self._seen) >= _MOST_NONCES:
                 self._seen, self._former, self._turned = set(), self._seen, now
             if nonce in self._seen or nonce in self._former:
@@ -156,7 +168,9 @@ class Verifier:
 
 
 def make_token(secret: str, scope: Scope, secs: float, now: float | None = None) -> str:
-    """A token that counts for ``secs`` seconds; for ``Authorization: Bearer``, or as the password of Basic."""
+    """A token that counts for ``secs`` seconds; for ``Authorization: Bearer``, or as the password
+    of Basic.
+    """
     claims = f"{scope}.{int((time.time() if now is None else now) + secs)}.{random.token_hex(4)}"
     return f"sdt.{claims}.{_mac(secret, 'token', claims)}"
 

@@ -1,8 +1,10 @@
-"""Spark Connect servers as clients reach them: their token, ids of sessions, and the Python archives that these get.
+"""Spark Connect servers as clients reach them: their token, ids of sessions, and the Python
+archives that these get.
 
-Only clients that know the token of an embedded server run code there. It lies in ``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or derived
-from ``storm.secret``, for the cluster's servers on any host. Clients send it in the header of Spark's
-pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
+Only clients that know the token of an embedded server run code there. It lies in
+``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or
+derived from ``storm.secret``, for the cluster's servers on any host. Clients send it in the header
+of Spark's pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
 import hmac
@@ -32,7 +34,9 @@ def derived_spark_token(conf: Any) -> str | None:
 
 
 def spark_token(conf: Any, home: Path) -> str:
-    """The token of the server in ``home``, made at the first call; with ``storm.secret``, derived from it."""
+    """The token of the server in ``home``, made at the first call; with ``storm.secret``, derived
+    from it.
+    """
     path, derived = home / _FILE, derived_spark_token(conf)
     if derived is not None:
         token = derived
@@ -46,9 +50,11 @@ def spark_token(conf: Any, home: Path) -> str:
 
 
 def standalone_secret(conf: Any, home: Path) -> str:
-    """The secret that master, workers and applications of a Spark standalone cluster prove to each other.
+    """The secret that master, workers and applications of a Spark standalone cluster prove to each
+    other.
 
-    Derived from ``storm.secret``, for any host; without one from the token of ``home``, for one machine.
+    Derived from ``storm.secret``, for any host; without one from the token of ``home``, for one
+    machine.
     """
     security = Security.of(conf)
     if security.secret is not None:
@@ -57,9 +63,11 @@ def standalone_secret(conf: Any, home: Path) -> str:
 
 
 def with_spark_token(url: str, home: Path | None = None, derived: str | None = None) -> str:
-    """A Spark Connect URL with this cluster's token; unchanged without one, or when it proves itself already.
+    """A Spark Connect URL with this cluster's token; unchanged without one, or when it proves
+    itself already.
 
-    ``derived`` is the one of the caller's conf, else that of ``home`` counts. A random token is for loopback only. For opening a session: the result is a secret, never logged or stored.
+    ``derived`` is the one of the caller's conf, else that of ``home`` counts. A random token is for
+    loopback only. For opening a session: the result is a secret, never logged or stored.
     """
     if not url.startswith("sc://") or any(mark in url for mark in (";token=", ";authorization=")):
         return url
@@ -81,9 +89,10 @@ def with_spark_token(url: str, home: Path | None = None, derived: str | None = N
 def add_python_archive(session: Any, archive: Path) -> None:
     """Send the archive to the session's server, whose Python workers import from it.
 
-    pyspark also puts it first on this process's own ``sys.path``, which processes of ``multiprocessing`` take over. It is
-    taken off again: this process has these modules, the archive of this package holds only what Spark's workers need,
-    and a temporary file is gone a moment later.
+    pyspark also puts it first on this process's own ``sys.path``, which processes of
+    ``multiprocessing`` take over. It is taken off again: this process has these modules, the
+    archive of this package holds only what Spark's workers need, and a temporary file is gone a
+    moment later.
     """
     before = list(sys.path)
     try:
@@ -94,15 +103,19 @@ def add_python_archive(session: Any, archive: Path) -> None:
 
 
 def query_session_id(code: str, number: int) -> str:
-    """Id of the session that the queries of a topology's code share; the one after it when the server has closed this.
+    """Id of the session that the queries of a topology's code share; the one after it when the
+    server has closed this.
 
-    ``code`` is the topology's id, with the number of its version. A server refuses the id of a closed session for ever.
+    ``code`` is the topology's id, with the number of its version. A server refuses the id of a
+    closed session for ever.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"storm_dagster/{code}/{number}"))
 
 
 def remote_with_session(remote: str, session_id: str) -> str:
-    """The Spark Connect URL that attaches to the session; a URL that names one itself is left as it is."""
+    """The Spark Connect URL that attaches to the session; a URL that names one itself is left as it
+    is.
+    """
     if ";session_id=" in remote:
         return remote
     base, slash, parameters = remote.partition("/;")

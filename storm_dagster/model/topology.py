@@ -1,8 +1,8 @@
 """Topology: components, streams, inputs, groupings, parallelism.
 
-This is the form that travels: a client describes its topology as this JSON, nimbus stores it as the blob
-``<id>-stormcode.ser``, workers build the components from it. It names code (``"module:QualName"``) and
-never contains any.
+This is the form that travels: a client describes its topology as this JSON, nimbus stores it as the
+blob ``<id>-stormcode.ser``, workers build the components from it. It names code
+(``"module:QualName"``) and never contains any.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,13 +21,17 @@ class _Frozen(BaseModel):
 
 
 class ComponentObject(_Frozen):
-    """Implementation of a component: a Python class by name with JSON arguments, or a shell command (multilang)."""
+    """Implementation of a component: a Python class by name with JSON arguments, or a shell command
+    (multilang).
+    """
 
     python: str | None = None
     """``"module:QualName"`` of a Spout or Bolt class (or factory); built as ``cls(**args)``."""
     args: dict[str, Any] = {}
     shell: tuple[str, ...] | None = None
-    """Command line of a multilang component; its working directory is the archive's ``resources/``."""
+    """Command line of a multilang component; its working directory is the archive's
+    ``resources/``.
+    """
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "ComponentObject":
@@ -39,7 +43,9 @@ class ComponentObject(_Frozen):
 
 
 FIELD_TYPES = ("str", "int", "float", "bool", "bytes", "list", "dict", "datetime", "any")
-"""Types that a field may declare; ``float`` takes integers too, every type but ``any`` refuses ``None``."""
+"""Types that a field may declare; ``float`` takes integers too, every type but ``any`` refuses
+``None``.
+"""
 
 
 class StreamSpec(_Frozen):
@@ -97,7 +103,9 @@ class TopologySpec(_Frozen):
 
 
 def decode_topology(raw: bytes | str) -> TopologySpec:
-    """The topology in ``raw`` JSON; :class:`InvalidTopology` names the first thing that is wrong."""
+    """The topology in ``raw`` JSON; :class:`InvalidTopology` names the first thing that is
+    wrong.
+    """
     try:
         return TopologySpec.model_validate_json(raw)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
@@ -121,7 +129,8 @@ def _hint(wrong: str, known: Iterable[str], what: str) -> str:
 def check_inputs(spec: TopologySpec, bolt_id: str) -> dict[tuple[str, str], StreamSpec]:
     """(component, stream) -> the stream, of each input of a bolt.
 
-    Raises :class:`InvalidTopology` unless they exist, each is read once, and has the fields that it is grouped by.
+    Raises :class:`InvalidTopology` unless they exist, each is read once, and has the fields that it
+    is grouped by.
     """
     found: dict[tuple[str, str], StreamSpec] = {}
     for given in spec.bolts[bolt_id].inputs:

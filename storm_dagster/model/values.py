@@ -1,7 +1,8 @@
 """Values of tuples and of keyed state: the types that are allowed, their copies and their bytes.
 
-A value comes out of :func:`decode_value` with the type that it had. MessagePack has text, numbers, bytes, lists, maps
-of plain keys, booleans and ``None``; every other type is an extension, whose code is a contract with stored state.
+A value comes out of :func:`decode_value` with the type that it had. MessagePack has text, numbers,
+bytes, lists, maps of plain keys, booleans and ``None``; every other type is an extension, whose
+code is a contract with stored state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +30,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Form(NamedTuple):
-    """Extension of one type: its code, the parts that make a value, and the value that parts make."""
+    """Extension of one type: its code, the parts that make a value, and the value that parts
+    make.
+    """
 
     code: int
     take: Callable[[Any], Iterable[Any]]
@@ -69,7 +72,8 @@ def _make_dataclass(parts: list[Any]) -> Any:
     kind = _class_of(parts[0])
     given = _make_map(parts[1:])
     found = object.__new__(kind)
-    # As `copy` does it: no code of the class runs. A field that the value was stored without has its default.
+    # As `copy` does it: no code of the class runs. A field that the value was stored without has
+    # its default.
     for each in fields(kind):
         if each.name in given:
             part = given[each.name]
@@ -129,7 +133,9 @@ _classes: dict[str, type] | None = None
 
 
 def register_classes(names: Iterable[str]) -> None:
-    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others; imported when first needed."""
+    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others; imported when
+    first needed.
+    """
     global _registered, _classes
     _registered, _classes = tuple(names), None
 
@@ -182,9 +188,11 @@ def _form_of(kind: type) -> _Form:
 
 
 def copy_value(value: Any, depth: int = 0) -> Any:
-    """A copy that shares nothing mutable with ``value``; ``TypeError`` with a remedy for a type that is not allowed.
+    """A copy that shares nothing mutable with ``value``; ``TypeError`` with a remedy for a type
+    that is not allowed.
 
-    A ``datetime`` or ``time`` in a zone gets the fixed offset that the zone has then, as it has after it traveled.
+    A ``datetime`` or ``time`` in a zone gets the fixed offset that the zone has then, as it has
+    after it traveled.
     """
     kind = type(value)
     if kind in _IMMUTABLE:
@@ -213,7 +221,9 @@ def copy_value(value: Any, depth: int = 0) -> Any:
 
 
 def _pack(value: Any, odd: bool = False) -> Any:
-    """``value`` in types of MessagePack. ``odd``: as extensions, all text and the integers that it cannot hold."""
+    """``value`` in types of MessagePack. ``odd``: as extensions, all text and the integers that it
+    cannot hold.
+    """
     kind = type(value)
     if kind in ATOMIC:
         if odd and kind in _FORMS and (type(value) is str or not _SMALL <= value <= _LARGE):
@@ -251,7 +261,9 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_extension(code: int, data: memoryview) -> Any:
-    """The value in an extension; :class:`InvalidRequest` when there is none or its class is not registered."""
+    """The value in an extension; :class:`InvalidRequest` when there is none or its class is not
+    registered.
+    """
     try:
         return _BY_CODE[code].make(_decode_list(data))
     except InvalidRequest:
@@ -283,7 +295,9 @@ class UnreadableValue:
 
 
 def decode_received(code: int, data: memoryview) -> Any:
-    """As :func:`decode_extension` for what another worker sent: one such value does not harm the rest of a frame."""
+    """As :func:`decode_extension` for what another worker sent: one such value does not harm the
+    rest of a frame.
+    """
     try:
         return decode_extension(code, data)
     except InvalidRequest as error:
@@ -293,7 +307,9 @@ def decode_received(code: int, data: memoryview) -> Any:
 def own_values(
     values: Sequence[Any], fields: Sequence[str], stream: str, component: str, task: int
 ) -> list[Any]:
-    """Copies of a tuple's values (:func:`copy_value`); ``InvalidRequest`` names the field of one that is not allowed."""
+    """Copies of a tuple's values (:func:`copy_value`); ``InvalidRequest`` names the field of one
+    that is not allowed.
+    """
     found: list[Any] = []
     for value in values:
         try:

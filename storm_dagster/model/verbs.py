@@ -1,8 +1,8 @@
 """The verbs that change topologies: one request model and one row of a table for each.
 
-Bodies of HTTP and ``/openapi.json``, the configs and jobs of Dagster, options and help of the command line, the functions
-of the client and the table of ``docs/http.md`` are made of these. The operation of a verb has its name, in
-:mod:`storm_dagster.operations.live.lifecycle`.
+Bodies of HTTP and ``/openapi.json``, the configs and jobs of Dagster, options and help of the
+command line, the functions of the client and the table of ``docs/http.md`` are made of these. The
+operation of a verb has its name, in :mod:`storm_dagster.operations.live.lifecycle`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +36,9 @@ class Flag:
 
 
 def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
-    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else."""
+    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything
+    else.
+    """
     if not isinstance(text, str | list | tuple):
         raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
     found: dict[str, None] = {}
@@ -56,7 +58,9 @@ def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class RequestModel(BaseModel):
-    """Fields of a request: no others, of exactly these types. A field that is null counts as left out."""
+    """Fields of a request: no others, of exactly these types. A field that is null counts as left
+    out.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -85,7 +89,9 @@ def bounds_of(field: FieldInfo) -> dict[str, Any]:
 
 
 def check_request(kind: type[_R], document: Mapping[str, Any], what: str) -> _R:
-    """The document as its type; :class:`InvalidRequest` names the first thing that is wrong in it."""
+    """The document as its type; :class:`InvalidRequest` names the first thing that is wrong in
+    it.
+    """
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -158,7 +164,9 @@ class UpdateRequest(CodeRequest, VerbRequest):
 
 
 class GrayUpgradeRequest(CodeRequest, VerbRequest):
-    """Request for the next batch of an upgrade, with new code for the first. Workers count before the component."""
+    """Request for the next batch of an upgrade, with new code for the first. Workers count before
+    the component.
+    """
 
     number: Annotated[int, Flag("-n")] = Field(
         default=0, ge=0, le=100_000, description="Number of workers, lowest host:port first."

@@ -1,7 +1,8 @@
 """Immutable view of the cluster, the input of decisions.
 
-A daemon or a run loads it once, hands it to ``core``, and executes the plan that comes back. Every part
-carries the data version that it was read at, so that the write of the plan can compare and set.
+A daemon or a run loads it once, hands it to ``core``, and executes the plan that comes back. Every
+part carries the data version that it was read at, so that the write of the plan can compare and
+set.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +25,9 @@ class UpgradeState:
     """State below ``/gray_upgrade/<id>``. The lists are valid only while there is a ``record``."""
 
     at: int = -1
-    """Data version of ``/gray_upgrade/<id>``: raised by changes of the record, checked by moves of a worker."""
+    """Data version of ``/gray_upgrade/<id>``: raised by changes of the record, checked by moves of
+    a worker.
+    """
     record: records.GrayUpgrade | None = None
     upgrading: Mapping[str, records.GrayWorker] = field(default_factory=dict)
     """``host:port`` of the workers that are to change their code now."""
@@ -49,7 +52,9 @@ class TopologyView:
 
     @property
     def code_dir(self) -> str:
-        """Prefix of the blob keys of the topology's code; a gray upgrade that ended has changed it."""
+        """Prefix of the blob keys of the topology's code; a gray upgrade that ended has changed
+        it.
+        """
         return self.assignment.code_dir if self.assignment is not None else self.id
 
     @property
@@ -64,7 +69,9 @@ class TopologyView:
 
     @property
     def dead_tasks(self) -> frozenset[int]:
-        """Tasks that the topology master reports dead; a report about a former assignment says nothing."""
+        """Tasks that the topology master reports dead; a report about a former assignment says
+        nothing.
+        """
         beats, at, assigned = self.beats, self.beats_at, self.assignment_at
         if beats is None or at is None or assigned is None or at.mzxid <= assigned.mzxid:
             return frozenset()
@@ -90,10 +97,13 @@ class ClusterView:
     assignment_changes: bytes = b""
     """Data of ``/assignments``: what changed last."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
-    """Path of a damaged record -> what is wrong. A topology with one that placement needs is left out of
-    ``topologies``: nothing is decided about it, and its slots are in ``held_slots``."""
+    """Path of a damaged record -> what is wrong. A topology with one that placement needs is left
+    out of ``topologies``: nothing is decided about it, and its slots are in ``held_slots``.
+    """
     held_slots: frozenset[tuple[str, int]] = frozenset()
-    """(supervisor id, port) of slots that topologies left out of ``topologies`` are known to use."""
+    """(supervisor id, port) of slots that topologies left out of ``topologies`` are known to
+    use.
+    """
 
     def topology_named(self, name: str) -> TopologyView | None:
         """The topology of that name in any status, or ``None``."""
@@ -104,9 +114,11 @@ class ClusterView:
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()
     ) -> dict[str, records.SupervisorInfo]:
-        """Supervisors that the topology ids ``placing``, isolated on ``isolation``, may use, silent ones included.
+        """Supervisors that the topology ids ``placing``, isolated on ``isolation``, may use, silent
+        ones included.
 
-        Not on a blacklisted host, nor on one that only others are isolated on (``isolation.scheduler.machines``).
+        Not on a blacklisted host, nor on one that only others are isolated on
+        (``isolation.scheduler.machines``).
         """
         closed = {
             host
@@ -124,7 +136,9 @@ class ClusterView:
         return {key: info for key, info in self.supervisors.items() if info.host not in closed}
 
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
-        """Supervisor id -> ports that assignments hold, those of the topology ids in ``without`` left out."""
+        """Supervisor id -> ports that assignments hold, those of the topology ids in ``without``
+        left out.
+        """
         used: dict[str, set[int]] = {}
         for topology in self.topologies.values():
             for worker in topology.workers if topology.id not in without else ():

@@ -1,8 +1,8 @@
 """Messages between workers, and requests to a worker.
 
 A worker binds one ROUTER socket at its slot's address. Peers send it :class:`Frame` (MessagePack);
-clients send :class:`Request` (JSON, starting with ``{``) and get one JSON document back. Both are decoded
-by these types only; anything else is dropped and counted.
+clients send :class:`Request` (JSON, starting with ``{``) and get one JSON document back. Both are
+decoded by these types only; anything else is dropped and counted.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,15 @@ from storm_dagster.model.values import decode_received
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A larger message is refused by the socket before it is read; a tuple that needs one fails."""
 MAX_FRAME_CONTAINERS = 1_000_000
-"""Lists, maps and extensions in one frame: an empty one is a byte that becomes up to a hundred in memory."""
+"""Lists, maps and extensions in one frame: an empty one is a byte that becomes up to a hundred in
+memory.
+"""
 MAX_REQUEST_BYTES = 1024 * 1024
 
 Bundle = tuple[int | list[int], int, list[list[Any]]]
-"""(root, edge, values of one or more tuples). Tuples of a bundle share one edge of one tree. Root 0:
-untracked. A list as root holds (root, edge) pairs, flat, for tuples anchored to several trees."""
+"""(root, edge, values of one or more tuples). Tuples of a bundle share one edge of one tree. Root
+0: untracked. A list as root holds (root, edge) pairs, flat, for tuples anchored to several trees.
+"""
 
 Group = tuple[int, int, str, list[Bundle]]
 """(receiving task, sending task, stream, bundles)."""
@@ -33,19 +36,28 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     component: str = ""
     uptime_secs: int = 0
     stats: dict[str, int | float] = {}
-    """All time: emitted, transferred, executed, acked, failed, execute_ms, process_ms, complete_ms."""
+    """All time: emitted, transferred, executed, acked, failed, execute_ms, process_ms,
+    complete_ms.
+    """
     windows: dict[str, dict[str, int | float]] = {}
-    """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same metrics over that many seconds."""
+    """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same metrics over that many
+    seconds.
+    """
     streams: dict[str, dict[str, int]] = {}
-    """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the input."""
+    """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the
+    input.
+    """
     window_streams: dict[str, dict[str, dict[str, int]]] = {}
-    """Window -> the same by stream. A window that the task is younger than is left out: all of it counts."""
+    """Window -> the same by stream. A window that the task is younger than is left out: all of it
+    counts.
+    """
     errors: int = 0
     """Errors since the task was opened, throttled ones included."""
     metrics: dict[str, Any] = {}
     latencies: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
-    """Window -> :data:`~storm_dagster.model.latency.Latencies` of the sampled tuples. Windows are left out as above;
-    ``process`` is left out while it is the same as ``execute``."""
+    """Window -> :data:`~storm_dagster.model.latency.Latencies` of the sampled tuples. Windows are
+    left out as above; ``process`` is left out while it is the same as ``execute``.
+    """
     waiting: int = 0
     """Tuples in the task's queue."""
     busy_ns: int = 0
@@ -69,11 +81,15 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
     status: str
     tasks: dict[str, TaskReport]
     system: dict[str, int | float] = {}
-    """Of the worker itself (``__system``): frames dropped, queue lengths, its own clock, CPU time, memory."""
+    """Of the worker itself (``__system``): frames dropped, queue lengths, its own clock, CPU time,
+    memory.
+    """
 
 
 class Frame(msgspec.Struct, array_like=True):
-    """One message between two workers of a topology: everything that one pass of the sender's loop has."""
+    """One message between two workers of a topology: everything that one pass of the sender's loop
+    has.
+    """
 
     token: str
     """Start token of the sender."""
@@ -92,11 +108,15 @@ class Frame(msgspec.Struct, array_like=True):
     """The sender asks spouts to wait (or to resume)."""
     report: WorkerReport | None = None
     loads: list[tuple[int, float]] | None = None
-    """(task of the sender, seconds of work that wait for it, at most 1), for load-aware shuffling."""
+    """(task of the sender, seconds of work that wait for it, at most 1), for load-aware
+    shuffling.
+    """
     full: list[str] | None = None
     """With ``pressure``: the full components. ``None``, from an older release: all spouts wait."""
     to: str = ""
-    """Start token of the receiver, if the sender knows it: the worker that replaces that one refuses tracked tuples."""
+    """Start token of the receiver, if the sender knows it: the worker that replaces that one
+    refuses tracked tuples.
+    """
     touched: list[tuple[int, str, list[int]]] = []
     """(acker task, start token of a third worker, roots whose trees have parts in that worker)."""
     lost: list[tuple[int, list[int]]] = []
@@ -104,7 +124,9 @@ class Frame(msgspec.Struct, array_like=True):
     reasons: list[tuple[int, int, str, str]] = []
     """(root of ``fails`` or ``failed``, task that failed it, its component, why)."""
     losses: list[tuple[int, list[int]]] = []
-    """(acker task, roots that a task or worker which stops has parts of); an older release lets them time out."""
+    """(acker task, roots that a task or worker which stops has parts of); an older release lets
+    them time out.
+    """
 
 
 LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"]
@@ -160,7 +182,9 @@ class RequestToken(msgspec.Struct):
 
 
 class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A request to a worker. ``token`` is the worker's own start token, stored in its ZooKeeper node."""
+    """A request to a worker. ``token`` is the worker's own start token, stored in its ZooKeeper
+    node.
+    """
 
     op: Question
     token: str
@@ -204,7 +228,9 @@ _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2
 
 
 def sender_token(raw: bytes) -> str:
-    """Start token of a frame's sender, for which nothing else of the frame is read; ``""``: this is no frame."""
+    """Start token of a frame's sender, for which nothing else of the frame is read; ``""``: this is
+    no frame.
+    """
     try:
         lead = raw[0]
         at = 1 if 0x90 <= lead <= 0x9F else {0xDC: 3, 0xDD: 5}[lead]
@@ -222,7 +248,9 @@ def sender_token(raw: bytes) -> str:
 
 
 def can_travel(raw: bytes) -> bool:
-    """Whether a frame is within the limits of bytes and containers. Only a large one is looked at."""
+    """Whether a frame is within the limits of bytes and containers. Only a large one is looked
+    at.
+    """
     size = len(raw)
     if size <= MAX_FRAME_CONTAINERS:
         return True
@@ -256,7 +284,9 @@ def can_travel(raw: bytes) -> bool:
 decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(
     Frame, ext_hook=decode_received
 ).decode
-"""The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
+"""The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is
+none.
+"""
 
 encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode
 """A request as it travels."""

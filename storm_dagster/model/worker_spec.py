@@ -1,7 +1,9 @@
-"""Specification of a worker by its supervisor: the file that ``python -m storm_dagster.worker SPEC.json`` reads.
+"""Specification of a worker by its supervisor: the file that ``python -m storm_dagster.worker
+SPEC.json`` reads.
 
-The supervisor writes it atomically before it starts the process; the worker reads it once. It holds no
-task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run stale ones.
+The supervisor writes it atomically before it starts the process; the worker reads it once. It holds
+no task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run
+stale ones.
 """
 
 import json
@@ -25,7 +27,9 @@ _MOST_BEAT_BYTES = 4096
 EXIT_STOPPED = 0
 """The worker was stopped (SIGTERM)."""
 EXIT_SUPERSEDED = 3
-"""The assignment names the worker's slot no more, or another process holds its slot: do not restart it as is."""
+"""The assignment names the worker's slot no more, or another process holds its slot: do not restart
+it as is.
+"""
 
 
 class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
@@ -34,9 +38,13 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     worker_id: str
     """Name of the working folder ``HOME/workers/<worker_id>``; new for every start."""
     token: str
-    """Start token, unguessable and new for every start: frames and requests of this process carry it."""
+    """Start token, unguessable and new for every start: frames and requests of this process carry
+    it.
+    """
     link_key: str = ""
-    """Key of the links between this topology's workers, in hex; ``""``: they are open, on loopback."""
+    """Key of the links between this topology's workers, in hex; ``""``: they are open, on
+    loopback.
+    """
     topology_id: str
     node: str
     """Supervisor id."""
@@ -46,9 +54,13 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     home: str
     """HOME: the worker writes ``run/worker-<node>-<port>.json`` there."""
     conf: dict[str, Any] = {}
-    """Cluster conf of the daemon (``storm.zookeeper.*`` at the least); the topology's conf lies over it."""
+    """Cluster conf of the daemon (``storm.zookeeper.*`` at the least); the topology's conf lies
+    over it.
+    """
     code_dir: str
-    """``.../stormdist/<topology id>``: ``stormconf.ser``, ``stormcode.ser``, and the archive unpacked in ``code/``."""
+    """``.../stormdist/<topology id>``: ``stormconf.ser``, ``stormcode.ser``, and the archive
+    unpacked in ``code/``.
+    """
     code: str = ""
     """SHA-256 of the archive, first 16 hex digits; announced in the worker's node."""
     restarts: int = 0
@@ -56,7 +68,9 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     started: float = 0.0
     """When the supervisor started it, by the boot clock, seconds; a spare's process is older."""
     heartbeat_path: str
-    """File that the worker's heartbeat thread replaces every ``worker.heartbeat.frequency.secs``."""
+    """File that the worker's heartbeat thread replaces every
+    ``worker.heartbeat.frequency.secs``.
+    """
     log_path: str
     """Log file; the worker appends to it, the supervisor rotates it at ``worker.log.max.bytes``."""
 
@@ -90,13 +104,18 @@ class HeartbeatFile(BaseModel, frozen=True, extra="ignore"):
     """Boot clock at the beat, seconds."""
     count: int
     status: str
-    """``starting``, ``running`` or ``paused`` (the lease ended: nothing is executed, the process waits)."""
+    """``starting``, ``running`` or ``paused`` (the lease ended: nothing is executed, the process
+    waits).
+    """
 
     @staticmethod
     def read(path: Path) -> "HeartbeatFile | None":
-        """The newest beat, or ``None`` when there is none yet or it is damaged (the next beat replaces it)."""
+        """The newest beat, or ``None`` when there is none yet or it is damaged (the next beat
+        replaces it).
+        """
         try:
-            # The worker may be another user's: nothing that it puts there blocks, leads elsewhere or has no end.
+            # The worker may be another user's: nothing that it puts there blocks, leads elsewhere
+            # or has no end.
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
                 return HeartbeatFile.model_validate_json(stream.read(_MOST_BEAT_BYTES) or b"")
         except (OSError, ValidationError):
@@ -114,7 +133,9 @@ def worker_processes() -> Iterator[tuple[Process, Path]]:
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; :class:`Corrupt` with the remedy if the file is missing, or holds something else."""
+    """The JSON object in a file; :class:`Corrupt` with the remedy if the file is missing, or holds
+    something else.
+    """
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

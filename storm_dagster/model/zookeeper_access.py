@@ -1,8 +1,9 @@
 """Users of a cluster in ZooKeeper, and the ACL of each of its nodes.
 
-The cluster's user owns every node. Workers are two users, whose passwords follow from the cluster's: one for what all of
-them read, and one for their topology alone. What they need is listed here. ACLs are not inherited: each node gets its own
-when it is created, and ``storm-dagster zookeeper secure`` gives them to those that exist.
+The cluster's user owns every node. Workers are two users, whose passwords follow from the
+cluster's: one for what all of them read, and one for their topology alone. What they need is listed
+here. ACLs are not inherited: each node gets its own when it is created, and ``storm-dagster
+zookeeper secure`` gives them to those that exist.
 """
 
 import base64
@@ -19,7 +20,9 @@ ALL = 31
 """These and the permission to change the ACL."""
 PAYLOAD = "storm.zookeeper.auth.payload"
 SUPER_ACL = "storm.zookeeper.superACL"
-"""Conf key of a worker, set by its supervisor: ``digest:user:hash`` of the cluster's user, who owns what it creates."""
+"""Conf key of a worker, set by its supervisor: ``digest:user:hash`` of the cluster's user, who owns
+what it creates.
+"""
 
 _WORKERS: dict[str, int] = {
     paths.CLUSTER_ID: READ,
@@ -44,7 +47,8 @@ _PATTERNS = tuple(
 
 
 def worker_permissions(path: str) -> tuple[str, int]:
-    """(topology id, permissions) of those workers that may do anything with the node; the id is ``""`` for all workers.
+    """(topology id, permissions) of those workers that may do anything with the node; the id is
+    ``""`` for all workers.
 
     ``path`` is below the root. Nobody but the cluster gets ``("", 0)``.
     """
@@ -100,7 +104,9 @@ class ZooKeeperUsers:
         return self.payload.split("\n")
 
     def worker_conf(self, topology_id: str) -> dict[str, str]:
-        """Conf keys that make a process a worker of the topology. Each line of the cluster gives two."""
+        """Conf keys that make a process a worker of the topology. Each line of the cluster gives
+        two.
+        """
         lines = [_worker_line(line, each) for line in self.lines for each in (topology_id, "")]
         return {PAYLOAD: "\n".join(lines), SUPER_ACL: f"digest:{digest_of(self.lines[0])}"}
 

@@ -1,7 +1,8 @@
 """The nimbus daemon: its start in order, and its end.
 
-Threads: the election (the caller's thread), the HTTP service, the leader's duties and its healing, the blob synchronization,
-and upkeep. None of them waits for another, so that a slow download never delays leadership.
+Threads: the election (the caller's thread), the HTTP service, the leader's duties and its healing,
+the blob synchronization, and upkeep. None of them waits for another, so that a slow download never
+delays leadership.
 """
 
 import logging
@@ -61,8 +62,9 @@ _UPKEEP_SECS, _TRIM_SECS = 1.0, 60.0
 def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) -> int:
     """Run a nimbus until ``stop`` is set; the exit code of the process.
 
-    0 after an ordered stop. Whatever goes wrong at the start or later is logged, everything that was started
-    is ended in the reverse order, and the code of the error's class is returned."""
+    0 after an ordered stop. Whatever goes wrong at the start or later is logged, everything that
+    was started is ended in the reverse order, and the code of the error's class is returned.
+    """
     try:
         with ExitStack() as stack:
             _serve(conf, Path(home), nimbus_id, stop, stack)
@@ -130,7 +132,8 @@ def _serve(
         ).start()
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
-    # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
+    # Resigning first makes another nimbus lead at once, while this one is still putting its things
+    # away.
     stack.callback(_resign, nimbus)
     tls = (
         security.server_context(client_certificate=security.http_needs_certificate)
@@ -222,7 +225,9 @@ def _open(
 
 
 def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
-    """The address of Dagster: by conf, else the webserver of the local cluster, which may start after nimbus."""
+    """The address of Dagster: by conf, else the webserver of the local cluster, which may start
+    after nimbus.
+    """
     if (named := DagsterAccess.of(conf)) is not None:
         return lambda: named
 
@@ -270,7 +275,9 @@ def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
 
 
 def _keep_up(nimbus: Nimbus, ended: threading.Event) -> None:
-    """Expiry of idle transfers and old tokens, the inbox cleaner, and memory that is not needed any more."""
+    """Expiry of idle transfers and old tokens, the inbox cleaner, and memory that is not needed any
+    more.
+    """
     pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
     age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
     cleaned: float | None = None

@@ -28,8 +28,9 @@ class Known:
 class LeaderStatus:
     """Permission to act as the leader, for the HTTP threads, the duties and the blob store.
 
-    ``certain(epoch)`` asks the leadership session, which denies it at once when its connection is suspended: a
-    remembered yes is never enough to act on."""
+    ``certain(epoch)`` asks the leadership session, which denies it at once when its connection is
+    suspended: a remembered yes is never enough to act on.
+    """
 
     def __init__(self, me: str, certain: Callable[[int], bool]) -> None:
         self.me = me
@@ -57,8 +58,9 @@ class LeaderStatus:
     def require(self, claimed: int | None = None) -> int:
         """The epoch, for a write.
 
-        :class:`Unavailable`, naming the leader, when this nimbus does not lead; :class:`Fenced` when the
-        writer acts for another epoch (``claimed``)."""
+        :class:`Unavailable`, naming the leader, when this nimbus does not lead; :class:`Fenced`
+        when the writer acts for another epoch (``claimed``).
+        """
         epoch = self.epoch
         if epoch is None:
             known = self.known

@@ -1,4 +1,6 @@
-"""One nimbus as its parts see it: conf, identity, handles. Built by the daemon, shared by all its threads."""
+"""One nimbus as its parts see it: conf, identity, handles. Built by the daemon, shared by all its
+threads.
+"""
 
 import logging
 import threading
@@ -86,8 +88,9 @@ class Nimbus:
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``."""
     reads: CachedReads | None = None
-    """Cached reads of the cluster's state, for what is shown and what is looked at all the time; what is written is
-    decided by reads of ZooKeeper itself."""
+    """Cached reads of the cluster's state, for what is shown and what is looked at all the time;
+    what is written is decided by reads of ZooKeeper itself.
+    """
     wake_election: Callable[[], None] = lambda: None
 
     @property
@@ -96,10 +99,12 @@ class Nimbus:
         return self.inbox.parents[2] / "logs"
 
     def operations(self, epoch: int) -> OperationsContext:
-        """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
+        """The context for operations that this nimbus does itself, fenced with the epoch it leads
+        in.
 
         Its planner is the local one: nimbus has no Spark, and its own placements are
-        reassignments and due transitions."""
+        reassignments and due transitions.
+        """
         return OperationsContext(
             cluster=self.cluster,
             blobs=self.blobs,
@@ -115,7 +120,9 @@ class Nimbus:
         return self.cluster.state if self.reads is None else self.reads
 
     def shown_view(self) -> ClusterView:
-        """The cluster as it is now, for documents and pages: rarely changing nodes come from the cache."""
+        """The cluster as it is now, for documents and pages: rarely changing nodes come from the
+        cache.
+        """
         if self.reads is None:
             return self.cluster.load_view()
         return self.reads.load_view(self.cluster.cluster_id())
@@ -142,7 +149,9 @@ class Nimbus:
 def repeat(
     work: Callable[[], object], pause_secs: float, ended: threading.Event, later: str
 ) -> None:
-    """Do the work after each pause until ``ended``. An error is logged with what is ``later`` for it."""
+    """Do the work after each pause until ``ended``. An error is logged with what is ``later`` for
+    it.
+    """
     while not ended.wait(pause_secs):
         try:
             work()

@@ -1,8 +1,8 @@
 """A map whose entries expire when they are left idle: Storm's TimeCacheMap.
 
-Time passes in rotations: with ``n`` generations and expiry ``E`` there is one every ``E/(n-1)`` seconds. An entry that
-is put again belongs to the newest generation, and goes with the ``n``-th rotation after that. So an idle entry is
-removed at an age between ``E`` and ``E*n/(n-1)``.
+Time passes in rotations: with ``n`` generations and expiry ``E`` there is one every ``E/(n-1)``
+seconds. An entry that is put again belongs to the newest generation, and goes with the ``n``-th
+rotation after that. So an idle entry is removed at an age between ``E`` and ``E*n/(n-1)``.
 """
 
 import logging
@@ -20,9 +20,10 @@ _GENERATIONS = 3
 class TimeCacheMap(Generic[K, V]):
     """An expiring map, safe for many threads.
 
-    Nothing runs by itself: the owner calls :meth:`advance` with its monotonic time (each nimbus does so from one
-    upkeep thread). ``on_expire(key, value)`` is called there, outside the lock, after the entry has left the map.
-    ``limit`` bounds the number of entries, whatever callers do."""
+    Nothing runs by itself: the owner calls :meth:`advance` with its monotonic time (each nimbus
+    does so from one upkeep thread). ``on_expire(key, value)`` is called there, outside the lock,
+    after the entry has left the map. ``limit`` bounds the number of entries, whatever callers do.
+    """
 
     def __init__(
         self,
@@ -64,7 +65,9 @@ class TimeCacheMap(Generic[K, V]):
                 _log.exception("expiring %r failed", key)
 
     def put(self, key: K, value: V) -> bool:
-        """Put or refresh the entry: its life starts again. ``False``, and no change, when the map is full."""
+        """Put or refresh the entry: its life starts again. ``False``, and no change, when the map
+        is full.
+        """
         with self._lock:
             if key not in self._entries and len(self._entries) >= self._limit:
                 return False

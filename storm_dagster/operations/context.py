@@ -32,7 +32,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
 def encode_json(document: Any) -> bytes:
-    """The document as UTF-8 JSON without blanks. Maps keep their order: that of components decides task ids."""
+    """The document as UTF-8 JSON without blanks. Maps keep their order: that of components decides
+    task ids.
+    """
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -66,16 +68,24 @@ class OperationsContext:
     fallback: Planner = plan_placement
     """The local planner: reassignments use it when the planner is out of reach."""
     epoch: int | None = None
-    """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a run does."""
+    """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a
+    run does.
+    """
     run: str = ""
-    """Id of the Dagster run that this process works for, which the history of an assignment names."""
+    """Id of the Dagster run that this process works for, which the history of an assignment
+    names.
+    """
     monotonic: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = random.random
     checkpoint: Callable[[str], None] = no_observer
-    """Called with ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
+    """Called with ``before.<step>`` and ``after.<step>`` of every step
+    (:mod:`storm_dagster.operations.steps`).
+    """
 
     inimbus: INimbus | None = None
-    """The plug-in of ``nimbus.inimbus.class``; made here when the conf names one and none is given."""
+    """The plug-in of ``nimbus.inimbus.class``; made here when the conf names one and none is
+    given.
+    """
 
     def __post_init__(self) -> None:
         if self.inimbus is None and self.conf.get("nimbus.inimbus.class"):
@@ -95,7 +105,9 @@ class OperationsContext:
     def accepting_fewer(
         self, allow_degraded: bool = True, minimum: int | None = None
     ) -> "OperationsContext":
-        """The context for somebody who ``allow_degraded``: too few copies of a blob are no error for him."""
+        """The context for somebody who ``allow_degraded``: too few copies of a blob are no error
+        for him.
+        """
         if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
             return self
         return replace(self, blobs=self.blobs.accepting_fewer(minimum))
@@ -130,7 +142,9 @@ def leader_http(cluster: StormClusterState) -> str:
 
 
 def damaged_topology(view: ClusterView, name: str) -> str | None:
-    """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is damaged."""
+    """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is
+    damaged.
+    """
     for path, reason in view.corrupt.items():
         _, _, rest = path.removeprefix("/").partition("/")
         topology_id = rest.partition("/")[0]
@@ -151,7 +165,9 @@ def check_name_free(
     own: Collection[str | None] = (),
     remedy: str = "kill it first, choose another name, or update it",
 ) -> None:
-    """:class:`AlreadyAlive` when a topology has the name, a damaged one included; those of the ids ``own`` may."""
+    """:class:`AlreadyAlive` when a topology has the name, a damaged one included; those of the ids
+    ``own`` may.
+    """
     for topology in view.topologies.values():
         if topology.base.name == name and topology.id not in own:
             raise AlreadyAlive(
@@ -164,7 +180,9 @@ def check_name_free(
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:
-    """The topology of that id or name; :class:`NotAlive` otherwise, :class:`Corrupt` when it is damaged."""
+    """The topology of that id or name; :class:`NotAlive` otherwise, :class:`Corrupt` when it is
+    damaged.
+    """
     topology = view.topologies.get(name) or view.topology_named(name)
     if topology is None:
         if (damage := damaged_topology(view, name)) is not None:
@@ -179,15 +197,17 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
 
 
 def load_runnable(ctx: "OperationsContext", topology: TopologyView) -> Runnable:
-    """Conf and topology of a running topology: those of the code that it runs now. Errors as of :func:`load_code`."""
+    """Conf and topology of a running topology: those of the code that it runs now. Errors as of
+    :func:`load_code`.
+    """
     return load_code(ctx, topology.code_dir)
 
 
 def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
     """Conf and topology from the blobs of this code.
 
-    :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for that),
-    :class:`Corrupt` when they are damaged.
+    :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for
+    that), :class:`Corrupt` when they are damaged.
     """
     try:
         raw_conf = ctx.blobs.read(conf_key(code_dir))

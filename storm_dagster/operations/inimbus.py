@@ -1,6 +1,7 @@
 """The scheduling plug-in of ``nimbus.inimbus.class`` (Storm's INimbus).
 
-It is made and prepared once in each process that publishes assignments: a nimbus, or Dagster's code location.
+It is made and prepared once in each process that publishes assignments: a nimbus, or Dagster's code
+location.
 """
 
 from __future__ import annotations
@@ -31,17 +32,22 @@ class INimbus(Protocol):
         """Called once, before anything else; ``directory`` exists and is the plug-in's own."""
 
     def assign_slots(self, topology_id: str, slots: Sequence[tuple[str, int]]) -> None:
-        """Called after an assignment was published, with its (supervisor id, port) pairs that the former had not."""
+        """Called after an assignment was published, with its (supervisor id, port) pairs that the
+        former had not.
+        """
 
     def forced_scheduler(self) -> str | None:
-        """The strategy of every placement, instead of ``topology.scheduler.strategy``; ``None``: theirs."""
+        """The strategy of every placement, instead of ``topology.scheduler.strategy``; ``None``:
+        theirs.
+        """
         ...
 
 
 def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -> INimbus | None:
     """The prepared plug-in of the conf, the same object at each call; ``None`` without one.
 
-    Raises :class:`InvalidRequest` when it cannot be loaded, lacks a method, or its ``prepare`` fails.
+    Raises :class:`InvalidRequest` when it cannot be loaded, lacks a method, or its ``prepare``
+    fails.
     """
     name = conf.get(_KEY)
     if not name:
@@ -64,7 +70,9 @@ def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -
 
 
 def forced_scheduler(plugin: INimbus | None) -> str | None:
-    """The strategy that the plug-in demands; :class:`InvalidRequest` for one that does not exist."""
+    """The strategy that the plug-in demands; :class:`InvalidRequest` for one that does not
+    exist.
+    """
     strategy = plugin.forced_scheduler() if plugin is not None else None
     if strategy is not None and strategy not in STRATEGIES:
         raise InvalidRequest(
@@ -74,7 +82,9 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
 
 
 def notify_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
-    """Call ``assign_slots`` with the new slots. The assignment is stored, so that an error is only logged."""
+    """Call ``assign_slots`` with the new slots. The assignment is stored, so that an error is only
+    logged.
+    """
     had = {worker.slot for worker in before.workers} if before is not None else set()
     new = [worker.slot for worker in after.workers if worker.slot not in had]
     if not new:

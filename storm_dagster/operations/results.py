@@ -36,7 +36,9 @@ class ConfResult(TopologyResult):
 
 @dataclass(frozen=True)
 class CodeResult(TopologyResult):
-    """Stage 2: archive, conf and topology are stored under the id, or that of a later version of the code."""
+    """Stage 2: archive, conf and topology are stored under the id, or that of a later version of
+    the code.
+    """
 
     blobs: tuple[BlobMeta, ...]
     copies: Mapping[str, int]
@@ -90,7 +92,9 @@ class PublishResult(TopologyResult):
     """ZooKeeper path -> data version that the transaction left."""
     attempts: int = 1
     replanned: int = 0
-    """How often the placement was computed again because the cluster had changed; above 0 the staged one was replaced."""
+    """How often the placement was computed again because the cluster had changed; above 0 the
+    staged one was replaced.
+    """
     already: bool = False
     """It had been published before; nothing was written."""
     replaced: str | None = None
@@ -118,7 +122,9 @@ class LifecycleResult(TopologyResult):
     drain_secs: float | None = None
     """For a replacement: seconds until the former topology had no tuple under way."""
     swap_secs: float | None = None
-    """For a replacement: from the silence of the former topology until the new one was active and the rest swept."""
+    """For a replacement: from the silence of the former topology until the new one was active and
+    the rest swept.
+    """
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,9 @@ class ReassignResult(TopologyResult):
     """Outcome of the causes of one topology."""
 
     status: str
-    """``assigned``, ``unchanged``, ``failed``, ``void`` (overtaken by a newer placement) or ``gone``."""
+    """``assigned``, ``unchanged``, ``failed``, ``void`` (overtaken by a newer placement) or
+    ``gone``.
+    """
     causes: tuple[str, ...]
     """Keys of the causes."""
     moved: int = 0

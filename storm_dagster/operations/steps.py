@@ -1,8 +1,9 @@
 """The named steps of every operation that takes more than one (``docs/decisions.md#crash-points``).
 
-A step is one thing that lands or does not: a transaction, a blob stored, a blob deleted. Each operation
-declares its steps next to its code with :func:`operation`, so that the list of all crash points is known
-without running anything; the tests end a real process before and after each of them.
+A step is one thing that lands or does not: a transaction, a blob stored, a blob deleted. Each
+operation declares its steps next to its code with :func:`operation`, so that the list of all crash
+points is known without running anything; the tests end a real process before and after each of
+them.
 
 Nothing here can end a process. A step only calls the observer of the context
 (:attr:`OperationsContext.checkpoint`), which no conf key, environment variable or request can set.
@@ -41,7 +42,9 @@ class Operation:
 
 
 def shared_steps(name: str, *parts: str | Operation) -> Operation:
-    """Steps that several operations share; an operation among ``parts`` means its steps, each once."""
+    """Steps that several operations share; an operation among ``parts`` means its steps, each
+    once.
+    """
     steps = dict.fromkeys(
         step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
     )
@@ -49,7 +52,8 @@ def shared_steps(name: str, *parts: str | Operation) -> Operation:
 
 
 def operation(name: str, *parts: str | Operation) -> Operation:
-    """Declare an operation made of ``parts``: each of its steps needs a scenario in the crash tests.
+    """Declare an operation made of ``parts``: each of its steps needs a scenario in the crash
+    tests.
 
     :class:`ValueError` when another operation has the name, or there is no step.
     """

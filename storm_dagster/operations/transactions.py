@@ -1,8 +1,10 @@
-"""Fenced transactions: the only way in which operations write cluster state (``docs/decisions.md#fenced-writes``).
+"""Fenced transactions: the only way in which operations write cluster state
+(``docs/decisions.md#fenced-writes``).
 
-Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and raises the version of
-``/assignments`` (an optimistic lock: one placement at a time); the loser of a race re-reads the cluster, decides
-again and tries again, until the assignment wait ends. Large assignments are written in parts.
+Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and
+raises the version of ``/assignments`` (an optimistic lock: one placement at a time); the loser of a
+race re-reads the cluster, decides again and tries again, until the assignment wait ends. Large
+assignments are written in parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,15 +40,19 @@ _DELETES_IN_ONE_TRANSACTION = 100
 
 
 class ReplyLost(Unavailable):
-    """ZooKeeper was lost during a commit: whether it was applied is known only after reading again."""
+    """ZooKeeper was lost during a commit: whether it was applied is known only after reading
+    again.
+    """
 
 
 def bump_assignments_version(
     transaction: Transaction, view: ClusterView, changed: Mapping[str, Assignment | None]
 ) -> Transaction:
-    """Check ``/assignments`` against the view, raise its version and leave there what changes, in one operation.
+    """Check ``/assignments`` against the view, raise its version and leave there what changes, in
+    one operation.
 
-    ``changed``: topology id -> the assignment that the transaction writes, ``None`` when it removes it.
+    ``changed``: topology id -> the assignment that the transaction writes, ``None`` when it removes
+    it.
     """
     return transaction.set(
         paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version
@@ -72,8 +78,9 @@ def lost_race(error: StormDagsterError) -> bool:
 def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
     """Run ``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
 
-    It is called with a view loaded for it and must recognize its own earlier success in it. After a lost reply ZooKeeper
-    may be away for an election (seconds). Gives up with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
+    It is called with a view loaded for it and must recognize its own earlier success in it. After a
+    lost reply ZooKeeper may be away for an election (seconds). Gives up with :class:`Unavailable`
+    after ``nimbus.assignment.wait.secs``.
     """
     wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))
     deadline = ctx.monotonic() + wait
@@ -108,8 +115,8 @@ def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[Clus
 def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
     """Delete ``path`` and all below it in fenced transactions, children first; the number of nodes.
 
-    Nodes that others delete at the same time do not matter. Ends with :class:`Conflict` when others keep
-    adding nodes.
+    Nodes that others delete at the same time do not matter. Ends with :class:`Conflict` when others
+    keep adding nodes.
     """
     removed = 0
     for attempts_left in range(9, -1, -1):
@@ -151,7 +158,9 @@ def with_change(
     moved: int = 0,
     outage_secs: int = 0,
 ) -> Assignment:
-    """The assignment with one more entry in its history, which keeps the newest 20: the page of the topology shows it."""
+    """The assignment with one more entry in its history, which keeps the newest 20: the page of the
+    topology shows it.
+    """
     change = AssignmentChange(
         at_secs=ctx.now_secs(),
         action=action,
@@ -171,10 +180,12 @@ def append_assignment(
     assignment: Assignment,
     *ended: str,
 ) -> None:
-    """Append what creates the assignment or replaces the one in the view, and raises the version of ``/assignments``.
+    """Append what creates the assignment or replaces the one in the view, and raises the version of
+    ``/assignments``.
 
-    It is also kept under the topology's name, where it survives a kill. A scheduling plug-in is notified of its new
-    slots once the transaction is committed. ``ended``: ids of topologies that go in the same transaction.
+    It is also kept under the topology's name, where it survives a kill. A scheduling plug-in is
+    notified of its new slots once the transaction is committed. ``ended``: ids of topologies that
+    go in the same transaction.
     """
     bump_assignments_version(
         transaction, view, {assignment.topology_id: assignment, **dict.fromkeys(ended)}
@@ -224,9 +235,10 @@ class _Changes(msgspec.Struct, frozen=True):
 def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -> bytes:
     """The data of ``/assignments`` that goes with these new assignments; ``None`` removes one.
 
-    It names the topologies of the newest changes, and the supervisors that their old and new placements name. Who remembers
-    the version up to which it has read everything learns from one read what else to read: usually nothing. A writer that
-    leaves no record, or more changes than are kept, costs its readers one full read.
+    It names the topologies of the newest changes, and the supervisors that their old and new
+    placements name. Who remembers the version up to which it has read everything learns from one
+    read what else to read: usually nothing. A writer that leaves no record, or more changes than
+    are kept, costs its readers one full read.
     """
     nodes: dict[str, _Nodes] = {}
     for topology_id, assignment in changed.items():
@@ -246,7 +258,9 @@ def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -
 
 
 def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
-    """Topology id -> supervisors concerned, of the changes after version ``since`` up to ``now``; ``None``: not known."""
+    """Topology id -> supervisors concerned, of the changes after version ``since`` up to ``now``;
+    ``None``: not known.
+    """
     found: dict[str, _Nodes] = {}
     known = {change.version: change for change in _decode(raw).changes}
     if since > now or not all(version in known for version in range(since + 1, now + 1)):
@@ -300,10 +314,11 @@ class PendingAction:
 def announce(
     ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action
 ) -> None:
-    """Append the action, as a sequential node, to the very transaction that does it; nothing without a configured listener.
+    """Append the action, as a sequential node, to the very transaction that does it; nothing
+    without a configured listener.
 
-    So the listener (Storm, JStorm) is notified of every action, in order, whichever process did it. The leader reads the
-    nodes, calls the listener, and deletes them.
+    So the listener (Storm, JStorm) is notified of every action, in order, whichever process did it.
+    The leader reads the nodes, calls the listener, and deletes them.
     """
     if ctx.conf.get(NOTIFIER_KEY):
         record = _ActionRecord(topology_id=topology_id, action=action)
@@ -324,7 +339,9 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 
 
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
-    """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the next one repeats it."""
+    """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the
+    next one repeats it.
+    """
     transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
     with suppress(Conflict):
         transaction.commit()

@@ -1,8 +1,10 @@
-"""Executor of gray upgrades: load a snapshot, let the state machine decide, write (``docs/decisions.md#gray-upgrade``).
+"""Executor of gray upgrades: load a snapshot, let the state machine decide, write
+(``docs/decisions.md#gray-upgrade``).
 
-The new code stands beside the old under a prefix of its own (``<topology id>.<number>``), so that nothing that runs
-is ever overwritten: rolling back is naming the former prefix again. The assignment names the topology's code all the
-time; while an upgrade is under way its record names the new one, and the workers in its two lists run that.
+The new code stands beside the old under a prefix of its own (``<topology id>.<number>``), so that
+nothing that runs is ever overwritten: rolling back is naming the former prefix again. The
+assignment names the topology's code all the time; while an upgrade is under way its record names
+the new one, and the workers in its two lists run that.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -71,13 +73,17 @@ class UpgradeResult(TopologyResult):
 
     status: TopologyStatus
     outcome: str
-    """That of the transition; of a wait ``batch done``, ``completed``, ``rolled back`` or ``under way``."""
+    """That of the transition; of a wait ``batch done``, ``completed``, ``rolled back`` or ``under
+    way``.
+    """
     changed: bool
     reason: str = ""
     state: UpgradeState | None = None
     assignment: Assignment | None = None
     workers: Mapping[str, str] = field(default_factory=dict)
-    """Of a wait: ``host:port`` -> ``former``, ``upgrading``, ``upgraded`` or ``rolling back``, as last seen."""
+    """Of a wait: ``host:port`` -> ``former``, ``upgrading``, ``upgraded`` or ``rolling back``, as
+    last seen.
+    """
 
 
 def gray_upgrade(
@@ -89,15 +95,19 @@ def gray_upgrade(
     token: str = "",
     allow_degraded: bool = False,
 ) -> UpgradeResult:
-    """Begin an upgrade with the uploaded code of ``handle``, or go on with the one under way (no ``handle``).
+    """Begin an upgrade with the uploaded code of ``handle``, or go on with the one under way (no
+    ``handle``).
 
-    Asks for one batch; the topology master's supervisor picks it. With an empty selection a new upgrade takes that of the new
-    code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). Repeated with the ``token`` that
-    began it or asked for its newest batch, nothing is done again, also when it has ended since. Everything is checked, stored and replicated before the topology is touched.
+    Asks for one batch; the topology master's supervisor picks it. With an empty selection a new
+    upgrade takes that of the new code's own conf (``topology.upgrade.worker.num``, ``.component``,
+    ``.workers``). Repeated with the ``token`` that began it or asked for its newest batch, nothing
+    is done again, also when it has ended since. Everything is checked, stored and replicated before
+    the topology is touched.
 
-    Raises :class:`NotAlive`; :class:`Conflict` when the topology is not ACTIVE, when new code is given while an
-    upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong selection, a topology master that
-    shares its worker, or nothing to go on with; :class:`InvalidTopology` for code that cannot run beside the old.
+    Raises :class:`NotAlive`; :class:`Conflict` when the topology is not ACTIVE, when new code is
+    given while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
+    selection, a topology master that shares its worker, or nothing to go on with;
+    :class:`InvalidTopology` for code that cannot run beside the old.
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     base = topology.base
@@ -149,7 +159,8 @@ def gray_upgrade(
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
-    """Whether :func:`gray_upgrade` would take the request now, as far as that can be told without the new code.
+    """Whether :func:`gray_upgrade` would take the request now, as far as that can be told without
+    the new code.
 
     Changes nothing; raises what the call would raise.
     """
@@ -165,8 +176,8 @@ def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, ne
 def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeResult:
     """End the upgrade here: its code is the topology's from now on, and its record goes.
 
-    Workers that were not upgraded keep their process and get the new code at their next start. :class:`Conflict` when
-    no upgrade is under way, or when it is being rolled back.
+    Workers that were not upgraded keep their process and get the new code at their next start.
+    :class:`Conflict` when no upgrade is under way, or when it is being rolled back.
     """
     return _execute(ctx, name, UpgradeEvent("complete"))
 
@@ -174,8 +185,8 @@ def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeResult:
 def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeResult:
     """Take every worker that was picked back to the former code. :func:`advance_upgrades` ends it.
 
-    Nothing is stored or fetched: the former code was never replaced. Rolling back what is being rolled back changes
-    nothing. :class:`Conflict` when no upgrade is under way.
+    Nothing is stored or fetched: the former code was never replaced. Rolling back what is being
+    rolled back changes nothing. :class:`Conflict` when no upgrade is under way.
     """
     return _execute(ctx, name, UpgradeEvent("roll_back", reason))
 
@@ -200,11 +211,13 @@ def roll_back_if_upgraded(
 def advance_upgrades(
     ctx: OperationsContext, seen: dict[str, float] | None = None, view: ClusterView | None = None
 ) -> list[UpgradeResult]:
-    """Do what is due about every upgrade; the results of those that it changed. For the leader and the sensor.
+    """Do what is due about every upgrade; the results of those that it changed. For the leader and
+    the sensor.
 
-    Complete when all workers are upgraded, expire, roll back when an upgraded worker failed, end a rollback. Each
-    topology fails alone; only :class:`Fenced` ends the whole call. ``seen``: the caller's memory of when it first saw
-    each upgrade, by code; without it none expires. ``view`` spares a read of the cluster: each upgrade is read by itself.
+    Complete when all workers are upgraded, expire, roll back when an upgraded worker failed, end a
+    rollback. Each topology fails alone; only :class:`Fenced` ends the whole call. ``seen``: the
+    caller's memory of when it first saw each upgrade, by code; without it none expires. ``view``
+    spares a read of the cluster: each upgrade is read by itself.
     """
     results: list[UpgradeResult] = []
     before, now = dict(seen or {}), ctx.monotonic()
@@ -244,12 +257,14 @@ def await_upgrade(
     on_worker: Callable[[str, str], object],
     back: bool = False,
 ) -> UpgradeResult:
-    """Wait until no worker is changing its code any more, or with ``back`` until every worker runs the former code.
+    """Wait until no worker is changing its code any more, or with ``back`` until every worker runs
+    the former code.
 
-    ``under way`` when ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and state of each worker
-    whose state changed. :class:`InvalidTopology` when the upgrade was rolled back because of what the new code did,
-    :class:`Conflict` when somebody asked for that, :class:`NotAlive` when the topology was killed. What is due is done
-    here as well: the leader may be away.
+    ``under way`` when ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and
+    state of each worker whose state changed. :class:`InvalidTopology` when the upgrade was rolled
+    back because of what the new code did, :class:`Conflict` when somebody asked for that,
+    :class:`NotAlive` when the topology was killed. What is due is done here as well: the leader may
+    be away.
     """
     deadline = ctx.monotonic() + wait_secs
     workers: Mapping[str, str] = {}
@@ -287,7 +302,9 @@ def await_upgrade(
 def _load(
     ctx: OperationsContext, view: ClusterView, name: str
 ) -> tuple[TopologyView, UpgradeSnapshot]:
-    """A topology by name or id, and its upgrade; :class:`NotAlive`, :class:`Unavailable` without an assignment."""
+    """A topology by name or id, and its upgrade; :class:`NotAlive`, :class:`Unavailable` without an
+    assignment.
+    """
     topology = topology_by_name(view, name)
     if topology.assignment is None or topology.tasks is None:
         raise Unavailable(f"topology {name!r} has no assignment yet: wait until it is healed")
@@ -300,7 +317,9 @@ def _load(
 def _execute(
     ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None
 ) -> UpgradeResult:
-    """Apply the event to a fresh snapshot, again after every lost race; ``epoch``: that of the writes."""
+    """Apply the event to a fresh snapshot, again after every lost race; ``epoch``: that of the
+    writes.
+    """
     fence = ctx.current_epoch() if epoch is None else epoch
     sent: list[UpgradeTransition] = []
 
@@ -365,7 +384,8 @@ def _write(
     if made.record is not None or snapshot.state.record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, made.record)
     if made.record is None:
-        # Of very long lists a rest stays, which means nothing without a record: the next upgrade sweeps it.
+        # Of very long lists a rest stays, which means nothing without a record: the next upgrade
+        # sweeps it.
         for node in list(listed_nodes(ctx.cluster.state, topology.id))[:_DELETES_AT_AN_END]:
             transaction.delete(node)
     elif snapshot.state.record is None:
@@ -400,7 +420,9 @@ def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeRe
 
 
 def _next_number(ctx: OperationsContext, epoch: int) -> int:
-    """A number that no other version of any code has: two operators never store under one prefix."""
+    """A number that no other version of any code has: two operators never store under one
+    prefix.
+    """
 
     def attempt(view: ClusterView) -> int:
         version = counter_version(ctx)

@@ -1,7 +1,9 @@
-"""The archive that travels with a topology, a deterministic zip of a folder or package, and what is uploaded with it.
+"""The archive that travels with a topology, a deterministic zip of a folder or package, and what is
+uploaded with it.
 
-The same files give the same bytes, hence the same hash, so that an unchanged program is uploaded once.
-Left out are the cluster's HOME, hidden files, virtual environments, byte code, and what ``.gitignore`` names.
+The same files give the same bytes, hence the same hash, so that an unchanged program is uploaded
+once. Left out are the cluster's HOME, hidden files, virtual environments, byte code, and what
+``.gitignore`` names.
 """
 
 import importlib.util
@@ -40,7 +42,9 @@ class Archive:
 
 
 class IgnoreRules:
-    """Ignore rules in force below one folder: those of its repository's ``.gitignore`` files, outer first."""
+    """Ignore rules in force below one folder: those of its repository's ``.gitignore`` files, outer
+    first.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -79,7 +83,9 @@ class IgnoreRules:
 
 
 def _valid_lines(text: str) -> list[str]:
-    """The lines that ``pathspec`` can compile: git skips a broken pattern, it does not refuse the file."""
+    """The lines that ``pathspec`` can compile: git skips a broken pattern, it does not refuse the
+    file.
+    """
     lines: list[str] = []
     for line in text.splitlines():
         with suppress(ValueError):
@@ -130,8 +136,8 @@ def collect_files(
 ) -> dict[str, Path]:
     """Archive name -> file of everything below ``root`` that travels.
 
-    ``include`` limits it to these names right below ``root``. Raises :class:`InvalidTopology`, naming the
-    largest files, when they exceed 64 MiB, and when there are more than 20,000.
+    ``include`` limits it to these names right below ``root``. Raises :class:`InvalidTopology`,
+    naming the largest files, when they exceed 64 MiB, and when there are more than 20,000.
     """
     root = root.absolute()
     skip = frozenset(path.resolve() for path in leave_out)
@@ -162,10 +168,11 @@ def collect_files(
 
 
 def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = None) -> Archive:
-    """Write the zip of ``files`` (archive name -> file) and of everything below ``vendored`` to ``out``.
+    """Write the zip of ``files`` (archive name -> file) and of everything below ``vendored`` to
+    ``out``.
 
-    A program's own file wins over a vendored one of the same name. Entries are sorted, dated 1980 and carry
-    only the executable bit.
+    A program's own file wins over a vendored one of the same name. Entries are sorted, dated 1980
+    and carry only the executable bit.
     """
     entries = dict(files)
     if vendored is not None:
@@ -203,8 +210,8 @@ def vendor_requirements(file: Path, into: Path) -> None:
     """Install what ``file`` lists, with its dependencies, into the folder ``into``.
 
     The packages are those of this interpreter and platform: workers must run the same. Raises
-    :class:`InvalidRequest` when the file is missing, :class:`InvalidTopology` with pip's last words when it
-    fails, :class:`Unavailable` when there is no pip or it takes longer than ten minutes.
+    :class:`InvalidRequest` when the file is missing, :class:`InvalidTopology` with pip's last words
+    when it fails, :class:`Unavailable` when there is no pip or it takes longer than ten minutes.
     """
     if not file.is_file():
         raise InvalidRequest(f"--requirements {file}: the file does not exist")
@@ -255,8 +262,8 @@ def bundle_target(
 ) -> Bundle:
     """Describe ``target`` and build its archive inside ``folder`` (empty, the caller's to remove).
 
-    ``home`` is left out of the archive; ``requirements`` are vendored into it. A ``.zip``, ``.jar`` or
-    ``.whl`` without requirements is uploaded byte for byte. Errors as :func:`describe_target`,
+    ``home`` is left out of the archive; ``requirements`` are vendored into it. A ``.zip``, ``.jar``
+    or ``.whl`` without requirements is uploaded byte for byte. Errors as :func:`describe_target`,
     :func:`collect_files` and :func:`vendor_requirements`.
     """
     unpacked = folder / "unpacked"
@@ -275,7 +282,8 @@ def bundle_target(
             found.name, found.topology, Archive(path, hash_file(path), path.stat().st_size, 0)
         )
     else:
-        # Workers get a zip; and what is to be vendored goes into it. The user chose these files: all travel.
+        # Workers get a zip; and what is to be vendored goes into it. The user chose these files:
+        # all travel.
         files = {
             entry.relative_to(unpacked).as_posix(): entry
             for entry in sorted(unpacked.rglob("*"))

@@ -1,7 +1,8 @@
-"""``python -m storm_dagster.packaging.describe REQUEST REPLY``: the child that imports a user's module.
+"""``python -m storm_dagster.packaging.describe REQUEST REPLY``: the child that imports a user's
+module.
 
-The caller (:mod:`storm_dagster.packaging.target`) never imports user code itself. REQUEST and REPLY are
-JSON files, so that whatever the module prints cannot be mistaken for the answer.
+The caller (:mod:`storm_dagster.packaging.target`) never imports user code itself. REQUEST and REPLY
+are JSON files, so that whatever the module prints cannot be mistaken for the answer.
 """
 
 import importlib
@@ -71,7 +72,9 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
 
 
 def _is_topology(value: Any, module: ModuleType) -> bool:
-    """Whether a module's attribute is a topology that was made in that module (and not merely imported)."""
+    """Whether a module's attribute is a topology that was made in that module (and not merely
+    imported).
+    """
     if inspect.isclass(value):
         return (
             issubclass(value, Topology)
@@ -114,7 +117,8 @@ def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
 
 
 def topology_spec_of(value: Any) -> TopologySpec | None:
-    """The spec of a Topology class (or instance), a TopologyBuilder or a spec; ``None`` for anything else.
+    """The spec of a Topology class (or instance), a TopologyBuilder or a spec; ``None`` for
+    anything else.
 
     Raises :class:`InvalidTopology` when it is one and breaks a rule.
     """
@@ -172,7 +176,9 @@ def _package_root(module: ModuleType) -> tuple[str, list[str]]:
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request; raises :class:`InvalidTopology` for whatever is wrong with the target."""
+    """The reply to one request; raises :class:`InvalidTopology` for whatever is wrong with the
+    target.
+    """
     root: str | None = request["root"]
     shown = sys.path[0] = root or request["cwd"]
     importlib.invalidate_caches()

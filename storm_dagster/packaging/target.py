@@ -1,8 +1,9 @@
-"""TARGET strings of ``submit``: parsed, checked against the disk, and described by a child process with a deadline.
+"""TARGET strings of ``submit``: parsed, checked against the disk, and described by a child process
+with a deadline.
 
-``file.py[:Name]``, ``package.module[:Name]``, or an archive (``.zip``, ``.jar``, ``.whl``, ``.tar.gz``)
-``::module[:Name]``. The target of a run launched by hand must lie in certain folders, which is found out without importing
-or running anything.
+``file.py[:Name]``, ``package.module[:Name]``, or an archive (``.zip``, ``.jar``, ``.whl``,
+``.tar.gz``) ``::module[:Name]``. The target of a run launched by hand must lie in certain folders,
+which is found out without importing or running anything.
 """
 
 import contextlib
@@ -115,7 +116,9 @@ def parse_target(text: str) -> Target:
 
 
 def _is_project(folder: Path) -> bool:
-    """Whether a folder may be a root by default: the whole disk, a login folder and shared folders such as /tmp may not."""
+    """Whether a folder may be a root by default: the whole disk, a login folder and shared folders
+    such as /tmp may not.
+    """
     if folder == Path(folder.anchor) or folder == Path.home():
         return False
     try:
@@ -125,16 +128,20 @@ def _is_project(folder: Path) -> bool:
 
 
 def target_roots(conf: Any) -> list[Path]:
-    """``dagster.target.roots``; by default the present folder, if it is a project's, and the examples beside this package."""
+    """``dagster.target.roots``; by default the present folder, if it is a project's, and the
+    examples beside this package.
+    """
     if (given := conf.get("dagster.target.roots")) is not None:
         return [Path(root).expanduser().resolve() for root in given]
     return [folder for folder in (Path.cwd(), _EXAMPLES) if _is_project(folder)]
 
 
 def check_inside(text: str, roots: Iterable[Path], home: Path) -> None:
-    """Refuse a TARGET with a file outside ``roots``, or in the cluster's ``home``, where other topologies' code lies.
+    """Refuse a TARGET with a file outside ``roots``, or in the cluster's ``home``, where other
+    topologies' code lies.
 
-    :class:`InvalidRequest` names the file and the roots. Packages are looked up on disk; nothing is imported.
+    :class:`InvalidRequest` names the file and the roots. Packages are looked up on disk; nothing is
+    imported.
     """
     target, roots = parse_target(text), list(roots)
     for file in _files(target):
@@ -151,7 +158,9 @@ def check_inside(text: str, roots: Iterable[Path], home: Path) -> None:
 
 
 def _files(target: Target) -> list[Path]:
-    """The file of a target; of a module those of the packages around it, too, which are imported before it."""
+    """The file of a target; of a module those of the packages around it, too, which are imported
+    before it.
+    """
     if target.path is not None:
         return [target.path]
     found: list[Path] = []
@@ -201,7 +210,9 @@ def _environment() -> dict[str, str]:
 
 
 def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float) -> Any:
-    """The child's reply document; :class:`InvalidTopology` when it hangs, crashes or answers nonsense."""
+    """The child's reply document; :class:`InvalidTopology` when it hangs, crashes or answers
+    nonsense.
+    """
     request_path, reply_path, output = (
         scratch / "request.json",
         scratch / "reply.json",
@@ -263,11 +274,11 @@ def describe_target(
 ) -> Description:
     """The topology that ``target`` names, described by a child process within ``timeout`` seconds.
 
-    User code is never imported here. A callable target is called with ``args`` (strings). An archive is
-    unpacked, safely, into ``unpacked`` (default: a temporary folder that is gone afterwards, so that
-    ``root`` is only a name then). Raises :class:`InvalidRequest` when the target's text names nothing, and
-    :class:`InvalidTopology` when it is not importable, has no such attribute, holds several topologies or
-    none, raises, is no topology, crashes or hangs.
+    User code is never imported here. A callable target is called with ``args`` (strings). An
+    archive is unpacked, safely, into ``unpacked`` (default: a temporary folder that is gone
+    afterwards, so that ``root`` is only a name then). Raises :class:`InvalidRequest` when the
+    target's text names nothing, and :class:`InvalidTopology` when it is not importable, has no such
+    attribute, holds several topologies or none, raises, is no topology, crashes or hangs.
     """
     parsed = parse_target(target) if isinstance(target, str) else target
     with tempfile.TemporaryDirectory(prefix="storm-dagster-describe-") as text:

@@ -1,8 +1,9 @@
 """Unpacking of archives that are not trusted: zip, jar, whl and tar.gz.
 
 Nothing in an archive is trusted: names are checked against one grammar, only plain files and
-folders are taken, and bytes are counted as they come out, not as headers promise. An archive that breaks
-a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and leaves nothing behind.
+folders are taken, and bytes are counted as they come out, not as headers promise. An archive that
+breaks a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and leaves
+nothing behind.
 """
 
 import gzip
@@ -70,7 +71,9 @@ def hash_file(path: Path) -> str:
 
 
 def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
-    """The kind of the file, by its content: jar and whl are zips. :class:`InvalidTopology` for anything else."""
+    """The kind of the file, by its content: jar and whl are zips. :class:`InvalidTopology` for
+    anything else.
+    """
     with path.open("rb") as stream:
         magic = stream.read(4)
     if magic in (b"PK\x03\x04", b"PK\x05\x06") or (magic and zipfile.is_zipfile(path)):
@@ -85,8 +88,9 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
 def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> None:
     """Unpack into ``target``, which must not exist; it appears complete or not at all.
 
-    Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk does not
-    take it. The folder beside ``target`` that the files are written to first is removed in both cases.
+    Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk
+    does not take it. The folder beside ``target`` that the files are written to first is removed in
+    both cases.
     """
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unpacking")
     fresh.mkdir(parents=True)
@@ -181,7 +185,8 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
             f"archive {path.name} is damaged ({error}): pack and upload it again"
         ) from None
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
-        # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no sense.
+        # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no
+        # sense.
         raise InvalidTopology(
             f"archive {path.name} cannot be read ({error}): pack it again"
         ) from None
@@ -208,7 +213,9 @@ def _check_size(archive: str, name: str, total: int, packed: int, limits: Unpack
 
 
 class _Directory:
-    """A zip's file while its directory is read, which zipfile does in one piece, wherever it found it."""
+    """A zip's file while its directory is read, which zipfile does in one piece, wherever it found
+    it.
+    """
 
     def __init__(self, stream: IO[bytes], archive: str, limits: UnpackLimits) -> None:
         self._stream = stream
@@ -227,7 +234,8 @@ class _Directory:
 
 
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
-    # The directory is counted before an object is made of each of its entries, which are then read from the file itself.
+    # The directory is counted before an object is made of each of its entries, which are then read
+    # from the file itself.
     with (
         path.open("rb") as stream,
         zipfile.ZipFile(_Directory(stream, path.name, limits)) as archive,
@@ -252,7 +260,8 @@ def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
 class _Bounded:
     """A decompressed stream that gives no more than it may, and never much at once.
 
-    tarfile reads extended headers in one piece of whatever size they state, before a member is seen.
+    tarfile reads extended headers in one piece of whatever size they state, before a member is
+    seen.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """The planner of operations: placement on Spark, over a pinned Connect session or a classic master.
 
-A pinned session is one on the server that many processes attach to in turn. A process that attaches to a session that
-lives already finds its Python workers and plans warm; a session of its own would cost more than a second before the
-first Python function runs. The id is kept where all processes of the cluster find it, and replaced by compare and set
-when the server has dropped the session."""
+A pinned session is one on the server that many processes attach to in turn. A process that attaches
+to a session that lives already finds its Python workers and plans warm; a session of its own would
+cost more than a second before the first Python function runs. The id is kept where all processes of
+the cluster find it, and replaced by compare and set when the server has dropped the session.
+"""
 
 import hashlib
 import logging
@@ -58,7 +59,9 @@ class ClusterSessionIds:
             ) from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        """Keep another id if the version is still this one (``None``: if there is none); whether it was."""
+        """Keep another id if the version is still this one (``None``: if there is none); whether it
+        was.
+        """
         data = session_id.encode("ascii")
         try:
             if version is None:
@@ -91,7 +94,8 @@ SessionIds = ClusterSessionIds | FixedSessionIds
 def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:
     """The stored id, created when there is none, and replaced when it is the one that is ``gone``.
 
-    Of several processes that find it gone one writes, the others take what that one wrote."""
+    Of several processes that find it gone one writes, the others take what that one wrote.
+    """
     for _ in range(10):
         kept = ids.read()
         if kept is not None and kept[0] != gone:
@@ -107,8 +111,9 @@ class ConnectPlanner:
     """Planner over Spark Connect, in the pinned session; callable with a batch, from any thread.
 
     The first call opens the session, later ones use it on. A session that the server has dropped is
-    replaced once. Raises :class:`Unavailable` when Spark is out of reach, fails, or takes longer than
-    ``deadline_secs``."""
+    replaced once. Raises :class:`Unavailable` when Spark is out of reach, fails, or takes longer
+    than ``deadline_secs``.
+    """
 
     remote: str
     ids: SessionIds
@@ -185,7 +190,9 @@ class ConnectPlanner:
 
 
 def _ship_package(session: "SparkSession", remote: str) -> None:
-    """Send this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
+    """Send this package to a server elsewhere, whose Python workers cannot import it; loopback
+    shares ours.
+    """
     if sessions.host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
     with tempfile.TemporaryDirectory(prefix="storm-dagster-spark-") as folder:
@@ -195,8 +202,9 @@ def _ship_package(session: "SparkSession", remote: str) -> None:
 def plan_classic(
     get_session: "Callable[[], SparkSession]", batch: PlacementBatch
 ) -> PlacementResult:
-    """Place the batch on a classic session, whose driver is in this process; :class:`Unavailable` when it fails or takes
-    too long."""
+    """Place the batch on a classic session, whose driver is in this process; :class:`Unavailable`
+    when it fails or takes too long.
+    """
 
     def plan() -> PlacementResult:
         from storm_dagster.spark.assignment.pipeline import plan_with_spark
@@ -223,8 +231,10 @@ def plan_on_cluster(
     """Place the batch on the ``spark.remote`` of the cluster's conf, else on its ``spark.master``.
 
     ``cluster`` is the :class:`StormClusterState` whose ``state`` keeps the pinned session's id;
-    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). Spark's token follows from the
-    conf's ``storm.secret``, else it lies in the state folder ``home``, STORM_DAGSTER_HOME without it. A process attaches once. Raises :class:`Unavailable`, also when the conf names no Spark.
+    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). Spark's
+    token follows from the conf's ``storm.secret``, else it lies in the state folder ``home``,
+    STORM_DAGSTER_HOME without it. A process attaches once. Raises :class:`Unavailable`, also when
+    the conf names no Spark.
     """
     remote, master = conf.get("spark.remote"), conf.get("spark.master")
     if remote:
@@ -252,11 +262,12 @@ def plan_on_cluster(
 def planner_for(
     conf: ClusterConf | Conf, session_id: str | None = None
 ) -> Callable[[PlacementBatch], PlacementResult]:
-    """The planner of ``plan``: the cluster's Spark when there is one, else one in this process, on all its cores.
+    """The planner of ``plan``: the cluster's Spark when there is one, else one in this process, on
+    all its cores.
 
-    ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it, what-if
-    planning has a session of its own under an id that all users of that server's URL agree on, so that it is
-    warm from the second call on and nothing is written anywhere.
+    ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it,
+    what-if planning has a session of its own under an id that all users of that server's URL agree
+    on, so that it is warm from the second call on and nothing is written anywhere.
     """
     remote = conf.get("spark.remote")
     if remote:
@@ -269,7 +280,9 @@ def planner_for(
 
 
 def package_archive(folder: Path) -> Path:
-    """A zip of the modules that the assignment's functions import, made in ``folder`` and named by its content."""
+    """A zip of the modules that the assignment's functions import, made in ``folder`` and named by
+    its content.
+    """
     root = Path(__file__).resolve().parents[1]
     target = folder / "package.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,9 +1,10 @@
 """Spark's Python daemon with its libraries loaded: a forked Python worker starts in milliseconds.
 
 Spark ends Python workers that idle for a minute, and forks new ones from a daemon that has imported
-nothing, because pandas and pyarrow start threads when they are imported and threads do not survive a fork.
-Those threads can be turned off. This module does so, imports, makes sure that it is still alone in its
-process, and then is ``pyspark.daemon``. Started by Spark as ``python -m``, by ``spark.python.daemon.module``.
+nothing, because pandas and pyarrow start threads when they are imported and threads do not survive
+a fork. Those threads can be turned off. This module does so, imports, makes sure that it is still
+alone in its process, and then is ``pyspark.daemon``. Started by Spark as ``python -m``, by
+``spark.python.daemon.module``.
 """
 
 import contextlib
@@ -28,7 +29,9 @@ _LIBRARIES = (
 
 
 def main() -> None:
-    """Preload and serve; serve without preloading where threads cannot be counted or would be left."""
+    """Preload and serve; serve without preloading where threads cannot be counted or would be
+    left.
+    """
     # What users' functions run in has the environment that the server was given.
     with without_library_threads():
         for name in _LIBRARIES if threads() == 1 else ():

@@ -1,4 +1,6 @@
-"""The end of queries whose worker was killed and whose topology is gone: else they run until their session expires."""
+"""The end of queries whose worker was killed and whose topology is gone: else they run until their
+session expires.
+"""
 
 import subprocess
 import sys
@@ -12,10 +14,11 @@ _MOST_SECS = 60.0
 
 
 def end_query_session(remote: str, code: str, token: str | None = None) -> None:
-    """End the session that the queries of that code share, and what runs in it; :class:`Unavailable` if Spark does not.
+    """End the session that the queries of that code share, and what runs in it;
+    :class:`Unavailable` if Spark does not.
 
-    ``token`` is the one derived of the cluster's secret. A session that the URL names itself goes on. Spark's client takes
-    150 MB, so that it runs in a process of its own.
+    ``token`` is the one derived of the cluster's secret. A session that the URL names itself goes
+    on. Spark's client takes 150 MB, so that it runs in a process of its own.
     """
     if ";session_id=" in remote:
         return

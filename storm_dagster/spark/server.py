@@ -1,4 +1,5 @@
-"""The embedded Spark Connect server, and Spark standalone clusters: pyspark's own jars, bound to loopback.
+"""The embedded Spark Connect server, and Spark standalone clusters: pyspark's own jars, bound to
+loopback.
 
 Found without importing pyspark, so that the daemon that only watches it stays small.
 """
@@ -39,7 +40,9 @@ _FILTER = "org.apache.spark.ui.JWSFilter"
 
 
 def spark_home() -> Path:
-    """Folder of the installed pyspark, with its ``jars`` and ``bin``; :class:`Unavailable` when there is none."""
+    """Folder of the installed pyspark, with its ``jars`` and ``bin``; :class:`Unavailable` when
+    there is none.
+    """
     spec = importlib.util.find_spec("pyspark")
     for location in (spec.submodule_search_locations if spec else None) or ():
         if (Path(location) / "bin" / "spark-submit").is_file():
@@ -60,13 +63,14 @@ def spark_connect_command(
 ) -> list[str]:
     """The command line that runs a Spark Connect server on ``host:port`` in the foreground.
 
-    Its jobs run on ``master``; for a standalone one (``spark://``), ``conf`` has ``spark.authenticate.secret``.
+    Its jobs run on ``master``; for a standalone one (``spark://``), ``conf`` has
+    ``spark.authenticate.secret``.
 
-    ``memory`` is the driver's heap (Java notation), ``local_dir`` takes shuffle files, the warehouse, the settings (a file
-    of this user's own, since every user can read a command line) and the temporary files of the JVM, which leaves them
-    when it is killed (:func:`sweep_local_dir`).
-    Start it with :func:`spark_environment`, so that its Python workers can import this package. Raises
-    :class:`Unavailable` when pyspark or Java is missing.
+    ``memory`` is the driver's heap (Java notation), ``local_dir`` takes shuffle files, the
+    warehouse, the settings (a file of this user's own, since every user can read a command line)
+    and the temporary files of the JVM, which leaves them when it is killed
+    (:func:`sweep_local_dir`). Start it with :func:`spark_environment`, so that its Python workers
+    can import this package. Raises :class:`Unavailable` when pyspark or Java is missing.
     """
     java, home = java_command(), spark_home()
     cores = os.cpu_count() or 2
@@ -84,8 +88,9 @@ def spark_connect_command(
         "spark.sql.shuffle.partitions": str(max(2, 2 * cores)),
         # A pinned session that idles over night is still there in the morning.
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
-        # Each session keeps its last plans, with the rows of local tables in them: sixteen micro-batches of 20,000
-        # tuples are 40 MB, and what a killed worker's session keeps stays for those 24 hours.
+        # Each session keeps its last plans, with the rows of local tables in them: sixteen
+        # micro-batches of 20,000 tuples are 40 MB, and what a killed worker's session keeps stays
+        # for those 24 hours.
         "spark.connect.session.planCache.maxSize": "3",
         # Its other ports deserialize what they are sent; Spark makes the secret by itself.
         "spark.authenticate": "true",
@@ -137,12 +142,14 @@ def standalone_command(
     ui_port: int | None = None,
     worker: tuple[str, int, str] = ("", 1, "1g"),
 ) -> list[str]:
-    """The command line that runs a master or a worker of a Spark standalone cluster on ``host:port`` in the foreground.
+    """The command line that runs a master or a worker of a Spark standalone cluster on
+    ``host:port`` in the foreground.
 
-    ``worker`` is the master's URL, and the cores and the memory that the worker offers. ``local_dir`` takes what the
-    process keeps, its settings with the secret, and the executors' folders. Start it with
-    :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens Spark's web UI on loopback. Raises
-    :class:`Unavailable` when the web UI would be open without that.
+    ``worker`` is the master's URL, and the cores and the memory that the worker offers.
+    ``local_dir`` takes what the process keeps, its settings with the secret, and the executors'
+    folders. Start it with :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens
+    Spark's web UI on loopback. Raises :class:`Unavailable` when the web UI would be open without
+    that.
     """
     home = spark_home()
     settings = {
@@ -161,7 +168,8 @@ def standalone_command(
         "spark.executor.logs.rolling.maxRetainedFiles": "9",
     }
     if ui_port is None:
-        # Spark cannot omit it: it stays on loopback, and a key that nobody gets refuses every request.
+        # Spark cannot omit it: it stays on loopback, and a key that nobody gets refuses every
+        # request.
         if not any((home / "jars").glob("jjwt-impl-*.jar")):
             raise Unavailable(
                 "pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port"
@@ -213,7 +221,8 @@ def sweep_local_dir(local_dir: Path) -> None:
 
 
 def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:
-    """The ``spark.*`` keys of a cluster's conf that are the embedded server's, such as ``spark.jars.packages``.
+    """The ``spark.*`` keys of a cluster's conf that are the embedded server's, such as
+    ``spark.jars.packages``.
 
     Not where it listens and whom it believes: that is checked elsewhere.
     """
@@ -231,9 +240,11 @@ def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _home_without_sources(local_dir: Path) -> Path:
-    """A Spark home without the archive of pyspark's sources, which Spark puts before the installed package.
+    """A Spark home without the archive of pyspark's sources, which Spark puts before the installed
+    package.
 
-    Python compiles what it imports from an archive each time: 2.5 s of a core for each process, instead of 1.0.
+    Python compiles what it imports from an archive each time: 2.5 s of a core for each process,
+    instead of 1.0.
     """
     made = local_dir / "home"
     made.mkdir(parents=True, exist_ok=True)
@@ -245,9 +256,11 @@ def _home_without_sources(local_dir: Path) -> Path:
 
 
 def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for :func:`spark_connect_command`: this interpreter, and this package importable.
+    """The environment for :func:`spark_connect_command`: this interpreter, and this package
+    importable.
 
-    Spark's function shipping names functions of this package by module, so its Python workers import it.
+    Spark's function shipping names functions of this package by module, so its Python workers
+    import it.
     """
     environment = dict(os.environ if base is None else base)
     root = str(Path(__file__).resolve().parents[2])

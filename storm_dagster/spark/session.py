@@ -65,7 +65,9 @@ def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
 
 
 def await_start(remote: str, home: Path | None = None) -> None:
-    """Return when the server at the URL is not being started by the ``dev`` of ``home`` (any more)."""
+    """Return when the server at the URL is not being started by the ``dev`` of ``home`` (any
+    more).
+    """
     deadline = time.monotonic() + _START_SECS
     while time.monotonic() < deadline:
         cluster = ClusterFile.read(home_dir(home))
@@ -80,7 +82,9 @@ def await_start(remote: str, home: Path | None = None) -> None:
 
 
 def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
-    """Spark's version, from a session that proves who it is and is released; :class:`Unavailable` with the reason."""
+    """Spark's version, from a session that proves who it is and is released; :class:`Unavailable`
+    with the reason.
+    """
 
     def ask() -> str:
         session = open_connect(with_spark_token(remote, home, token))
@@ -94,10 +98,13 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
 
 
 def open_connect(remote: str) -> SparkSession:
-    """Open a session at the URL without making it the process's default, so that no other code uses it."""
+    """Open a session at the URL without making it the process's default, so that no other code uses
+    it.
+    """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it too.
+    # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it
+    # too.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     session = ConnectSession(connection=with_spark_token(remote))
     limit_retries(session)
@@ -108,17 +115,20 @@ def open_connect(remote: str) -> SparkSession:
 
 
 def limit_retries(session: Any) -> None:
-    """Without this a server that died is tried again for ten minutes, also by threads that an ending process waits for."""
+    """Without this a server that died is tried again for ten minutes, also by threads that an
+    ending process waits for.
+    """
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
 
 
 def close_at_exit(session: SparkSession, release: str = "") -> None:
-    """Close this process's side of the session when the process ends; ``release``: the server's too, if that URL answers.
+    """Close this process's side of the session when the process ends; ``release``: the server's
+    too, if that URL answers.
 
-    pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone; it leaves
-    closed sessions alone, and hooks run in reverse order of registration.
+    pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone;
+    it leaves closed sessions alone, and hooks run in reverse order of registration.
     """
     kept = weakref.ref(session)
 
@@ -136,7 +146,9 @@ def close_at_exit(session: SparkSession, release: str = "") -> None:
 
 
 def open_classic(master: str) -> SparkSession:
-    """The process's classic session on a master URL; starts a driver in this process when there is none."""
+    """The process's classic session on a master URL; starts a driver in this process when there is
+    none.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     from pyspark.sql import SparkSession
@@ -170,7 +182,8 @@ def is_session_gone(error: BaseException) -> bool:
 
 
 def within(seconds: float, what: str, function: Callable[[], T]) -> T:
-    """The function's result, or the typed error for what it raises; :class:`Unavailable` after that many seconds.
+    """The function's result, or the typed error for what it raises; :class:`Unavailable` after that
+    many seconds.
 
     The function goes on in a thread of its own, which nothing waits for any more.
     """
@@ -189,7 +202,8 @@ def as_unavailable(error: Exception, what: str) -> StormDagsterError:
     """The typed error for an error of Spark."""
     if isinstance(error, StormDagsterError):
         return error
-    # An error of gRPC prints its whole state, also where pyspark wraps it; two of its lines have the cause.
+    # An error of gRPC prints its whole state, also where pyspark wraps it; two of its lines have
+    # the cause.
     status, details = _STATUS.search(str(error)), _DETAILS.search(str(error))
     lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
     cause = ": ".join(found[1] for found in (status, details) if found) or lines[0]

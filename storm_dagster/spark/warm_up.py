@@ -34,17 +34,22 @@ _DEADLINE_SECS = 180.0
 _MOST_ROUNDS = 12
 _LONGEST_SECS = 8.0
 _FASTER = 0.85
-"""A round that takes less than this part of the best one before means that the server is still compiling."""
+"""A round that takes less than this part of the best one before means that the server is still
+compiling.
+"""
 _IDLE_ROUNDS = 2
 
 
 def warm_planner(
     planner: Callable[[PlacementBatch], object], placed: Callable[[], None] = lambda: None
 ) -> None:
-    """Run the assignment through every stage; with the cluster's planner its pinned session becomes warm.
+    """Run the assignment through every stage; with the cluster's planner its pinned session becomes
+    warm.
 
-    ``placed`` is called after the first one, by far the slowest. A submission takes the plain way, and healing the way of what
-    has a past: both are repeated until the plain one gets no faster, twelve times and eight seconds at most."""
+    ``placed`` is called after the first one, by far the slowest. A submission takes the plain way,
+    and healing the way of what has a past: both are repeated until the plain one gets no faster,
+    twelve times and eight seconds at most.
+    """
     plain = PlacementBatch(supervisors=WARM_BATCH.supervisors, topologies=WARM_BATCH.topologies[:1])
     for batch in (plain, plain, WARM_BATCH):
         planner(batch)
@@ -63,9 +68,11 @@ def warm_planner(
 
 
 def warm_up(remote: str) -> None:
-    """Run the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
+    """Run the first jobs on the server at the URL: its JVM has compiled what placements use
+    afterwards.
 
-    A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`."""
+    A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`.
+    """
     planner = ConnectPlanner(
         remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS
     )

@@ -1,7 +1,8 @@
 """Link of a supervisor to ZooKeeper: desired work, heartbeat, error reports.
 
-It has its own thread, so that a slow server or an outage never blocks the slots. While the cluster cannot be read, or its
-root is missing or another cluster's, the last desired work stays in force: nothing is ended because a node is absent.
+It has its own thread, so that a slow server or an outage never blocks the slots. While the cluster
+cannot be read, or its root is missing or another cluster's, the last desired work stays in force:
+nothing is ended because a node is absent.
 """
 
 import logging
@@ -43,7 +44,9 @@ class ClusterLink:
     conf: ClusterConf
     id: str
     cluster_id: str | None
-    """This supervisor's only cluster; ``None`` until the first connection, which calls :attr:`save_cluster_id`."""
+    """This supervisor's only cluster; ``None`` until the first connection, which calls
+    :attr:`save_cluster_id`.
+    """
     save_cluster_id: Callable[[str], None]
     info: Callable[[int], SupervisorInfo]
     """The heartbeat record with that count."""
@@ -95,12 +98,16 @@ class ClusterLink:
         self._event.set()
 
     def report(self, topology_id: str, port: int, text: str) -> None:
-        """Record an error of the topology when ZooKeeper is reachable; the oldest of too many are dropped."""
+        """Record an error of the topology when ZooKeeper is reachable; the oldest of too many are
+        dropped.
+        """
         self._reports.append((topology_id, port, text, int(time.time())))
         self._event.set()
 
     def nimbus_urls(self) -> tuple[str, ...]:
-        """HTTP base URLs of the nimbuses: the leader, the others, those of ``nimbus.seeds``. From any thread."""
+        """HTTP base URLs of the nimbuses: the leader, the others, those of ``nimbus.seeds``. From
+        any thread.
+        """
         cluster = self._cluster
         if cluster is not None and cluster.session.connected:
             try:
@@ -112,14 +119,16 @@ class ClusterLink:
         return tuple(dict.fromkeys((*self._urls, *seed_urls(self.conf))))
 
     def code_hash(self, key: str) -> str | None:
-        """SHA-256 of that blob by the leader's records; ``None`` where they have none. From any thread."""
+        """SHA-256 of that blob by the leader's records; ``None`` where they have none. From any
+        thread.
+        """
         upgrades = [state.record for state in list(self.upgrades.states.values())]
         for record in (*list(self._assignments.values()), *upgrades):
             if record is not None and key in record.code:
                 return record.code[key]
         return None
 
-    # -- the thread -------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -196,10 +205,12 @@ class ClusterLink:
             return 0.1
         return max(0.05, min(longest, self._beat_at + self._beat_secs - time.monotonic()))
 
-    # -- reading ----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, cluster: StormClusterState) -> None:
-        """Read what changed: one read when nothing did, however many topologies and supervisors there are."""
+        """Read what changed: one read when nothing did, however many topologies and supervisors
+        there are.
+        """
         self._moved.clear()
         version, record = cluster.assignment_changes(self._on_assignments)
         changed = None if self._version is None else changes_since(record, version, self._version)
@@ -225,14 +236,16 @@ class ClusterLink:
 
     def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:
         try:
-            # Watched only while it has workers here: what others run, and what is gone, leaves no watch.
+            # Watched only while it has workers here: what others run, and what is gone, leaves no
+            # watch.
             found = self._read_mine(cluster, topology_id)
             if found is not None:
                 wake = self._wake_of(topology_id)
                 self.upgrades.read(cluster, topology_id, wake)
                 found = self._read_mine(cluster, topology_id, wake)
             if found is None and topology_id in self._assignments:
-                # A root that is being wiped loses its nodes one by one, which must not look like kills.
+                # A root that is being wiped loses its nodes one by one, which must not look like
+                # kills.
                 self._stopped.wait(_VANISHED_TWICE_SECS)
                 cluster.check_cluster_id()
                 found = self._read_mine(cluster, topology_id)
@@ -273,13 +286,15 @@ class ClusterLink:
         self._moved.set()
         self._event.set()
 
-    # -- writing ----------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _refuse_second(self, cluster: StormClusterState) -> None:
-        """:class:`Conflict` while a supervisor elsewhere lives under the same id, for a session without a record yet.
+        """:class:`Conflict` while a supervisor elsewhere lives under the same id, for a session
+        without a record yet.
 
-        Nothing is read then, so that no work is begun twice. A former process of the same folder has ended: one lock
-        admits one at a time."""
+        Nothing is read then, so that no work is begun twice. A former process of the same folder
+        has ended: one lock admits one at a time.
+        """
         if self._beat_session == cluster.session.session_id:
             return
         path, other, mine = paths.supervisor(self.id), None, self.info(0)

@@ -1,9 +1,9 @@
 """Supervisor daemon: manages the workers in the slots of one host.
 
 Its one loop polls events, steps the pure slot machine and executes the instructions.
-:class:`~storm_dagster.supervisor.cluster_link.ClusterLink` reads the desired work in its own thread; downloads, unpacking
-and starts run in threads too, so that no pass takes long. Workers have their own sessions: they outlive this process,
-and the next supervisor of the same id adopts them.
+:class:`~storm_dagster.supervisor.cluster_link.ClusterLink` reads the desired work in its own
+thread; downloads, unpacking and starts run in threads too, so that no pass takes long. Workers have
+their own sessions: they outlive this process, and the next supervisor of the same id adopts them.
 """
 
 import functools
@@ -201,7 +201,8 @@ class Supervisor:
         elif claims is not None:
             self.table.apply(claims, now)
         if claims is not None:
-            # Before the cluster was read, the workers may be those of another supervisor: HOME may be a copy.
+            # Before the cluster was read, the workers may be those of another supervisor: HOME may
+            # be a copy.
             self.table.poll(now)
         self._memory.check(self.table.workers(), now, {} if claims is None else claims.memory)
         self._save()
@@ -217,7 +218,9 @@ class Supervisor:
             self._link.request_heartbeat()
 
     def _runs(self) -> list[SlotRun]:
-        """Worker processes here. One that is ending, or not desired in its slot, does not count as running."""
+        """Worker processes here. One that is ending, or not desired in its slot, does not count as
+        running.
+        """
         found = []
         for live in self.table.workers():
             work, slot = live.worker.work, self.table.slots.get(live.port)
@@ -324,11 +327,13 @@ def run(
     stop: threading.Event,
     ports: Sequence[int] | None = None,
 ) -> int:
-    """Run the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set, and return the exit code.
+    """Run the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set, and return the exit
+    code.
 
-    ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted at the next start.
-    Raises :class:`InvalidRequest` for invalid ports or an invalid id, and :class:`Conflict` if that supervisor runs
-    already. It waits for an unreachable ZooKeeper."""
+    ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted
+    at the next start. Raises :class:`InvalidRequest` for invalid ports or an invalid id, and
+    :class:`Conflict` if that supervisor runs already. It waits for an unreachable ZooKeeper.
+    """
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
         raise InvalidRequest(

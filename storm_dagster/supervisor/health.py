@@ -1,8 +1,8 @@
 """Health scripts of a host: executables in ``supervisor.health.check.dir``.
 
-A script fails if it exits with a code other than 0, prints a line that starts with ``ERROR``, or runs longer than
-``storm.health.check.timeout.ms``. Then the host is unhealthy: its workers are ended and no slot is offered until all
-scripts pass.
+A script fails if it exits with a code other than 0, prints a line that starts with ``ERROR``, or
+runs longer than ``storm.health.check.timeout.ms``. Then the host is unhealthy: its workers are
+ended and no slot is offered until all scripts pass.
 """
 
 import logging
@@ -22,7 +22,9 @@ _MOST_OUTPUT = 64 * 1024
 
 
 def check_once(folder: Path, timeout_secs: float) -> str | None:
-    """Run every executable file of ``folder`` in order, and return the first problem, or ``None``."""
+    """Run every executable file of ``folder`` in order, and return the first problem, or
+    ``None``.
+    """
     for script in sorted(folder.iterdir()):
         if (
             script.is_file()
@@ -72,7 +74,9 @@ class HealthCheck:
     def __post_init__(self) -> None:
         self._stopped = threading.Event()
         self.problem: str | None = None
-        """Why this host is unhealthy; ``None`` if it is healthy, and until the first check has finished."""
+        """Why this host is unhealthy; ``None`` if it is healthy, and until the first check has
+        finished.
+        """
         self._thread = threading.Thread(target=self._loop, name="health", daemon=True)
 
     def start(self) -> None:

@@ -33,7 +33,9 @@ class Housekeeper:
         self._jobs.put(job)
 
     def save(self, state: LocalState) -> None:
-        """Write the state file, if the state has changed; of several pending states only the newest is written."""
+        """Write the state file, if the state has changed; of several pending states only the newest
+        is written.
+        """
         if state != self._state:
             self._state = state
             self._jobs.put(self.save_again)
@@ -59,10 +61,11 @@ class Housekeeper:
 def remove_old_logs(
     home: Path, now_secs: float, *, used: Collection[Path] = (), most_bytes: int | None = None
 ) -> list[Path]:
-    """Remove log folders of worker slots, and return them: those without a write for a week, and while all logs
-    have more than ``most_bytes`` the oldest ones.
+    """Remove log folders of worker slots, and return them: those without a write for a week, and
+    while all logs have more than ``most_bytes`` the oldest ones.
 
-    The folders ``used`` by live workers stay. Links are removed, never followed."""
+    The folders ``used`` by live workers stay. Links are removed, never followed.
+    """
     workers = home / "logs" / "workers"
     topologies = [
         path for path in sorted(workers.glob("*")) if path.is_dir() and not path.is_symlink()
@@ -93,8 +96,9 @@ def remove_old_logs(
 def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     """Rotate a log that is in use, if it is larger than ``max_bytes``. Whether it was rotated.
 
-    The content is copied and the file then truncated, because its writers keep it open (and outlive this process).
-    Lines written between the copy and the truncation are lost: a few at most."""
+    The content is copied and the file then truncated, because its writers keep it open (and outlive
+    this process). Lines written between the copy and the truncation are lost: a few at most.
+    """
     try:
         if log.stat().st_size <= max_bytes:
             return False

@@ -95,10 +95,12 @@ def worker_environment(
     home: Path,
     allowed: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns) by
-    ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
+    """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns)
+    by ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
 
-    The archive is first on the path, which a spare adds itself, then the user's PYTHONPATH, then this package."""
+    The archive is first on the path, which a spare adds itself, then the user's PYTHONPATH, then
+    this package.
+    """
     wanted = conf.get("topology.environment") or {}
     for name in wanted:
         if not name or "=" in name or "\0" in name or "\0" in str(wanted[name]):
@@ -133,7 +135,8 @@ class Launcher:
         self._host = host
         self._conf = dict(cluster_conf)
         self._security = Security.of(self._conf)
-        # User code runs in workers: they get their own link key and ZooKeeper user, never the cluster's secrets.
+        # User code runs in workers: they get their own link key and ZooKeeper user, never the
+        # cluster's secrets.
         self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
         self._users = ZooKeeperUsers.of(self._conf)
         self.spares = Spares(self._conf["supervisor.worker.spares"], self._spare)
@@ -151,8 +154,9 @@ class Launcher:
     def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         """Start a worker of ``work`` in slot ``port``.
 
-        Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an environment that is not
-        valid, :class:`Unavailable` if the interpreter cannot be started."""
+        Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an
+        environment that is not valid, :class:`Unavailable` if the interpreter cannot be started.
+        """
         conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         user = worker_user(self._conf, conf)
         alike = (
@@ -225,7 +229,8 @@ class Launcher:
         # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
         with suppress(OSError):
-            # The process runs: nothing may fail any more. It writes the same when it is up; `stop` must find it before.
+            # The process runs: nothing may fail any more. It writes the same when it is up; `stop`
+            # must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         what, topology = (
             (worker_id, work.topology_id, port, child.pid),
@@ -253,7 +258,8 @@ class Launcher:
         user: WorkerUser | None,
         stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        # Appending keeps the output of the slot's last worker, and leaves no hole after a truncation.
+        # Appending keeps the output of the slot's last worker, and leaves no hole after a
+        # truncation.
         with log.open("ab") as output:
             if user is not None:
                 os.fchown(output.fileno(), user.uid, user.gid)
@@ -266,7 +272,8 @@ class Launcher:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    # After the change of the user: from outside, root may lack the capability for it.
+                    # After the change of the user: from outside, root may lack the capability for
+                    # it.
                     preexec_fn=_resource_limits(self._conf),
                     user=user.uid if user is not None else None,
                     group=user.gid if user is not None else None,
@@ -280,7 +287,9 @@ class Launcher:
 
 
 def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
-    """What sets the resource limits of a process that is about to become a worker; it imports nothing."""
+    """What sets the resource limits of a process that is about to become a worker; it imports
+    nothing.
+    """
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import resource
 
@@ -309,10 +318,11 @@ _OUTDATED = -1
 def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[LiveWorker]:
     """Every live worker process of that supervisor below ``home``, the oldest first in each slot.
 
-    Workers outlive their supervisor. They are searched among the processes of the system, by the path of their spec, so
-    that one is found even if the supervisor died before it recorded the start, or the state file is damaged.
-    One with secrets that count no more by ``conf`` is found as work that no assignment names, and so is started again in
-    its slot."""
+    Workers outlive their supervisor. They are searched among the processes of the system, by the
+    path of their spec, so that one is found even if the supervisor died before it recorded the
+    start, or the state file is damaged. One with secrets that count no more by ``conf`` is found as
+    work that no assignment names, and so is started again in its slot.
+    """
     security, users = Security.of(conf), ZooKeeperUsers.of(conf)
     found: list[LiveWorker] = []
     for process, path in worker_processes():

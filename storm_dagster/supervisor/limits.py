@@ -1,7 +1,8 @@
 """Limits of worker processes: resource limits of the kernel, and memory (``worker.memory.size``).
 
-Memory counts only with ``supervisor.worker.memory.enforce``, since the size is but a label of the placement otherwise. It
-is limited by a cgroup (v2) where the machine lets this process make one, and by watching the workers everywhere.
+Memory counts only with ``supervisor.worker.memory.enforce``, since the size is but a label of the
+placement otherwise. It is limited by a cgroup (v2) where the machine lets this process make one,
+and by watching the workers everywhere.
 """
 
 import logging
@@ -24,7 +25,9 @@ _MIB = 2**20
 
 
 def resident_bytes(members: Sequence[Process]) -> int:
-    """Resident memory of these processes that is not a file's: what they share by forking counts for each."""
+    """Resident memory of these processes that is not a file's: what they share by forking counts
+    for each.
+    """
     total = 0
     for process in members:
         with suppress(OSError, ValueError, IndexError):
@@ -55,7 +58,8 @@ class MemoryGuard:
     ) -> None:
         """End each worker that uses more than its limit; report also those that the kernel ended.
 
-        ``sizes`` are those of the assignments, by topology id and port. A worker whose size is not known has no limit yet.
+        ``sizes`` are those of the assignments, by topology id and port. A worker whose size is not
+        known has no limit yet.
         """
         if (
             not self.conf["supervisor.worker.memory.enforce"]

@@ -1,7 +1,7 @@
 """Local state of a supervisor across restarts: ``HOME/supervisor/<id>/localstate/state.json``.
 
-Written by rename after fsync, with a checksum. A damaged file is quarantined and not repaired: the state is rebuilt from
-the cluster, the running processes and the workers' spec files.
+Written by rename after fsync, with a checksum. A damaged file is quarantined and not repaired: the
+state is rebuilt from the cluster, the running processes and the workers' spec files.
 """
 
 import hashlib
@@ -97,8 +97,9 @@ class LocalStateFile:
         return True
 
     def read_cluster_id(self) -> str | None:
-        """Id of this supervisor's cluster, in a separate file, so that a damaged state does not make the supervisor join
-        another cluster."""
+        """Id of this supervisor's cluster, in a separate file, so that a damaged state does not
+        make the supervisor join another cluster.
+        """
         try:
             return self._path.with_name("cluster_id").read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:

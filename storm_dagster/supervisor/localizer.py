@@ -65,7 +65,9 @@ class Localizer:
     conf: Mapping[str, Any]
     stop: threading.Event
     expected: Callable[[str], str | None] = lambda key: None
-    """The SHA-256 that the leader recorded for a blob; ``None``: none, and what its nimbus announces is believed."""
+    """The SHA-256 that the leader recorded for a blob; ``None``: none, and what its nimbus
+    announces is believed.
+    """
     limits: UnpackLimits | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +97,9 @@ class Localizer:
         self._http.close()
 
     def path_of(self, code_dir: str) -> Path:
-        """Folder of that code; :class:`InvalidRequest` for a name that is not a valid blob key prefix."""
+        """Folder of that code; :class:`InvalidRequest` for a name that is not a valid blob key
+        prefix.
+        """
         check_blob_key(code_dir)
         if code_dir.startswith("."):
             raise InvalidRequest(
@@ -119,16 +123,20 @@ class Localizer:
             return None
 
     def distrust(self, code_dir: str) -> None:
-        """Do not take the code for complete any more, because a part of it is damaged: it is fetched again."""
+        """Do not take the code for complete any more, because a part of it is damaged: it is
+        fetched again.
+        """
         with self._moving, suppress(OSError):
             (self.path_of(code_dir) / "manifest.json").unlink()
 
     def fetch(self, code_dir: str) -> LocalCode:
-        """Fetch the code unless it is here, in at most ``supervisor.blobstore.download.max_retries`` rounds over all nimbuses.
+        """Fetch the code unless it is here, in at most
+        ``supervisor.blobstore.download.max_retries`` rounds over all nimbuses.
 
-        Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed), :class:`Corrupt`
-        (the blobs are damaged), :class:`InvalidTopology` (the archive breaks a rule) and
-        ``OSError`` (this disk)."""
+        Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed),
+        :class:`Corrupt` (the blobs are damaged), :class:`InvalidTopology` (the archive breaks a
+        rule) and ``OSError`` (this disk).
+        """
         path = self.path_of(code_dir)
         with self._moving:
             found = self.local(code_dir)
@@ -163,7 +171,9 @@ class Localizer:
     ) -> list[str]:
         """Remove unused code folders, and cached archives that were unused for ten minutes.
 
-        ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`."""
+        ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits
+        in :meth:`fetch`.
+        """
         removed: list[str] = []
         with self._moving:
             self.removing = True

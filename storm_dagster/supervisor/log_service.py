@@ -30,9 +30,11 @@ _ANSWER_SECS = 2.0
 
 
 class LogService:
-    """HTTP service that listens from the start, and serves once the supervisor has adopted its workers.
+    """HTTP service that listens from the start, and serves once the supervisor has adopted its
+    workers.
 
-    If the port is in use, any free one is used and announced (as in JStorm)."""
+    If the port is in use, any free one is used and announced (as in JStorm).
+    """
 
     def __init__(self, conf: ClusterConf, home: Path, supervisor_id: str) -> None:
         self._conf = conf

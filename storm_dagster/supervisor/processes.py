@@ -1,7 +1,7 @@
 """Worker processes: exact identity, immediate notice of their death, kill with all children.
 
-The identity is pid, start time and boot id. Deaths are noticed by pidfds, for children and adopted processes alike
-(Linux >= 5.3; without them, by polling ten times a second).
+The identity is pid, start time and boot id. Deaths are noticed by pidfds, for children and adopted
+processes alike (Linux >= 5.3; without them, by polling ten times a second).
 """
 
 import contextlib
@@ -69,7 +69,9 @@ def session_members(leader: int) -> list[Process]:
 def end_session(process: WorkerProcess) -> int:
     """KILL what a worker left in its session (shell components), and return their number.
 
-    While a member lives, the kernel does not reuse the leader's pid; if another process has it, no member is left."""
+    While a member lives, the kernel does not reuse the leader's pid; if another process has it, no
+    member is left.
+    """
     now = start_ticks(process.pid)
     if process.boot_id != boot_id() or (now is not None and now != process.start_ticks):
         return 0
@@ -81,8 +83,9 @@ class ProcessWatch:
     """Thread that reports the death of each watched process once."""
 
     def __init__(self, on_exit: Callable[[str, int | None], None]) -> None:
-        """``on_exit(key, status)`` runs in the watching thread; ``status`` is the exit code, minus the signal's
-        number, or ``None`` for a process that is not a child."""
+        """``on_exit(key, status)`` runs in the watching thread; ``status`` is the exit code, minus
+        the signal's number, or ``None`` for a process that is not a child.
+        """
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[WorkerProcess, int]] = {}

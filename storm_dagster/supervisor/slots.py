@@ -1,7 +1,8 @@
 """Slots of one supervisor: events for the pure slot machine, and execution of its instructions.
 
-Slow work (fetching, starting, removing) runs in threads, and its result is posted as an event. Only the supervisor's loop
-calls the methods, except :meth:`SlotTable.post` and :meth:`SlotTable.used_code`.
+Slow work (fetching, starting, removing) runs in threads, and its result is posted as an event. Only
+the supervisor's loop calls the methods, except :meth:`SlotTable.post` and
+:meth:`SlotTable.used_code`.
 """
 
 import logging
@@ -26,7 +27,9 @@ _LONGEST_UNWATCHED = 5.0
 
 
 Launch = Callable[[int, Work, LocalCode], LiveWorker]
-"""``Launcher.launch``: start a worker in that slot; raises a :class:`StormDagsterError` or ``OSError``."""
+"""``Launcher.launch``: start a worker in that slot; raises a :class:`StormDagsterError` or
+``OSError``.
+"""
 
 
 @dataclass(eq=False)
@@ -40,7 +43,9 @@ class SlotTable:
     wake: Callable[[], None]
     """Wakes the loop."""
     clean: Callable[[LiveWorker, bool], None]
-    """(worker, last): removes the files of a dead worker (``last``: no other one follows in its slot now)."""
+    """(worker, last): removes the files of a dead worker (``last``: no other one follows in its
+    slot now).
+    """
     report: Callable[[str, int, str], None]
     """(topology id, port, text): a failure, for the topology's errors."""
     failed: Callable[[int, Work, str], None]
@@ -57,7 +62,7 @@ class SlotTable:
         self._polled_at: float | None = None
         self._watch = ProcessWatch(self._exited)
 
-    # -- any thread -------------------------------------------------------------------------------------
+    # -- any thread --------------------------------------------------------------------------------
 
     def post(self, port: int, event: model.Event) -> None:
         """Queue an event for the loop, from any thread."""
@@ -74,7 +79,7 @@ class SlotTable:
             works += [live.worker.work for live in self._workers.values()]
             return {work.code_dir for work in works if work is not None} | self._fetching.keys()
 
-    # -- the loop ---------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def workers(self) -> list[LiveWorker]:
         """Live worker processes, by port."""
@@ -86,8 +91,9 @@ class SlotTable:
         return tuple(port for port, slot in self.slots.items() if is_restarting(slot))
 
     def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
-        """Restore a slot before the first pass: the work of the last supervisor process, whether a worker of it ran,
-        and its crashes in a row."""
+        """Restore a slot before the first pass: the work of the last supervisor process, whether a
+        worker of it ran, and its crashes in a row.
+        """
         slot = self.slots.get(port, Slot(port))
         self.slots[port] = replace(
             slot, ran=work if ran else slot.ran, crashes=crashes, counted=work
@@ -154,7 +160,7 @@ class SlotTable:
             thread.join(timeout=deadline_secs)
         self._watch.close()
 
-    # -- feeding and executing --------------------------------------------------------------------------
+    # -- feeding and executing ---------------------------------------------------------------------
 
     def _feed(self, port: int, event: model.Event, now: float) -> None:
         before = self.slots.setdefault(port, Slot(port))
@@ -204,7 +210,8 @@ class SlotTable:
             self.clean(live, last)
 
     def _fetch(self, port: int, code_dir: str) -> None:
-        # Code that is being removed may still look complete: then fetch in the thread, which waits for the removal.
+        # Code that is being removed may still look complete: then fetch in the thread, which waits
+        # for the removal.
         if not self.localizer.removing and self.localizer.local(code_dir) is not None:
             self.post(port, model.CodeReady(code_dir))
             return

@@ -1,7 +1,8 @@
 """Spares: workers that have imported everything, and wait for what they are to run.
 
-Imports are most of a worker's start, and all workers of a host start at once after a submission or the loss of another
-host. A spare reads its spec when its supervisor tells it to, and ends when that one does.
+Imports are most of a worker's start, and all workers of a host start at once after a submission or
+the loss of another host. A spare reads its spec when its supervisor tells it to, and ends when that
+one does.
 """
 
 import subprocess
@@ -41,7 +42,9 @@ class Spares:
         return uuid.uuid4().hex, None
 
     def refill(self) -> None:
-        """Start what is missing, if no worker was started a moment ago. Raises what ``spawn`` raises."""
+        """Start what is missing, if no worker was started a moment ago. Raises what ``spawn``
+        raises.
+        """
         with self._lock:
             self._waiting = {
                 worker_id: child

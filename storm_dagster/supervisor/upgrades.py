@@ -1,8 +1,8 @@
-"""A supervisor's part in gray upgrades: the state below ``/gray_upgrade``, the writes about its own workers, and the
-batches of topologies whose master runs here.
+"""A supervisor's part in gray upgrades: the state below ``/gray_upgrade``, the writes about its own
+workers, and the batches of topologies whose master runs here.
 
-Belongs to the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots themselves know
-nothing of upgrades: they get the code to run, and report how that went.
+Belongs to the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots
+themselves know nothing of upgrades: they get the code to run, and report how that went.
 """
 
 import logging
@@ -42,12 +42,15 @@ class Upgrades:
         """Topology id -> its upgrade in progress."""
 
     def on_failure(self, port: int, work: Work, text: str) -> None:
-        """Record that a process of that work ended by itself, or did not come about; from any thread."""
+        """Record that a process of that work ended by itself, or did not come about; from any
+        thread.
+        """
         self._failures.append((port, work, text))
 
     def read(self, cluster: StormClusterState, topology_id: str, wake: Callable[[], None]) -> None:
-        """Read one upgrade. Must precede the read of the assignment: the end of an upgrade changes both at once, and in
-        this order the former code is never read without the record."""
+        """Read one upgrade. Must precede the read of the assignment: the end of an upgrade changes
+        both at once, and in this order the former code is never read without the record.
+        """
         state = cluster.read_upgrade(topology_id, wake)
         if state.record is None:
             self.forget(topology_id)
@@ -61,7 +64,9 @@ class Upgrades:
     def advance(
         self, cluster: StormClusterState, assignments: Mapping[str, Assignment]
     ) -> set[str]:
-        """Write what is to be written about the workers here; ids of the topologies to be read again."""
+        """Write what is to be written about the workers here; ids of the topologies to be read
+        again.
+        """
         if not self.states:
             self._failures.clear()
             return set()
@@ -112,9 +117,12 @@ class Upgrades:
         return stale
 
     def _pick(self, cluster: StormClusterState, topology_id: str, state: UpgradeState) -> bool:
-        """Pick the batch that was asked for, where the topology master runs; whether the upgrade is to be read again.
+        """Pick the batch that was asked for, where the topology master runs; whether the upgrade is
+        to be read again.
 
-        JStorm's topology master picks itself. Here user code runs beside it, which must not name the code to run."""
+        JStorm's topology master picks itself. Here user code runs beside it, which must not name
+        the code to run.
+        """
         try:
             epoch, assigned = cluster.epoch(), cluster.read_assignment(topology_id)
             table = cluster.read_tasks(topology_id)

@@ -1,6 +1,8 @@
-"""Users under which workers run (``supervisor.run.worker.as.user``), and the folders that they may enter.
+"""Users under which workers run (``supervisor.run.worker.as.user``), and the folders that they may
+enter.
 
-HOME and two folders in it can be entered by name, but not listed (mode 0711); all else in HOME stays closed::
+HOME and two folders in it can be entered by name, but not listed (mode 0711); all else in HOME
+stays closed::
 
     workers/<worker id>/       the supervisor's, with the spec that it believes
     workers/<worker id>/own/   the worker's (0700): its copy of the spec, heartbeat, and code as links to the
@@ -49,7 +51,9 @@ class WorkerUser:
         }
 
     def give(self, folder: Path) -> None:
-        """Give the folder and what is in it, last the folder itself; linked files stay the supervisor's and are readable."""
+        """Give the folder and what is in it, last the folder itself; linked files stay the
+        supervisor's and are readable.
+        """
         for root, folders, files in os.walk(folder):
             for name in folders:
                 os.chown(os.path.join(root, name), self.uid, self.gid, follow_symlinks=False)
@@ -71,7 +75,9 @@ def link_code(code: Path, target: Path) -> None:
 
 
 def open_home(home: Path) -> None:
-    """Let workers enter their folders, and close everything else in HOME; :class:`InvalidRequest` if it cannot be."""
+    """Let workers enter their folders, and close everything else in HOME; :class:`InvalidRequest`
+    if it cannot be.
+    """
     if os.geteuid() != 0:
         raise InvalidRequest(
             "supervisor.run.worker.as.user needs a supervisor that is root: start it as root, or remove the key"
@@ -92,9 +98,11 @@ def open_home(home: Path) -> None:
 
 
 def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> WorkerUser | None:
-    """The user of the topology's workers: its submitter, if the host knows it, else ``supervisor.worker.user``.
+    """The user of the topology's workers: its submitter, if the host knows it, else
+    ``supervisor.worker.user``.
 
-    ``None`` without ``supervisor.run.worker.as.user``. :class:`InvalidTopology` when there is none, or it is root.
+    ``None`` without ``supervisor.run.worker.as.user``. :class:`InvalidTopology` when there is none,
+    or it is root.
     """
     if not conf["supervisor.run.worker.as.user"]:
         return None

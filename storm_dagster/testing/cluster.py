@@ -95,7 +95,7 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- endpoints ----------------------------------------------------------------------------------------
+    # -- endpoints ---------------------------------------------------------------------------------
     @property
     def endpoints(self) -> ClusterFile:
         """Current ``HOME/cluster.json``; :class:`Unavailable` if the cluster does not run."""
@@ -113,7 +113,7 @@ class LocalCluster:
         """A client of its HTTP service; the caller closes it."""
         return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
 
-    # -- requests -----------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def cli(
         self,
         verb: str,
@@ -122,7 +122,9 @@ class LocalCluster:
         check: bool = True,
         timeout: float = 330.0,
     ) -> Any:
-        """Run a verb and return its JSON document, or raise its typed error; without ``check``, a CommandResult."""
+        """Run a verb and return its JSON document, or raise its typed error; without ``check``, a
+        CommandResult.
+        """
         # Right after the verb: what follows a `--` belongs to the target.
         done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
         return done.check().document if check else done
@@ -157,7 +159,7 @@ class LocalCluster:
         assert found is not None
         return found
 
-    # -- faults -------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
     def processes(self, role: str | None = None) -> list[RunFile]:
         """The live processes that its run files name."""
         return [
@@ -167,7 +169,9 @@ class LocalCluster:
         ]
 
     def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:
-        """Signal (default: kill -9) the first live process of that role (and id); returns its record."""
+        """Signal (default: kill -9) the first live process of that role (and id); returns its
+        record.
+        """
         for record in self.processes(role):
             if id is None or record.id == id:
                 os.kill(record.pid, number)

@@ -1,8 +1,10 @@
-"""Harness that runs a topology in this process on given tuples, deterministically, for tests of components.
+"""Harness that runs a topology in this process on given tuples, deterministically, for tests of
+components.
 
-It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets and ZooKeeper. All tasks
-run in the calling thread, always in the same order; blocking components keep their threads. With ``simulated=True`` only
-:meth:`TopologyHarness.advance` moves time, so that the test controls ticks, windows, checkpoints and timeouts.
+It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets
+and ZooKeeper. All tasks run in the calling thread, always in the same order; blocking components
+keep their threads. With ``simulated=True`` only :meth:`TopologyHarness.advance` moves time, so that
+the test controls ticks, windows, checkpoints and timeouts.
 """
 
 import time
@@ -49,7 +51,9 @@ class SimulatedClock:
 
 
 class GivenSpout(Spout):
-    """Spout that emits each given tuple, with its index as id, and replays failed ones up to ``replays`` times."""
+    """Spout that emits each given tuple, with its index as id, and replays failed ones up to
+    ``replays`` times.
+    """
 
     def __init__(self, tuples: Sequence[Any], replays: int = 0) -> None:
         self.waiting: list[tuple[int, Any]] = list(enumerate(tuples))[::-1]
@@ -129,11 +133,11 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         simulated: bool = False,
         start_ms: int = 1,
     ) -> None:
-        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep state, by default a
-        folder that goes with the harness.
+        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep
+        state, by default a folder that goes with the harness.
 
-        ``simulated`` time starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
-        first tuples are in the first complete one).
+        ``simulated`` time starts at ``start_ms`` (milliseconds since 1970; just after the end of a
+        window, so that the first tuples are in the first complete one).
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
@@ -285,7 +289,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
 
 def _writers(runner: Any) -> list[Thread]:
-    """Threads that may still write to the task's folder after its close: they open or compact its state."""
+    """Threads that may still write to the task's folder after its close: they open or compact its
+    state.
+    """
     if runner.status == "running":
         compaction = getattr(getattr(runner.state, "log", None), "_compaction", None)
         return [compaction.thread] if compaction else []
@@ -330,7 +336,8 @@ def run_topology(
     state_dir: Path | None = None,
     ticks: Sequence[str] = (),
 ) -> HarnessResult:
-    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return the result.
+    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return the
+    result.
 
     When it is idle, the components in ``ticks`` get a tick each, and it runs again.
     """

@@ -1,4 +1,6 @@
-"""Service of Dagster's web application, made by internals that are imported here alone: guard, authentication, and JSON as the only way to change something."""
+"""Service of Dagster's web application, made by internals that are imported here alone: guard,
+authentication, and JSON as the only way to change something.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.security import Security
 
-# Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: as the stock server has them.
+# Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: as
+# the stock server has them.
 _STORAGE = (15_000, 3_600, 20)
 _POLL_MS = 2_000
 _MOST_BODY_BYTES = 8 << 20
@@ -30,7 +33,8 @@ _MOST_BODY_BYTES = 8 << 20
 def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
     """Dagster's web application for a workspace file, without any server.
 
-    :class:`Unavailable` for a Dagster that does not fit: then there is no UI, for the stock server asks nobody.
+    :class:`Unavailable` for a Dagster that does not fit: then there is no UI, for the stock server
+    asks nobody.
     """
     try:
         from dagster._core.workspace.context import WorkspaceProcessContext
@@ -67,7 +71,9 @@ _HEADERS = [(b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"s
 
 
 class JsonOnly:
-    """Refuses what a page of another site can make a browser send without asking: links that execute GraphQL, and forms."""
+    """Refuses what a page of another site can make a browser send without asking: links that
+    execute GraphQL, and forms.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -101,7 +107,9 @@ class JsonOnly:
 
 
 def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
-    """``app`` for pages of its own origin and programs; with a secret or TLS for administrators alone."""
+    """``app`` for pages of its own origin and programs; with a secret or TLS for administrators
+    alone.
+    """
     named = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
     security = Security.of(conf)
     asked = Authentication(

@@ -22,7 +22,9 @@ except MissingPart as missing:
 
 
 def _wait_for_spec(path: Path) -> None:
-    """Wait until the supervisor has written the spec, then become what an interpreter would be that it starts now."""
+    """Wait until the supervisor has written the spec, then become what an interpreter would be that
+    it starts now.
+    """
     if not sys.stdin.readline():
         os._exit(0)  # The supervisor ended.
     spec = WorkerSpec.read(path)
@@ -57,7 +59,8 @@ def main() -> int:
         return code
     except StormDagsterError as error:
         sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
-        # EXIT_SUPERSEDED tells the supervisor "no crash"; a Conflict, which has the same code on the command line, is one.
+        # EXIT_SUPERSEDED tells the supervisor "no crash"; a Conflict, which has the same code on
+        # the command line, is one.
         return error.exit_code if error.exit_code != EXIT_SUPERSEDED else 1
     except Exception:
         logging.getLogger(__name__).exception("the worker failed")

@@ -1,13 +1,14 @@
 """Read cache of rarely changing nodes, in memory and on disk, invalidated by watches.
 
-Unlike JStorm's cache, whose entries simply aged, a value is served only while a watch on its node is armed
-and has not fired. Before anything is served, the events that had arrived are processed: what a caller reads
-here is at least as new as what it read from ZooKeeper before (the server sends the event of a change before any
-answer that already knows of it). A connection that is interrupted empties the memory level, for its watches may
-be gone; the values on disk are then proved by their modification id, without being transferred again.
+Unlike JStorm's cache, whose entries simply aged, a value is served only while a watch on its node
+is armed and has not fired. Before anything is served, the events that had arrived are processed:
+what a caller reads here is at least as new as what it read from ZooKeeper before (the server sends
+the event of a change before any answer that already knows of it). A connection that is interrupted
+empties the memory level, for its watches may be gone; the values on disk are then proved by their
+modification id, without being transferred again.
 
-That a node is absent is known from the watched list of its folder. A watch on the node itself would wait for ever: ids
-of topologies do not come back.
+That a node is absent is known from the watched list of its folder. A watch on the node itself would
+wait for ever: ids of topologies do not come back.
 """
 
 import contextlib
@@ -42,7 +43,8 @@ _RARELY_CHANGING_LISTS = re.compile(
 )
 _MOST_BYTES = 32 << 20
 _MOST_CHANGES = 100_000
-# Much longer than a starved process takes: whoever reads everything again because it is slow, stays slow.
+# Much longer than a starved process takes: whoever reads everything again because it is slow, stays
+# slow.
 _BARRIER_SECS = 10.0
 
 _Value = tuple[bytes, Versioned] | None
@@ -62,7 +64,9 @@ class CacheMetrics:
 class CachedReads(ZooKeeperClusterState):
     """A :class:`ClusterState` on the session of another one, for readers; it never writes.
 
-    It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe."""
+    It has watches of its own, so that events of its nodes do not issue callbacks of the other.
+    Thread-safe.
+    """
 
     def __init__(
         self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES
@@ -81,7 +85,8 @@ class CachedReads(ZooKeeperClusterState):
         """Nodes that went; their values on disk go with the next that is written there."""
         # Nodes whose armed watch has been silent, and the modification id of the value it watches.
         self._sure: dict[str, int] = {}
-        # Rises with each event of a node, and with each interruption: what was asked for before proves nothing.
+        # Rises with each event of a node, and with each interruption: what was asked for before
+        # proves nothing.
         self._changes: dict[str, int] = {}
         self._interruptions = 0
         self.metrics: CacheMetrics = CacheMetrics()
@@ -91,8 +96,9 @@ class CachedReads(ZooKeeperClusterState):
         self.add_listener(self._on_interruption)
 
     def load_view(self, cluster_id: str) -> ClusterView:
-        """The whole cluster (:func:`~storm_dagster.zk.view_loading.load_view`); what did not change is not
-        decoded again."""
+        """The whole cluster (:func:`~storm_dagster.zk.view_loading.load_view`); what did not change
+        is not decoded again.
+        """
         known, used = self._decoded, dict[str, tuple[bytes, Any]]()
 
         def decode(cls: type[Any], raw: bytes, path: str) -> Any:
@@ -107,7 +113,7 @@ class CachedReads(ZooKeeperClusterState):
         self._decoded = used
         return view
 
-    # -- invalidation -----------------------------------------------------------------------------------
+    # -- invalidation ------------------------------------------------------------------------------
 
     def _on_change(self, kind: str, path: str) -> None:
         with self._guard:
@@ -162,10 +168,12 @@ class CachedReads(ZooKeeperClusterState):
     def _stamp(self, path: str) -> tuple[int, int]:
         return self._interruptions, self._changes.get(path, 0)
 
-    # -- reading ----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[_Value]:
-        """As the state itself; only nodes that change rarely are kept, and only without ``watch``."""
+        """As the state itself; only nodes that change rarely are kept, and only without
+        ``watch``.
+        """
         mine = dict.fromkeys(path for path in many if _RARELY_CHANGING.fullmatch(path))
         if watch or not mine:
             return super().get_many(many, watch)

@@ -66,7 +66,7 @@ class ZooKeeperClusterState(ClusterState):
     def connected(self) -> bool:
         return self.session.connected
 
-    # -- events -----------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def register(self, callback: Callable[[str, str], None]) -> str:
         registration = str(uuid.uuid4())
@@ -79,12 +79,13 @@ class ZooKeeperClusterState(ClusterState):
             self._callbacks.pop(registration, None)
 
     def _on_event(self, event: WatchedEvent) -> None:
-        # A lost connection drops all watches and sends an event of no type; code that relies on watches
-        # is notified through add_listener.
+        # A lost connection drops all watches and sends an event of no type; code that relies on
+        # watches is notified through add_listener.
         kind = _EVENTS.get(event.type)
         if kind is None or not self._active:
             return
-        # The deletion of a node that was watched for data and for children is one event, delivered twice.
+        # The deletion of a node that was watched for data and for children is one event, delivered
+        # twice.
         if event is self._newest_event:
             return
         self._newest_event = event
@@ -96,7 +97,8 @@ class ZooKeeperClusterState(ClusterState):
         with self._lock:
             callbacks = list(self._callbacks.values())
         for callback in callbacks:
-            # A failing callback is never called again for the same event (kazoo might), and stops no other.
+            # A failing callback is never called again for the same event (kazoo might), and stops
+            # no other.
             try:
                 callback(kind, path)
             except Exception:
@@ -108,7 +110,7 @@ class ZooKeeperClusterState(ClusterState):
     def remove_listener(self, wake: Callable[[str], None]) -> None:
         self.session.remove_listener(wake)
 
-    # -- reading ----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
         full, watcher = self.session.full(path), self._watcher if watch else None
@@ -143,7 +145,9 @@ class ZooKeeperClusterState(ClusterState):
     def _read_at_once(
         self, many: Sequence[str], watch: bool, method: str, closed: Any
     ) -> list[Any]:
-        """One request for many nodes, unless ``watch``. One that a worker has closed fails all of it: see the next method."""
+        """One request for many nodes, unless ``watch``. One that a worker has closed fails all of
+        it: see the next method.
+        """
         if len(many) > 1 and not watch:
             with contextlib.suppress(InvalidRequest):
                 fulls = [self.session.full(path) for path in many]
@@ -158,9 +162,12 @@ class ZooKeeperClusterState(ClusterState):
     def _read_many(
         self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any
     ) -> list[Any]:
-        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch if it is awaited.
+        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch
+        if it is awaited.
 
-        ``closed`` is the answer for a node that a worker has made and closed: it must not hide those of others."""
+        ``closed`` is the answer for a node that a worker has made and closed: it must not hide
+        those of others.
+        """
         fulls = [self.session.full(path) for path in many]
         answers: list[Any] = [None] * len(fulls)
         wanted = list(range(len(fulls)))
@@ -216,13 +223,14 @@ class ZooKeeperClusterState(ClusterState):
         full = self.session.full(path)
         self.session.call(lambda client: client.sync_async(full), f"a sync of {path}", read=True)
 
-    # -- writing ----------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def mkdirs(self, path: str) -> None:
         """Create the node and its parents where they are missing; racing creators do not disturb.
 
-        The root itself is never created here: state that vanished as a whole must not come back as an
-        empty tree. ``Unavailable`` when the root is absent."""
+        The root itself is never created here: state that vanished as a whole must not come back as
+        an empty tree. ``Unavailable`` when the root is absent.
+        """
         if parent_of(path) == path or self.exists(path):
             return
         # From below: a worker may create nodes in a few places only.
@@ -272,7 +280,9 @@ class ZooKeeperClusterState(ClusterState):
             raise conflict(f"{path} exists already: read again", path) from None
 
     def create_sequential(self, path: str, data: bytes) -> str:
-        """Create ``path`` + 10 digits; not for what must be unique: a lost answer may leave a node."""
+        """Create ``path`` + 10 digits; not for what must be unique: a lost answer may leave a
+        node.
+        """
         _check_size(path, data)
         return self._create_with_parents(path, data, sequence=True)
 
@@ -280,7 +290,8 @@ class ZooKeeperClusterState(ClusterState):
         """Write the data; returns the new version.
 
         Without ``version`` a missing node is created with its parents, and existing data is
-        replaced. With it (0 included), ``Conflict`` unless the node exists and has that version."""
+        replaced. With it (0 included), ``Conflict`` unless the node exists and has that version.
+        """
         _check_size(path, data)
         if version is not None:
             return self._set(path, data, version).version
@@ -311,10 +322,11 @@ class ZooKeeperClusterState(ClusterState):
     def set_ephemeral_node(self, path: str, data: bytes) -> None:
         """Make ``path`` an ephemeral node of this session that holds ``data``.
 
-        An existing node is only written to when this very session owns it. One that an older session of
-        the same process (or anybody else) owns is replaced in one transaction: writing to it would
-        succeed, and the node would vanish with its owner. ``Conflict`` when the race for it is lost again
-        and again, or when it has children."""
+        An existing node is only written to when this very session owns it. One that an older
+        session of the same process (or anybody else) owns is replaced in one transaction: writing
+        to it would succeed, and the node would vanish with its owner. ``Conflict`` when the race
+        for it is lost again and again, or when it has children.
+        """
         _check_size(path, data)
         for _ in range(_ATTEMPTS):
             mine = self.session.session_id
@@ -323,7 +335,8 @@ class ZooKeeperClusterState(ClusterState):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)
                 elif mine and stat.ephemeralOwner == mine:
-                    # Versions begin at 0 again in a node that was replaced meanwhile: check its owner.
+                    # Versions begin at 0 again in a node that was replaced meanwhile: check its
+                    # owner.
                     if self._set(path, data, stat.version).ephemeralOwner != mine:
                         continue
                 else:

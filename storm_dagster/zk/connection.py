@@ -1,8 +1,9 @@
 """Extension of kazoo's connection: lease arithmetic, the negotiated timeout, short connects.
 
-kazoo exposes neither the session timeout that the server granted nor when an answered request had been
-sent. Both are needed to know until when a session certainly lives (``docs/decisions.md#one-owner``), and
-both pass through these few methods. Nothing else in the package touches kazoo's private parts.
+kazoo exposes neither the session timeout that the server granted nor when an answered request had
+been sent. Both are needed to know until when a session certainly lives
+(``docs/decisions.md#one-owner``), and both pass through these few methods. Nothing else in the
+package touches kazoo's private parts.
 """
 
 import ssl
@@ -37,7 +38,9 @@ _SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove
 
 @dataclass(frozen=True)
 class SessionLease:
-    """Lease of the session by its newest response. Replaced as a whole, so reading it needs no lock."""
+    """Lease of the session by its newest response. Replaced as a whole, so reading it needs no
+    lock.
+    """
 
     session_id: int = 0
     """0 without a session."""
@@ -50,7 +53,9 @@ class SessionLease:
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's, with short connects, and a TLS context of ours: kazoo's trusts the system's authorities as well."""
+    """kazoo's, with short connects, and a TLS context of ours: kazoo's trusts the system's
+    authorities as well.
+    """
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -82,7 +87,9 @@ class LeaseConnection(ConnectionHandler):
         self._sent_boot: dict[int, float] = {}
         self._ping_sent_boot = 0.0
         self.tls_errors: deque[ssl.SSLError] = deque(maxlen=100)
-        """The newest failures of TLS since the last session began; a client tries again for ever."""
+        """The newest failures of TLS since the last session began; a client tries again for
+        ever.
+        """
 
     @contextmanager
     def _socket_error_handling(self) -> Iterator[None]:
@@ -140,9 +147,10 @@ def make_client(
 ) -> tuple[KazooClient, LeaseConnection]:
     """A kazoo client that is not started yet, and its connection.
 
-    It goes on reconnecting in the background at most a second apart for as long as it is open; requests
-    never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` (lines "user:password")
-    the client proves itself by digest, also after each reconnection."""
+    It goes on reconnecting in the background at most a second apart for as long as it is open;
+    requests never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth``
+    (lines "user:password") the client proves itself by digest, also after each reconnection.
+    """
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
     client = KazooClient(
         hosts=hosts,
@@ -176,7 +184,9 @@ class MultiRead(NamedTuple):
 
     @staticmethod
     def deserialize(raw: bytes, offset: int) -> list[Any]:
-        """(data, stat) or the children of each path, ``None`` for a missing node; raises what else the server refuses."""
+        """(data, stat) or the children of each path, ``None`` for a missing node; raises what else
+        the server refuses.
+        """
         found: list[Any] = []
         header, offset = MultiHeader.deserialize(raw, offset)
         while not header.done:

@@ -1,4 +1,6 @@
-"""The disk level of the read cache: an embedded key-value store, SQLite unless the conf names another."""
+"""The disk level of the read cache: an embedded key-value store, SQLite unless the conf names
+another.
+"""
 
 import sqlite3
 import threading
@@ -10,7 +12,9 @@ from storm_dagster.model.exports import load_plugin
 
 
 class DiskCache(Protocol):
-    """A store of bytes by text keys that survives the process. All methods may be called from any thread."""
+    """A store of bytes by text keys that survives the process. All methods may be called from any
+    thread.
+    """
 
     def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
         """Those of the keys that are there."""
@@ -90,7 +94,8 @@ class SqliteCache:
 def open_disk_cache(directory: Path, named: str | None, *, reset: bool) -> DiskCache:
     """The disk level in ``directory``; ``named`` is ``module:class``, called with the folder.
 
-    With ``reset`` it is emptied. Raises :class:`InvalidRequest` when the class cannot be loaded."""
+    With ``reset`` it is emptied. Raises :class:`InvalidRequest` when the class cannot be loaded.
+    """
     make = SqliteCache if not named else load_plugin("nimbus.cache.class", named)
     cache: DiskCache = make(directory)
     if reset:

@@ -1,10 +1,11 @@
 """A real ZooKeeper server out of the jars that pyspark ships: nothing to download.
 
-The server is an ordinary child process (``QuorumPeerMain``, standalone). :func:`zookeeper_command` is what
-``storm-dagster zookeeper`` executes.
+The server is an ordinary child process (``QuorumPeerMain``, standalone). :func:`zookeeper_command`
+is what ``storm-dagster zookeeper`` executes.
 
-An ensemble of three serves while any two of them see each other. For production, use one that is run on hosts of
-its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make chaos``.
+An ensemble of three serves while any two of them see each other. For production, use one that is
+run on hosts of its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make
+chaos``.
 """
 
 import importlib.util
@@ -28,7 +29,8 @@ _TABLE = load_table(__name__, "embedded")
 def zookeeper_jars() -> list[Path]:
     """The jars of pyspark that make a ZooKeeper server; pyspark itself is not imported.
 
-    Raises ``Unavailable`` when pyspark is not installed or was installed without its jars."""
+    Raises ``Unavailable`` when pyspark is not installed or was installed without its jars.
+    """
     spec = importlib.util.find_spec("pyspark")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     if not roots:
@@ -68,10 +70,12 @@ def zookeeper_command(
 ) -> list[str]:
     """The command line of a standalone server, after writing its configuration into ``data_dir``.
 
-    Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the transaction log:
-    the state then survives the end of the process, but not of the machine. ``more`` are further lines of its
-    configuration, ``java_options`` of its command (:func:`ensemble_command`). Raises ``Unavailable`` when
-    Java or the jars are missing, ``InvalidRequest`` for a port out of range."""
+    Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the
+    transaction log: the state then survives the end of the process, but not of the machine.
+    ``more`` are further lines of its configuration, ``java_options`` of its command
+    (:func:`ensemble_command`). Raises ``Unavailable`` when Java or the jars are missing,
+    ``InvalidRequest`` for a port out of range.
+    """
     if not 0 < port < 65536:
         raise InvalidRequest(f"ZooKeeper cannot listen on port {port}: give one from 1 to 65535")
     jars = zookeeper_jars()
@@ -137,11 +141,13 @@ def ensemble_command(
     durable: bool = True,
     password: str | None = None,
 ) -> list[str]:
-    """The command line of member ``id``, after writing its configuration and ``myid`` into ``data_dir``.
+    """The command line of member ``id``, after writing its configuration and ``myid`` into
+    ``data_dir``.
 
-    With a ``password`` (letters and digits) only who knows it votes or follows: the ports between members are open to
-    all users of the host. Everything else is as in :func:`zookeeper_command`. :class:`InvalidRequest` when ``id``
-    is not among the members, or two of them share an id."""
+    With a ``password`` (letters and digits) only who knows it votes or follows: the ports between
+    members are open to all users of the host. Everything else is as in :func:`zookeeper_command`.
+    :class:`InvalidRequest` when ``id`` is not among the members, or two of them share an id.
+    """
     by_id = {member.id: member for member in members}
     if id not in by_id or len(by_id) != len(members):
         raise InvalidRequest(
@@ -176,7 +182,9 @@ def ensemble_command(
 def server_status(
     host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
 ) -> bytes:
-    """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it does not answer."""
+    """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it
+    does not answer.
+    """
     with suppress(OSError), ExitStack() as opened:
         link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
         if tls is not None:

@@ -1,9 +1,10 @@
 """Store of ``/gray_upgrade/<id>``: the record of an upgrade, and the lists of its workers.
 
-The data version of ``/gray_upgrade/<id>`` itself is the upgrade's optimistic lock. Whoever changes the record raises
-it; a supervisor that moves one of its own workers checks it, so that supervisors do not stand in each other's way but
-none of them acts on an upgrade that has ended or is being rolled back. It outlives the record: versions of a
-later upgrade are never taken for those of an earlier one.
+The data version of ``/gray_upgrade/<id>`` itself is the upgrade's optimistic lock. Whoever changes
+the record raises it; a supervisor that moves one of its own workers checks it, so that supervisors
+do not stand in each other's way but none of them acts on an upgrade that has ended or is being
+rolled back. It outlives the record: versions of a later upgrade are never taken for those of an
+earlier one.
 """
 
 from collections.abc import Iterable
@@ -34,7 +35,9 @@ def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> 
 
 
 def upgrades_under_way(state: ClusterState) -> list[str]:
-    """Ids of the topologies that have an upgrade record, sorted; two round trips, however many there are."""
+    """Ids of the topologies that have an upgrade record, sorted; two round trips, however many
+    there are.
+    """
     ids = state.find_children(paths.GRAY_UPGRADE) or []
     parts = state.find_children_many([paths.gray_upgrade(each) for each in ids])
     return [each for each, found in zip(ids, parts, strict=True) if found and "conf" in found]
@@ -87,7 +90,8 @@ def write_pick(
 ) -> None:
     """Write the next batch, and the record afterwards.
 
-    ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on."""
+    ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on.
+    """
     transaction = state.transaction().check(paths.EPOCH, epoch)
     transaction.check(paths.assignment(topology_id), assignment_version)
     put_record_ops(transaction, topology_id, read, batch.record)

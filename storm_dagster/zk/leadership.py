@@ -1,8 +1,10 @@
-"""Leadership of one nimbus, with an epoch that fences its writes (``docs/decisions.md#fenced-writes``).
+"""Leadership of one nimbus, with an epoch that fences its writes
+(``docs/decisions.md#fenced-writes``).
 
-The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data version
-is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced`` whatever it
-believes. kazoo's Lock and Election are not used: they keep saying "acquired" after the session is lost.
+The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data
+version is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced``
+whatever it believes. kazoo's Lock and Election are not used: they keep saying "acquired" after the
+session is lost.
 """
 
 import json
@@ -25,15 +27,17 @@ _ATTEMPTS = 5
 class LeadershipSession:
     """Leadership of one nimbus, in the session of its cluster state.
 
-    All methods may be called from any thread. :meth:`is_leader` needs no request and turns false at the very
-    moment at which the connection is suspended; :meth:`try_lead` (which the loop calls anyway) tells
-    whether leadership survived."""
+    All methods may be called from any thread. :meth:`is_leader` needs no request and turns false at
+    the very moment at which the connection is suspended; :meth:`try_lead` (which the loop calls
+    anyway) tells whether leadership survived.
+    """
 
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
         self._state = cluster.state
         self._lock = threading.Lock()
-        # Rises with every interruption: an answer that was asked for before one proves nothing after it.
+        # Rises with every interruption: an answer that was asked for before one proves nothing
+        # after it.
         self._interruptions = 0
         # The epoch, and the number of interruptions when its confirmation was asked for.
         self._confirmed: tuple[int, int] | None = None
@@ -50,7 +54,9 @@ class LeadershipSession:
                 )
 
     def is_leader(self, epoch: int | None = None) -> bool:
-        """Whether this nimbus leads now (in ``epoch``, when given), as far as it can know without asking."""
+        """Whether this nimbus leads now (in ``epoch``, when given), as far as it can know without
+        asking.
+        """
         mine = self.held_epoch
         return mine is not None and (epoch is None or mine == epoch)
 
@@ -63,12 +69,15 @@ class LeadershipSession:
         return confirmed[0]
 
     def try_lead(self, leader: str, http: str, wake: Wake | None = None) -> int | None:
-        """Try to become leader; the epoch when this nimbus leads afterwards, ``None`` when another does.
+        """Try to become leader; the epoch when this nimbus leads afterwards, ``None`` when another
+        does.
 
-        ``leader`` is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP service.
-        Calling it while leading asks ZooKeeper and confirms; after an interruption that the session
-        survived it finds the same epoch again. ``wake`` is called at the next change of the leader.
-        Raises ``Unavailable`` when ZooKeeper is out of reach: the outcome shows at the next call."""
+        ``leader`` is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP
+        service. Calling it while leading asks ZooKeeper and confirms; after an interruption that
+        the session survived it finds the same epoch again. ``wake`` is called at the next change of
+        the leader. Raises ``Unavailable`` when ZooKeeper is out of reach: the outcome shows at the
+        next call.
+        """
         with self._lock:
             for _ in range(_ATTEMPTS):
                 before = self._interruptions
@@ -90,7 +99,8 @@ class LeadershipSession:
             path, watch=self._cluster.watch(path, wake)
         ) or not self._state.owned(path):
             return None
-        # Only who creates /nimbus_master raises /epoch, so that while the node is ours the epoch is too.
+        # Only who creates /nimbus_master raises /epoch, so that while the node is ours the epoch is
+        # too.
         found = self._cluster.epoch()
         return found[0] if found is not None and self._state.owned(path) else None
 
@@ -112,13 +122,15 @@ class LeadershipSession:
         return epoch
 
     def resign(self) -> None:
-        """Give leadership up now; no error when it is not held. Its epoch can then not be used any more
-        once another takes over, and :meth:`is_leader` is false at once."""
+        """Give leadership up now; no error when it is not held. Its epoch can then not be used any
+        more once another takes over, and :meth:`is_leader` is false at once.
+        """
         with self._lock:
             self._confirmed = None
             if (epoch := self._held(None)) is not None:
                 try:
-                    # Every /nimbus_master has data version 0: that it is still ours is what the epoch says.
+                    # Every /nimbus_master has data version 0: that it is still ours is what the
+                    # epoch says.
                     self._state.transaction().check(paths.EPOCH, epoch).delete(
                         paths.NIMBUS_MASTER
                     ).commit()
@@ -126,16 +138,20 @@ class LeadershipSession:
                     _log.info("leadership was gone already")
 
     def current(self, wake: Wake | None = None) -> str | None:
-        """Thrift address of the leader; ``None`` at the moment. ``wake`` is called when that changes."""
+        """Thrift address of the leader; ``None`` at the moment. ``wake`` is called when that
+        changes.
+        """
         raw = self._state.get_data(
             paths.NIMBUS_MASTER, self._cluster.watch(paths.NIMBUS_MASTER, wake)
         )
         return raw.decode("utf-8", "replace") if raw else None
 
-    # -- followers --------------------------------------------------------------------------------------
+    # -- followers ---------------------------------------------------------------------------------
 
     def register_follower(self, address: str, uptime_secs: int, detail: Mapping[str, Any]) -> None:
-        """Write the ephemeral ``/nimbus_slave/<address>`` (uptime as text) and its detail (a JSON map)."""
+        """Write the ephemeral ``/nimbus_slave/<address>`` (uptime as text) and its detail (a JSON
+        map).
+        """
         self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE}/{address}", str(uptime_secs).encode())
         raw = json.dumps(dict(detail), sort_keys=True).encode()
         self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE_DETAIL}/{address}", raw)
@@ -150,7 +166,9 @@ class LeadershipSession:
         return read_followers(self._cluster, wake)
 
     def close(self) -> None:
-        """Stop listening to the connection; leadership ends with the session, or by :meth:`resign`."""
+        """Stop listening to the connection; leadership ends with the session, or by
+        :meth:`resign`.
+        """
         self._state.remove_listener(self._on_connection)
         self._confirmed = None
 

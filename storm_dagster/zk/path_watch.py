@@ -33,8 +33,10 @@ class NodeState:
 class PathWatch(AbstractContextManager["PathWatch"]):
     """Watches of one absolute path, with a session of their own. Use it as a context manager.
 
-    A change after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before the
-    node is read. A reconnection ends it too, because watches may have been lost with the connection."""
+    A change after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before
+    the node is read. A reconnection ends it too, because watches may have been lost with the
+    connection.
+    """
 
     def __init__(self, conf: Mapping[str, Any], path: str, *, children: bool) -> None:
         self._session = open_session({**default_conf(), **conf, "storm.zookeeper.root": "/"})
@@ -47,7 +49,9 @@ class PathWatch(AbstractContextManager["PathWatch"]):
         self._session.close()
 
     def snapshot(self) -> NodeState:
-        """The node as it is now, with its watches armed; :class:`Unavailable` when no server answers."""
+        """The node as it is now, with its watches armed; :class:`Unavailable` when no server
+        answers.
+        """
         self._changed.clear()
         path, what = self._path, f"a read of {self._path}"
 

@@ -1,7 +1,8 @@
 """Root node of the cluster: creation, and refusal of one that is absent or another cluster's.
 
-Absence is not an order (``docs/decisions.md#absence-is-not-an-order``): a missing root or cluster id means a wrong path,
-a wrong ensemble or wiped state, and never that there is nothing to run. Only an explicit command creates it.
+Absence is not an order (``docs/decisions.md#absence-is-not-an-order``): a missing root or cluster
+id means a wrong path, a wrong ensemble or wiped state, and never that there is nothing to run. Only
+an explicit command creates it.
 """
 
 import re
@@ -35,10 +36,11 @@ def create_root_node(session: ZkSession) -> None:
 
 
 def refuse_open_root(session: ZkSession) -> None:
-    """Raise ``Conflict`` when others than this session's user may change the root or a node right below it, or its workers
-    cannot enter it.
+    """Raise ``Conflict`` when others than this session's user may change the root or a node right
+    below it, or its workers cannot enter it.
 
-    A root that does not exist is no error: it will be created closed."""
+    A root that does not exist is no error: it will be created closed.
+    """
     below = [
         session.root or "/",
         *(session.full(path) for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID)),
@@ -89,10 +91,13 @@ def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
 
 
 def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda done: None) -> int:
-    """Give the root and all nodes below it the ACL that the session's users give to new ones; how many were changed.
+    """Give the root and all nodes below it the ACL that the session's users give to new ones; how
+    many were changed.
 
-    May be interrupted and repeated: a node's children are closed before the node. ``progress`` is called with the number
-    of nodes looked at. What a worker has closed to the cluster is left as it is."""
+    May be interrupted and repeated: a node's children are closed before the node. ``progress`` is
+    called with the number of nodes looked at. What a worker has closed to the cluster is left as it
+    is.
+    """
     changed, seen = 0, 0
 
     def visit(node: str) -> None:
@@ -131,9 +136,11 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda don
 
 
 def close_top(session: ZkSession) -> None:
-    """Keep all but the session's users from changing nodes beside the root; for a ZooKeeper of this cluster alone.
+    """Keep all but the session's users from changing nodes beside the root; for a ZooKeeper of this
+    cluster alone.
 
-    The server makes nodes of its own, which are open to everyone until then."""
+    The server makes nodes of its own, which are open to everyone until then.
+    """
     acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
     for node in ("/zookeeper/quota", "/zookeeper", "/"):
         found, _ = session.call(
@@ -170,8 +177,9 @@ def find_cluster_id(state: ClusterState) -> str | None:
 def check_cluster_id(state: ClusterState, expected: str | None = None) -> str:
     """The cluster id of the root, which must be ``expected`` when that is given.
 
-    Raises ``Unavailable`` when the root is absent or has no id, ``Conflict`` when the id is another one.
-    Nothing is created or changed."""
+    Raises ``Unavailable`` when the root is absent or has no id, ``Conflict`` when the id is another
+    one. Nothing is created or changed.
+    """
     found = find_cluster_id(state)
     where = _place(state)
     if found is None:
@@ -188,10 +196,13 @@ def check_cluster_id(state: ClusterState, expected: str | None = None) -> str:
 
 
 def create_cluster_root(state: ClusterState, cluster_id: str) -> None:
-    """Create the root, its first-level nodes and ``/cluster_id``; creating the same cluster again is no error.
+    """Create the root, its first-level nodes and ``/cluster_id``; creating the same cluster again
+    is no error.
 
-    The first-level nodes and the id are made in one transaction, so that a root either has an id and all
-    of them, or is not a cluster yet. Raises ``Conflict`` when the root belongs to another cluster."""
+    The first-level nodes and the id are made in one transaction, so that a root either has an id
+    and all of them, or is not a cluster yet. Raises ``Conflict`` when the root belongs to another
+    cluster.
+    """
     if not _CLUSTER_ID.fullmatch(cluster_id):
         raise InvalidRequest(
             f"cluster id {cluster_id!r:.80} may hold 1 to 100 letters, digits and any of ._-: choose another"

@@ -1,8 +1,9 @@
-"""Stored memory of a sensor between its ticks, where it grows with the cluster, and its form in JSON.
+"""Stored memory of a sensor between its ticks, where it grows with the cluster, and its form in
+JSON.
 
-Dagster stores a cursor with every tick, so a cursor only names a record here. A record never changes: a tick that is
-repeated from an older cursor finds what it knew then. The newest eight of a sensor are kept; one that is lost costs
-an observer no more than one full timeout.
+Dagster stores a cursor with every tick, so a cursor only names a record here. A record never
+changes: a tick that is repeated from an older cursor finds what it knew then. The newest eight of a
+sensor are kept; one that is lost costs an observer no more than one full timeout.
 """
 
 import hashlib
@@ -30,7 +31,9 @@ def _digest(raw: bytes) -> str:
 
 
 def load_memory(cluster: StormClusterState, sensor: str, name: str | None) -> bytes | None:
-    """The record that a cursor names; ``None`` when it is gone, damaged, or the name is not one of ours."""
+    """The record that a cursor names; ``None`` when it is gone, damaged, or the name is not one of
+    ours.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     try:
@@ -46,9 +49,11 @@ def store_memory(
 ) -> str | None:
     """Keep ``raw``; returns the name of its record, for the cursor.
 
-    Nothing is written when ``name`` holds it already. Otherwise it lands by compare and set, and only while
-    ``epoch`` (of the view that it was made from; below 0 before any leader) is the leadership epoch: else the result
-    is ``name``, and the next tick has its turn. The same when it is larger than 16 MiB."""
+    Nothing is written when ``name`` holds it already. Otherwise it lands by compare and set, and
+    only while ``epoch`` (of the view that it was made from; below 0 before any leader) is the
+    leadership epoch: else the result is ``name``, and the next tick has its turn. The same when it
+    is larger than 16 MiB.
+    """
     digest = _digest(raw)
     if isinstance(name, str) and name.partition("-")[2] == digest:
         return name
@@ -73,16 +78,20 @@ def store_memory(
 def encode_memory(memory: object) -> bytes:
     """The memory as JSON with sorted keys: equal memories give equal bytes.
 
-    A ``msgspec.Struct`` is an object of its fields, a named tuple an array, a field that is ``msgspec.UNSET`` is absent.
+    A ``msgspec.Struct`` is an object of its fields, a named tuple an array, a field that is
+    ``msgspec.UNSET`` is absent.
     """
     return msgspec.json.encode(memory, order="sorted")
 
 
 def decode_memory(kind: type[M], raw: bytes | str | None) -> M:
-    """The memory of :func:`encode_memory`; anything else is an empty memory, which only grants time."""
+    """The memory of :func:`encode_memory`; anything else is an empty memory, which only grants
+    time.
+    """
     with suppress(msgspec.MsgspecError, UnicodeError):
         found = msgspec.json.decode(raw or b"", type=kind)
-        # A part that is absent must not pass for one that was seen: the document has every field, and no other.
+        # A part that is absent must not pass for one that was seen: the document has every field,
+        # and no other.
         if msgspec.json.decode(encode_memory(found)) == msgspec.json.decode(raw or b""):
             return found
     return kind()

@@ -1,4 +1,6 @@
-"""ZooKeeper session: connection, requests with a deadline, the lease until which it certainly lives."""
+"""ZooKeeper session: connection, requests with a deadline, the lease until which it certainly
+lives.
+"""
 
 import logging
 import os
@@ -49,15 +51,18 @@ _ANSWERS = (
     exceptions.BadVersionError,
     exceptions.NotEmptyError,
 )
-# kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones block
-# the caller, so that long pipelines go out in slices.
+# kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones
+# block the caller, so that long pipelines go out in slices.
 _PIPELINE = 128
-# Nodes that one request reads: all of the largest size still make a response that a server holds easily.
+# Nodes that one request reads: all of the largest size still make a response that a server holds
+# easily.
 _AT_ONCE = 64
 
 
 def normalize_root(root: str) -> str:
-    """``/a/b`` form of a root path, ``""`` for ``/``; ``InvalidRequest`` when it is not absolute."""
+    """``/a/b`` form of a root path, ``""`` for ``/``; ``InvalidRequest`` when it is not
+    absolute.
+    """
     if not root.startswith("/"):
         raise InvalidRequest(f"storm.zookeeper.root {root!r} must start with '/'")
     parts = [part for part in root.split("/") if part]
@@ -69,10 +74,11 @@ def normalize_root(root: str) -> str:
 class ZkSession:
     """A session with a ZooKeeper ensemble, below one root path.
 
-    Made in the process that uses it; every use in a forked child raises
-    ``InvalidRequest``. All methods may be called from any thread. Requests are refused with
-    ``Unavailable`` while the connection is down instead of being queued, and every wait has a deadline;
-    only the reconnection itself goes on in the background until :meth:`close`."""
+    Made in the process that uses it; every use in a forked child raises ``InvalidRequest``. All
+    methods may be called from any thread. Requests are refused with ``Unavailable`` while the
+    connection is down instead of being queued, and every wait has a deadline; only the reconnection
+    itself goes on in the background until :meth:`close`.
+    """
 
     def __init__(
         self,
@@ -89,12 +95,13 @@ class ZkSession:
     ) -> None:
         """Connect a session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
 
-        Nothing is created. With ``auth`` (lines of
-        "user:password", digest) the nodes it creates are the first user's, and its topology's workers' as far as they
-        need them (``model/zookeeper_access``; ``super_acl`` as there). Reads are tried again
-        ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
-        in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``, and
-        ``Misconfigured`` when ``tls`` does not trust them."""
+        Nothing is created. With ``auth`` (lines of "user:password", digest) the nodes it creates
+        are the first user's, and its topology's workers' as far as they need them
+        (``model/zookeeper_access``; ``super_acl`` as there). Reads are tried again ``retry_times``
+        times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection in each
+        request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``, and
+        ``Misconfigured`` when ``tls`` does not trust them.
+        """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(
                 f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'"
@@ -147,7 +154,7 @@ class ZkSession:
                 "(over TLS it needs storm.zookeeper.ssl.enable)"
             )
 
-    # -- state ------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
@@ -156,7 +163,9 @@ class ZkSession:
 
     @property
     def session_id(self) -> int:
-        """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is lost."""
+        """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is
+        lost.
+        """
         return self._connection.lease.session_id
 
     def lease(self) -> SessionLease:
@@ -166,18 +175,21 @@ class ZkSession:
     def lease_end(self, session_id: int | None = None) -> float:
         """Boot clock until which the session certainly lives: 0.0 when it is over.
 
-        With ``session_id``, the answer concerns that session, and is 0.0 once another took its place: what
-        an owner of ephemeral nodes must ask with the id that it wrote them under."""
+        With ``session_id``, the answer concerns that session, and is 0.0 once another took its
+        place: what an owner of ephemeral nodes must ask with the id that it wrote them under.
+        """
         lease = self._connection.lease
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
             return 0.0
         return lease.answered_boot + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
 
     def add_listener(self, wake: Callable[[str], None]) -> None:
-        """Call ``wake`` with ``"CONNECTED"``, ``"SUSPENDED"`` or ``"LOST"`` on each change, in order.
+        """Call ``wake`` with ``"CONNECTED"``, ``"SUSPENDED"`` or ``"LOST"`` on each change, in
+        order.
 
-        It runs in the connection's thread: it may set flags and events, and must neither block nor use
-        the session."""
+        It runs in the connection's thread: it may set flags and events, and must neither block nor
+        use the session.
+        """
         self._listeners.append(wake)
 
     def remove_listener(self, wake: Callable[[str], None]) -> None:
@@ -206,10 +218,12 @@ class ZkSession:
                 _log.exception("a listener of the ZooKeeper connection failed at %s", state)
 
     def dispatch(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in the thread that watch callbacks run in, after those that are waiting there."""
+        """Run ``call`` in the thread that watch callbacks run in, after those that are waiting
+        there.
+        """
         self._client.handler.dispatch_callback(Callback("watch", call, ()))
 
-    # -- asking -----------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def full(self, path: str) -> str:
         """The path that the server knows: ``path`` below the root, double slashes removed."""
@@ -225,7 +239,9 @@ class ZkSession:
         return full_path[len(self.root) :] or "/"
 
     def acl(self, path: str) -> list[ACL] | None:
-        """The ACL of a node below the root; ``None``, which opens it to everybody, without users."""
+        """The ACL of a node below the root; ``None``, which opens it to everybody, without
+        users.
+        """
         if self.users is None:
             return None
         return [
@@ -265,15 +281,17 @@ class ZkSession:
 
     @property
     def _reply_seconds(self) -> float:
-        # kazoo drops a silent connection after two thirds of the session timeout, which fails what is
-        # pending; this is the limit beyond which even that must have happened.
+        # kazoo drops a silent connection after two thirds of the session timeout, which fails what
+        # is pending; this is the limit beyond which even that must have happened.
         return max(self._session_timeout_ms, self._connection.lease.negotiated_ms) / 1000.0 + 1.0
 
     def call(self, begin: Callable[[KazooClient], Any], what: str, *, read: bool = False) -> Any:
         """The result of one request that ``begin`` starts (a kazoo ``*_async`` method).
 
-        Answers such as ``NoNodeError`` pass through for the caller in this package. A lost connection is
-        ``Unavailable``; a ``read`` is tried again first, a write never, for it may have landed."""
+        Answers such as ``NoNodeError`` pass through for the caller in this package. A lost
+        connection is ``Unavailable``; a ``read`` is tried again first, a write never, for it may
+        have landed.
+        """
         return self._attempt(
             lambda: begin(self._client).get(timeout=self._reply_seconds), what, read=read
         )
@@ -300,8 +318,9 @@ class ZkSession:
     def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
         """Results of many reads in the order given, sent without waiting for each other.
 
-        An error such as ``NoNodeError`` is in the list as that exception, a refusal as ``Misconfigured``. A lost connection starts
-        the slice again, as in :meth:`call`."""
+        An error such as ``NoNodeError`` is in the list as that exception, a refusal as
+        ``Misconfigured``. A lost connection starts the slice again, as in :meth:`call`.
+        """
         results: list[Any] = []
         for start in range(0, len(begins), _PIPELINE):
             part = begins[start : start + _PIPELINE]
@@ -323,7 +342,9 @@ class ZkSession:
         return answers
 
     def read_nodes(self, fulls: Sequence[str], what: str, children: bool = False) -> list[Any]:
-        """(data, stat) or children of each node in the order given, ``None`` for a missing one; one request for many."""
+        """(data, stat) or children of each node in the order given, ``None`` for a missing one; one
+        request for many.
+        """
         results: list[Any] = []
         for start in range(0, len(fulls), _AT_ONCE):
             part = fulls[start : start + _AT_ONCE]
@@ -332,13 +353,14 @@ class ZkSession:
             )
         return results
 
-    # -- ending -----------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def close(self, deadline: float = 5.0) -> bool:
         """End the session, so that its ephemeral nodes vanish at once. Closing twice does nothing.
 
-        Returns within about ``deadline`` seconds in any case: ``False`` when the server was not reached,
-        so that the session ends there by its timeout."""
+        Returns within about ``deadline`` seconds in any case: ``False`` when the server was not
+        reached, so that the session ends there by its timeout.
+        """
         with self._closing:
             if self.closed:
                 return True
@@ -373,7 +395,9 @@ class ZkSession:
             stopped.set()
 
     def drop_link(self) -> None:
-        """Cut the TCP connection without telling the server, as a network fault would; it reconnects."""
+        """Cut the TCP connection without telling the server, as a network fault would; it
+        reconnects.
+        """
         if (link := self._connection._socket) is not None:
             try:
                 link.shutdown(socket.SHUT_RDWR)
@@ -382,19 +406,22 @@ class ZkSession:
 
 
 class QuorumLease:
-    """Lease of a session with an ensemble, proved by its leader; a thread keeps it up until the session is closed.
+    """Lease of a session with an ensemble, proved by its leader; a thread keeps it up until the
+    session is closed.
 
-    Responses of a follower alone prove nothing. It answers pings and reads without asking its leader, and goes on doing
-    so for ``syncLimit`` ticks after it has lost it; the leader meanwhile ends the sessions that are silent. Measured: a
-    session's ephemeral node vanished 3.4 s after its server had been cut off, and that server still answered its
-    owner. Two kinds of answers do prove something:
+    Responses of a follower alone prove nothing. It answers pings and reads without asking its
+    leader, and goes on doing so for ``syncLimit`` ticks after it has lost it; the leader meanwhile
+    ends the sessions that are silent. Measured: a session's ephemeral node vanished 3.4 s after its
+    server had been cut off, and that server still answered its owner. Two kinds of answers do prove
+    something:
 
     * that to a connect: the leader made the session, or was asked for it, after the connect was sent;
     * that to a chain of three ``sync`` in one connection, each sent after the answer to the one before, the second at
       least half a tick after the first: the leader pings its followers every half tick, what a follower replies
       names the sessions that it heard of, and requests and pings keep their order. So the leader heard of the
       session after the first of the three had been sent. (Half a tick is at most a quarter of any session timeout
-      that it grants.)"""
+      that it grants.)
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -424,7 +451,9 @@ class QuorumLease:
                 time.sleep(0.1)
 
     def _chain(self) -> None:
-        """Chains of syncs, the last of one being the first of the next, while the session is connected."""
+        """Chains of syncs, the last of one being the first of the next, while the session is
+        connected.
+        """
         at = self._session.lease()
         first = self._sync()
         while True:
@@ -445,5 +474,7 @@ class QuorumLease:
 
 
 def lease_of(session: ZkSession) -> "ZkSession | QuorumLease":
-    """Lease of a worker's session: the session itself with one server, else a started :class:`QuorumLease`."""
+    """Lease of a worker's session: the session itself with one server, else a started
+    :class:`QuorumLease`.
+    """
     return QuorumLease(session).start() if "," in session.hosts else session

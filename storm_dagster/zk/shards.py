@@ -1,4 +1,5 @@
-"""Records that may be larger than a transaction can carry, in parts (``docs/decisions.md#bounded-nodes``).
+"""Records that may be larger than a transaction can carry, in parts
+(``docs/decisions.md#bounded-nodes``).
 
 A small record is in its node. A large one is cut: the parts are written first as children
 ``<generation>-<n>`` that nothing refers to, and the transaction then writes the *head*, which names
@@ -41,10 +42,11 @@ def put_ops(
 ) -> None:
     """Append operations to the transaction that write ``raw`` to ``path``.
 
-    ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The parts of a
-    large record are written at once; the parts of the former record, and of writers that never
-    committed, are deleted by the transaction. Raises ``InvalidTopology`` before any write when the record
-    is larger than 16 MiB."""
+    ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The
+    parts of a large record are written at once; the parts of the former record, and of writers that
+    never committed, are deleted by the transaction. Raises ``InvalidTopology`` before any write
+    when the record is larger than 16 MiB.
+    """
     if len(raw) > MAX_SHARDS * SHARD_BYTES:
         raise InvalidTopology(
             f"{path} would take {len(raw)} bytes, {MAX_SHARDS * SHARD_BYTES} are allowed: "
@@ -87,7 +89,9 @@ def _write_parts(state: ClusterState, path: str, raw: bytes) -> bytes:
 
 
 def delete_ops(state: ClusterState, transaction: Transaction, path: str) -> bool:
-    """Append operations that delete the record and its parts; ``False``, and nothing appended, when there is none."""
+    """Append operations that delete the record and its parts; ``False``, and nothing appended, when
+    there is none.
+    """
     children = state.find_children(path)
     if children is None:
         return False
@@ -101,7 +105,8 @@ def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
     """The record whose node holds ``raw``: itself, or its parts put together.
 
     ``None`` when the parts are gone, because the record was replaced after ``raw`` had been read.
-    Raises ``Corrupt`` when the parts differ from the head."""
+    Raises ``Corrupt`` when the parts differ from the head.
+    """
     if not raw.startswith(_HEAD_START):
         return raw
     head = decode_record(ShardHead, raw, path)
@@ -123,7 +128,9 @@ def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
 def read_sharded(
     state: ClusterState, path: str, watch: bool = False
 ) -> tuple[bytes, Versioned] | None:
-    """The record at ``path`` and the version of its node; ``None`` when there is none (or an empty node)."""
+    """The record at ``path`` and the version of its node; ``None`` when there is none (or an empty
+    node).
+    """
     seen: Versioned | None = None
     for _ in range(_ATTEMPTS):
         found = state.get_data_with_version(path, watch)

@@ -15,7 +15,9 @@ CHILDREN_CHANGED = "children-changed"
 def read_children(
     state: "ClusterState", folder: str, watch: bool = False
 ) -> dict[str, tuple[bytes, Versioned]]:
-    """Name -> data and version of every child, by name; one that goes meanwhile is left out. ``watch``: that list."""
+    """Name -> data and version of every child, by name; one that goes meanwhile is left out.
+    ``watch``: that list.
+    """
     names = state.find_children(folder, watch) or []
     found = state.get_many([f"{folder}/{name}" for name in names])
     return {name: node for name, node in zip(names, found, strict=True) if node is not None}
@@ -25,12 +27,15 @@ def read_children(
 class ClusterState(Protocol):
     """A tree of small nodes with versions, ephemeral nodes, one-shot watches and transactions.
 
-    Paths start with ``/`` and are below the state's root. ``watch=True`` arms a one-shot watch, whose
-    event goes to every registered callback. Every method raises ``Unavailable`` when the store is out of
-    reach; a write whose answer was lost may have landed."""
+    Paths start with ``/`` and are below the state's root. ``watch=True`` arms a one-shot watch,
+    whose event goes to every registered callback. Every method raises ``Unavailable`` when the
+    store is out of reach; a write whose answer was lost may have landed.
+    """
 
     awaits_all: bool = True
-    """Whether a watch on a missing node fires at its creation, wherever it is; if not, on the first level only."""
+    """Whether a watch on a missing node fires at its creation, wherever it is; if not, on the first
+    level only.
+    """
 
     @property
     def connected(self) -> bool:
@@ -38,7 +43,9 @@ class ClusterState(Protocol):
         ...
 
     def register(self, callback: Callable[[str, str], None]) -> str:
-        """Call ``callback(type, path)`` for every watch event until :meth:`unregister`; returns its uuid."""
+        """Call ``callback(type, path)`` for every watch event until :meth:`unregister`; returns its
+        uuid.
+        """
         ...
 
     def unregister(self, registration: str) -> None:
@@ -48,7 +55,9 @@ class ClusterState(Protocol):
         """Make ``path`` an ephemeral node of this session with ``data``; see the implementation."""
 
     def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
-        """Create the ephemeral node if it is absent; whether it belongs to this session afterwards."""
+        """Create the ephemeral node if it is absent; whether it belongs to this session
+        afterwards.
+        """
         ...
 
     def delete_node(self, path: str) -> None:
@@ -62,7 +71,9 @@ class ClusterState(Protocol):
         ...
 
     def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
-        """Write the data; returns the new version. With ``version``, only if the node has that one."""
+        """Write the data; returns the new version. With ``version``, only if the node has that
+        one.
+        """
         ...
 
     def get_data(self, path: str, watch: bool = False) -> bytes | None:
@@ -88,7 +99,9 @@ class ClusterState(Protocol):
         return found
 
     def find_children(self, path: str, watch: bool = False) -> list[str] | None:
-        """Names of the children, sorted, ``None`` without the node (a watch then fires at its creation)."""
+        """Names of the children, sorted, ``None`` without the node (a watch then fires at its
+        creation).
+        """
         return self.find_children_many([path], watch)[0]
 
     def get_many(
@@ -118,7 +131,9 @@ class ClusterState(Protocol):
         """Make the reads that follow see every write that was acknowledged before, by whomever."""
 
     def delete_node_blobstore(self, parent: str, host_port: str) -> None:
-        """Delete the children of ``parent`` that are ``<host_port>-<sequence>``; no parent is no error."""
+        """Delete the children of ``parent`` that are ``<host_port>-<sequence>``; no parent is no
+        error.
+        """
         for name in self.find_children(parent) or ():
             # The sequence number follows the last dash; host names may hold dashes too.
             if name.rpartition("-")[0] == host_port:

@@ -31,7 +31,9 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def zookeeper_hosts(conf: Mapping[str, Any]) -> str:
-    """``storm.zookeeper.servers`` as ``host:port,host:port``; servers without a port get the conf's."""
+    """``storm.zookeeper.servers`` as ``host:port,host:port``; servers without a port get the
+    conf's.
+    """
     servers, port = conf["storm.zookeeper.servers"], conf["storm.zookeeper.port"]
     if not servers:
         raise InvalidRequest("storm.zookeeper.servers is empty: name at least one server")
@@ -45,7 +47,9 @@ def _with_port(server: str, port: int) -> str:
 
 
 def open_session(full: Mapping[str, Any]) -> ZkSession:
-    """A session by the ``storm.zookeeper.*`` keys of a complete conf, whoever may write its root."""
+    """A session by the ``storm.zookeeper.*`` keys of a complete conf, whoever may write its
+    root.
+    """
     return ZkSession(
         zookeeper_hosts(full),
         root=full["storm.zookeeper.root"],
@@ -62,8 +66,9 @@ def open_session(full: Mapping[str, Any]) -> ZkSession:
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
-    With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is :class:`Conflict`. Workers,
-    which cannot read its ACL, trust their supervisor."""
+    With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is
+    :class:`Conflict`. Workers, which cannot read its ACL, trust their supervisor.
+    """
     full = {**default_conf(), **(conf.values if isinstance(conf, ClusterConf) else conf)}
     session = open_session(full)
     if zookeeper_payload(full) and not full.get(SUPER_ACL):
@@ -76,7 +81,9 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
 
 
 def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
-    """ZooKeeper's, or what ``storm.cluster.state.store`` (``module:factory``) makes of the conf map."""
+    """ZooKeeper's, or what ``storm.cluster.state.store`` (``module:factory``) makes of the conf
+    map.
+    """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     named = given.get("storm.cluster.state.store")
     if not named:
@@ -93,13 +100,15 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
 class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormClusterState"]):
     """Everything that Storm keeps in ZooKeeper, as daemons read and write it.
 
-    A write is guarded by the leadership epoch, by this session, or by the version of the assignment. Storm's own
-    operations, some of them unguarded, are those of :class:`~storm_dagster.zk.storm_operations.StormOperations`.
+    A write is guarded by the leadership epoch, by this session, or by the version of the
+    assignment. Storm's own operations, some of them unguarded, are those of
+    :class:`~storm_dagster.zk.storm_operations.StormOperations`.
 
-    ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the next
-    change of what is read or when changes may have been missed (every reconnection issues all of them).
-    They may only set an event, and must be given again with the next read. They are hints: read everything
-    again from time to time as well."""
+    ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the
+    next change of what is read or when changes may have been missed (every reconnection issues all
+    of them). They may only set an event, and must be given again with the next read. They are
+    hints: read everything again from time to time as well.
+    """
 
     def __init__(self, state: ClusterState, cluster_id: str, *, owns_state: bool) -> None:
         self.state = state
@@ -120,10 +129,11 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     ) -> Self:
         """The state of the cluster below the root, with the cluster id checked.
 
-        A ``ClusterState`` is used and left open by :meth:`disconnect`; a conf gets a client of its own,
-        which that closes. ``cluster_id`` is the id that the caller remembers: another one is ``Conflict``.
-        With the root absent, nothing is created and ``Unavailable`` raised, unless ``create_root`` (which
-        makes the first-level nodes, and an id when none is given)."""
+        A ``ClusterState`` is used and left open by :meth:`disconnect`; a conf gets a client of its
+        own, which that closes. ``cluster_id`` is the id that the caller remembers: another one is
+        ``Conflict``. With the root absent, nothing is created and ``Unavailable`` raised, unless
+        ``create_root`` (which makes the first-level nodes, and an id when none is given).
+        """
         owns = isinstance(conf_or_state, ClusterConf | Mapping)
         state = _open_state(conf_or_state) if owns else conf_or_state
         try:
@@ -139,7 +149,8 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             try:
                 root.create_cluster_root(state, expected or uuid.uuid4().hex)
             except Conflict:
-                # Another was faster: its id is as good as the one made up here, but not as one given.
+                # Another was faster: its id is as good as the one made up here, but not as one
+                # given.
                 if expected is not None:
                     raise
         return root.check_cluster_id(state, expected)
@@ -149,7 +160,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         return self._cluster_id
 
     def check_cluster_id(self) -> None:
-        """Ask ZooKeeper again: ``Unavailable`` when the root is gone, ``Conflict`` when it is another's."""
+        """Ask ZooKeeper again: ``Unavailable`` when the root is gone, ``Conflict`` when it is
+        another's.
+        """
         root.check_cluster_id(self.state, self._cluster_id)
 
     @property
@@ -173,7 +186,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def __exit__(self, *_: object) -> None:
         self.disconnect()
 
-    # -- events -----------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _on_event(self, kind: str, path: str) -> None:
         try:
@@ -191,7 +204,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             # Watches die with the connection: their events may have been lost.
             self.session.dispatch(self.watches.wake_all)
 
-    # -- reading ----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
         """Register before reading, so that no change falls between the two."""
@@ -226,26 +239,34 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def storm_base(
         self, topology_id: str, callback: Callable[..., object] | None = None
     ) -> records.StormBase | None:
-        """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
+        """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not
+        exist.
+        """
         path = paths.topology(topology_id)
         return self._read(records.StormBase, path, self._callback(path, callback))
 
     def load_view(self, wake: Wake | None = None) -> ClusterView:
         """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
 
-        The epoch is -1 before the first leader. Damaged records are in ``ClusterView.corrupt``. ``wake``
-        is called when supervisors come or go, and at changes of topologies, assignments, heartbeat records
-        and live workers, and when the leader changes; not when a supervisor's record is rewritten."""
+        The epoch is -1 before the first leader. Damaged records are in ``ClusterView.corrupt``.
+        ``wake`` is called when supervisors come or go, and at changes of topologies, assignments,
+        heartbeat records and live workers, and when the leader changes; not when a supervisor's
+        record is rewritten.
+        """
         before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
         return view_loading.load_view(self.state, self._cluster_id, before)
 
     def epoch(self) -> tuple[int, records.EpochRecord] | None:
-        """The leadership epoch (data version of ``/epoch``) and who holds it; ``None`` before any leader."""
+        """The leadership epoch (data version of ``/epoch``) and who holds it; ``None`` before any
+        leader.
+        """
         found = self._record(records.EpochRecord, paths.EPOCH)
         return None if found is None else (found[1].version, found[0])
 
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
-        """Version and data of ``/assignments``: every change of an assignment raises it. See ``append_change`` of operations."""
+        """Version and data of ``/assignments``: every change of an assignment raises it. See
+        ``append_change`` of operations.
+        """
         found = self.state.get_data_with_version(
             paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake)
         )
@@ -258,7 +279,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def read_assignment(
         self, topology_id: str, wake: Wake | None = None
     ) -> tuple[Assignment, Versioned] | None:
-        """The assignment and its version; ``None`` without one. ``wake`` also fires when it is removed."""
+        """The assignment and its version; ``None`` without one. ``wake`` also fires when it is
+        removed.
+        """
         path = paths.assignment(topology_id)
         found = shards.read_sharded(self.state, path, self.watch(path, wake))
         return None if found is None else (decode_record(Assignment, found[0], path), found[1])
@@ -278,7 +301,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         )
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
-        """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
+        """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes,
+        changes or goes.
+        """
         from storm_dagster.zk.gray_upgrades import (
             read_upgrade,
         )  # A worker has no use for its rules.
@@ -292,7 +317,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         found = self._read(records.Blacklist, paths.BLACKLIST)
         return frozenset(found.hosts if found is not None else ())
 
-    # -- writing ----------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def supervisor_heartbeat(self, supervisor_id: str, info: records.SupervisorInfo) -> None:
         """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
@@ -301,10 +326,12 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def write_beats(
         self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int
     ) -> int:
-        """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new version.
+        """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new
+        version.
 
-        The record is never created: ``Conflict`` when it is gone, because the topology is, and when the assignment
-        moved on."""
+        The record is never created: ``Conflict`` when it is gone, because the topology is, and when
+        the assignment moved on.
+        """
         transaction = self._assigned(topology_id, assignment_version)
         landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[
             -1
@@ -319,7 +346,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         *,
         assignment_version: int,
     ) -> records.StateHome:
-        """Write what ``changed`` makes of :meth:`read_state_home`, and return it; ``Conflict`` as :meth:`write_beats`."""
+        """Write what ``changed`` makes of :meth:`read_state_home`, and return it; ``Conflict`` as
+        :meth:`write_beats`.
+        """
         path = paths.state_home(topology_id)
         while True:
             found = self._record(records.StateHome, path)
@@ -351,7 +380,8 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     ) -> records.MetricIds | None:
         """Give ids to the names that have none, in ``/metrics/<id>``, by compare and set.
 
-        ``Conflict`` when the assignment no longer has that version. ``None`` when the node is gone, because the topology is; nothing is written when nothing changes.
+        ``Conflict`` when the assignment no longer has that version. ``None`` when the node is gone,
+        because the topology is; nothing is written when nothing changes.
         """
         path = paths.metrics(topology_id)
         raw = self.state.get_data_with_version(path)

@@ -33,17 +33,20 @@ def _retry(path: str, attempt: Callable[[], T], message: str = "") -> T:
 
 
 class StormOperations(StormClusterState):
-    """Every operation of Storm's ``StormClusterState``, by its name there, for tools that know them.
+    """Every operation of Storm's ``StormClusterState``, by its name there, for tools that know
+    them.
 
-    No daemon holds one: a write here is fenced only when it is given the leadership ``epoch`` of its writer, and then
-    raises ``Fenced`` once that is over. A ``callback`` is one-shot: it is called once, at the next change, or when
-    events may have been lost, and must be given again with the next read. A later one for the same path replaces it.
-    It runs in ZooKeeper's thread and must only set an event."""
+    No daemon holds one: a write here is fenced only when it is given the leadership ``epoch`` of
+    its writer, and then raises ``Fenced`` once that is over. A ``callback`` is one-shot: it is
+    called once, at the next change, or when events may have been lost, and must be given again with
+    the next read. A later one for the same path replaces it. It runs in ZooKeeper's thread and must
+    only set an event.
+    """
 
     def _guarded(self, epoch: int | None) -> Transaction:
         return self.state.transaction() if epoch is None else self.fenced(epoch)
 
-    # -- assignments ------------------------------------------------------------------------------------
+    # -- assignments -------------------------------------------------------------------------------
 
     def assignments(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/assignments``: ids of the topologies that have an assignment, sorted."""
@@ -55,8 +58,9 @@ class StormOperations(StormClusterState):
     def set_assignment(
         self, topology_id: str, info: records.Assignment, *, epoch: int | None = None
     ) -> int:
-        """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
-        (the version of ``/assignments``); returns the assignment's version."""
+        """``/assignments/<id>``: write the assignment in one transaction that raises the
+        assignments version (the version of ``/assignments``); returns the assignment's version.
+        """
         path = paths.assignment(topology_id)
         raw = records.encode_record(info, limit=None)
 
@@ -79,7 +83,7 @@ class StormOperations(StormClusterState):
         version = self.state.get_version(paths.ASSIGNMENTS)
         return self._guarded(epoch).set(paths.ASSIGNMENTS, b"", -1 if version is None else version)
 
-    # -- topologies -------------------------------------------------------------------------------------
+    # -- topologies --------------------------------------------------------------------------------
 
     def activate_storm(
         self, topology_id: str, base: records.StormBase, *, epoch: int | None = None
@@ -93,7 +97,9 @@ class StormOperations(StormClusterState):
         """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.
 
         ``executors`` are merged per component: a new number wins, components not named keep theirs.
-        Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong values."""
+        Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong
+        values.
+        """
         path = paths.topology(topology_id)
 
         def attempt() -> records.StormBase:
@@ -119,7 +125,9 @@ class StormOperations(StormClusterState):
         return _retry(path, attempt)
 
     def remove_storm_base(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """``/topology/<id>`` and what is below: the topology does not exist any more; no error when it did not."""
+        """``/topology/<id>`` and what is below: the topology does not exist any more; no error when
+        it did not.
+        """
         path = paths.topology(topology_id)
 
         def attempt() -> None:
@@ -135,9 +143,10 @@ class StormOperations(StormClusterState):
         _retry(path, attempt)
 
     def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors, metrics, gray
-        upgrade and worker folder, and the base at the very end, so that an interrupted removal is seen.
-        The backup of the assignment, kept under the name, stays."""
+        """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors,
+        metrics, gray upgrade and worker folder, and the base at the very end, so that an
+        interrupted removal is seen. The backup of the assignment, kept under the name, stays.
+        """
 
         def unassign() -> None:
             transaction = self._raise_assignments_version(epoch)
@@ -172,7 +181,7 @@ class StormOperations(StormClusterState):
 
         _retry(path, attempt)
 
-    # -- heartbeats -------------------------------------------------------------------------------------
+    # -- heartbeats --------------------------------------------------------------------------------
 
     def get_worker_heartbeat(
         self, topology_id: str, node: str, port: int
@@ -186,8 +195,9 @@ class StormOperations(StormClusterState):
     ) -> dict[Executor, records.WorkerBeat]:
         """``/taskbeats/<id>``: the beat of each executor's slot.
 
-        Only executors that the assignment places in that slot now, and of which no task is counted dead:
-        reports of a stale worker about others are ignored."""
+        Only executors that the assignment places in that slot now, and of which no task is counted
+        dead: reports of a stale worker about others are ignored.
+        """
         found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
         assigned = self.assignment_info(topology_id)
         if found is None or assigned is None:
@@ -227,7 +237,9 @@ class StormOperations(StormClusterState):
     def worker_heartbeat(
         self, topology_id: str, node: str, port: int, info: records.WorkerBeat
     ) -> None:
-        """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if need be."""
+        """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if
+        need be.
+        """
         self._change_beats(topology_id, f"{node}:{port}", info)
 
     def remove_worker_heartbeat(self, topology_id: str, node: str, port: int) -> None:
@@ -253,7 +265,7 @@ class StormOperations(StormClusterState):
 
         _retry(path, attempt)
 
-    # -- supervisors ------------------------------------------------------------------------------------
+    # -- supervisors -------------------------------------------------------------------------------
 
     def supervisors(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/supervisors``: ids of the live supervisors, sorted."""
@@ -266,10 +278,12 @@ class StormOperations(StormClusterState):
         """``/supervisors/<id>``: the record of a live supervisor; ``None`` when it is gone."""
         return self._read(records.SupervisorInfo, paths.supervisor(supervisor_id))
 
-    # -- errors -----------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
     def errors(self, topology_id: str, task: int | None = None) -> list[records.TaskError]:
-        """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""
+        """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without
+        any.
+        """
         found = self.errors_by_component(topology_id).values()
         wanted = (error for errors in found for error in errors if task in (None, error.task))
         return sorted(wanted, key=lambda error: -error.time)

@@ -1,4 +1,6 @@
-"""Errors of tasks: ``/taskerrors/<topology id>/<component>/e<seq>``, the newest ten of each component."""
+"""Errors of tasks: ``/taskerrors/<topology id>/<component>/e<seq>``, the newest ten of each
+component.
+"""
 
 import logging
 from contextlib import suppress
@@ -46,11 +48,14 @@ class TaskErrors:
         count: int = 1,
         group: str = "",
     ) -> None:
-        """``/taskerrors/<id>/<component>/e<seq>``: keep the error, and of the component's errors the newest ten.
+        """``/taskerrors/<id>/<component>/e<seq>``: keep the error, and of the component's errors
+        the newest ten.
 
-        ``time`` is in epoch seconds. Messages over 32 Ki characters are shortened. One of a ``group`` that is kept is
-        added to its count; without a text it is dropped if none is. The component is looked up in ``/tasks`` when it is
-        not given; ``InvalidRequest`` when that does not know the task."""
+        ``time`` is in epoch seconds. Messages over 32 Ki characters are shortened. One of a
+        ``group`` that is kept is added to its count; without a text it is dropped if none is. The
+        component is looked up in ``/tasks`` when it is not given; ``InvalidRequest`` when that does
+        not know the task.
+        """
         if not component:
             path = paths.tasks(topology_id)
             raw = self.state.get_data(path)
@@ -130,7 +135,8 @@ class TaskErrors:
                 continue
             component = folder.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")
             errors.setdefault(component, []).append(record)
-        # A record to which another error was added is older than its time; equal times stay in order.
+        # A record to which another error was added is older than its time; equal times stay in
+        # order.
         return {
             component: sorted(found, key=lambda one: -one.time)
             for component, found in errors.items()

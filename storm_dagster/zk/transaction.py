@@ -61,14 +61,17 @@ def _reason(operation: _Operation, error: exceptions.KazooException) -> str:
 class Transaction:
     """Operations collected by fluent calls and sent by :meth:`commit`, once.
 
-    Versions are data versions as read, 0 included; ``-1`` means any version and is for deletions and for
-    nodes that only this process writes. Paths are below the session's root."""
+    Versions are data versions as read, 0 included; ``-1`` means any version and is for deletions
+    and for nodes that only this process writes. Paths are below the session's root.
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
         self._operations: list[_Operation] = []
         self.size: int = 0
-        """Bytes that the transaction takes so far; at most ``MAX_TRANSACTION_BYTES`` may be committed."""
+        """Bytes that the transaction takes so far; at most ``MAX_TRANSACTION_BYTES`` may be
+        committed.
+        """
         self._committed = False
         self.afterwards: list[Callable[[], None]] = []
         """Called in order by the committer, once the transaction has landed."""
@@ -91,7 +94,9 @@ class Transaction:
         return self
 
     def check(self, path: str, version: int) -> Transaction:
-        """Commit only if the node has that data version. A failing check of ``/epoch`` is ``Fenced``."""
+        """Commit only if the node has that data version. A failing check of ``/epoch`` is
+        ``Fenced``.
+        """
         return self._add(
             _Operation("check", path, lambda to, full: to.check(full, version), version=version)
         )
@@ -101,8 +106,9 @@ class Transaction:
     ) -> Transaction:
         """Create the node, whose parent must exist and which must not.
 
-        With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
-        nodes are in the order of their transactions."""
+        With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so
+        that such nodes are in the order of their transactions.
+        """
         acl = self._session.acl(path)
         return self._add(
             _Operation(
@@ -134,10 +140,12 @@ class Transaction:
     def commit(self) -> list[int | str | None]:
         """Send the operations: all of them land, or none.
 
-        Returns, for each operation in order, the path of a create, the new version of a set, and ``None``
-        for the others. Raises ``Fenced`` when a check of the epoch failed, ``Conflict`` (with ``path``)
-        when any other operation could not be done, ``InvalidTopology`` when the whole is too large, and
-        ``Unavailable`` when the answer was lost: the transaction may then have landed; read again."""
+        Returns, for each operation in order, the path of a create, the new version of a set, and
+        ``None`` for the others. Raises ``Fenced`` when a check of the epoch failed, ``Conflict``
+        (with ``path``) when any other operation could not be done, ``InvalidTopology`` when the
+        whole is too large, and ``Unavailable`` when the answer was lost: the transaction may then
+        have landed; read again.
+        """
         if self._committed:
             raise InvalidRequest("this transaction was committed already: collect a new one")
         if self.size > MAX_TRANSACTION_BYTES:

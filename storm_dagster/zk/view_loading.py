@@ -49,7 +49,8 @@ class _Loading:
             return None
         try:
             whole = resolve(self.state, path, found[0])
-            # Replaced while this view was read: the newer one is fine, since the version was read before.
+            # Replaced while this view was read: the newer one is fine, since the version was read
+            # before.
             read = read_sharded(self.state, path) if whole is None else (whole, found[1])
             return read and (self._decode(records.Assignment, read[0], path), read[1])
         except Corrupt as error:
@@ -76,7 +77,9 @@ class _Loading:
         return live
 
     def topology(self, topology_id: str, parts: dict[str, Any]) -> TopologyView | None:
-        """The topology; ``None`` when it vanished meanwhile, or has damage that placement must not ignore."""
+        """The topology; ``None`` when it vanished meanwhile, or has damage that placement must not
+        ignore.
+        """
         before = len(self.corrupt)
         if parts["base"] is None:
             return None
@@ -114,12 +117,14 @@ def load_view(
 ) -> ClusterView:
     """Read everything, in a handful of round trips for clusters of any size.
 
-    The epoch and the assignments version (of ``/assignments``) are read first, so that a plan made from a
-    view that changed while it was read fails its compare and set. Nodes that vanish between a list and
-    the read are left out. With ``before_watch`` every list, base, heartbeat record and ``/assignments`` are
-    watched, after ``before_watch(path)`` was called for each. Raises ``Unavailable`` when the root is gone
-    and ``Conflict`` when it belongs to another cluster than ``cluster_id``. ``decode`` may return a record that was
-    made of the same bytes before: records are immutable."""
+    The epoch and the assignments version (of ``/assignments``) are read first, so that a plan made
+    from a view that changed while it was read fails its compare and set. Nodes that vanish between
+    a list and the read are left out. With ``before_watch`` every list, base, heartbeat record and
+    ``/assignments`` are watched, after ``before_watch(path)`` was called for each. Raises
+    ``Unavailable`` when the root is gone and ``Conflict`` when it belongs to another cluster than
+    ``cluster_id``. ``decode`` may return a record that was made of the same bytes before: records
+    are immutable.
+    """
     watch = before_watch is not None
     announce = before_watch or (lambda path: None)
     for path in (
@@ -181,7 +186,8 @@ def _read_topologies(
     tables = state.get_many([paths.tasks(each) for each in ids])
     assignments = state.get_many([paths.assignment(each) for each in ids])
     beats = state.get_many([paths.taskbeats(each) for each in ids], watch)
-    # After the assignments: a worker of the assignment read is then not missed because it just started.
+    # After the assignments: a worker of the assignment read is then not missed because it just
+    # started.
     names = [
         found or []
         for found in state.find_children_many([paths.workers(each) for each in ids], watch)

@@ -46,9 +46,10 @@ class _Slot:
 class WatchSlots:
     """The callbacks that wait for an event, one slot for each path.
 
-    A callback is taken out before it is called, so it runs once and must be given again with the next
-    read. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* gather, so that
-    several loops of one process can wait for the same node. All methods are thread-safe."""
+    A callback is taken out before it is called, so it runs once and must be given again with the
+    next read. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* gather,
+    so that several loops of one process can wait for the same node. All methods are thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,12 +58,15 @@ class WatchSlots:
     def set_callback(self, path: str, callback: Callable[..., object]) -> None:
         """Call ``callback`` at the next event of ``path``, instead of the one given before.
 
-        It gets the last element of the path if it requires an argument, and none otherwise."""
+        It gets the last element of the path if it requires an argument, and none otherwise.
+        """
         with self._lock:
             self._slots.setdefault(path, _Slot()).callback = callback
 
     def add_wake(self, path: str, wake: Wake) -> None:
-        """Call ``wake`` at the next event of ``path``, beside the others; the same one is kept once."""
+        """Call ``wake`` at the next event of ``path``, beside the others; the same one is kept
+        once.
+        """
         with self._lock:
             wakes = self._slots.setdefault(path, _Slot()).wakes
             if wake not in wakes:
@@ -73,7 +77,9 @@ class WatchSlots:
         """Issue the callbacks that wait for an event of ``path``.
 
         An event of a child also issues those of ``/supervisors``, whose list and records share one
-        callback. Raises :class:`UnknownSubtree` when no kind of callback belongs to the first element."""
+        callback. Raises :class:`UnknownSubtree` when no kind of callback belongs to the first
+        element.
+        """
         first, *rest = [part for part in path.split("/") if part] or [""]
         if first not in _SUBTREES:
             raise UnknownSubtree(
@@ -90,7 +96,9 @@ class WatchSlots:
         self._issue(taken)
 
     def wake_all(self) -> None:
-        """Issue every callback that waits: events may have been lost, so everything must be read again."""
+        """Issue every callback that waits: events may have been lost, so everything must be read
+        again.
+        """
         with self._lock:
             taken = list(self._slots.items())
             self._slots.clear()

@@ -13,7 +13,9 @@ _ATTEMPTS = 10
 
 
 def parse_worker_name(name: str) -> tuple[str, int]:
-    """(supervisor id, port) of ``<node>-<port>``; the id may hold dashes. ``Corrupt`` for anything else."""
+    """(supervisor id, port) of ``<node>-<port>``; the id may hold dashes. ``Corrupt`` for anything
+    else.
+    """
     node, dash, port = name.rpartition("-")
     if not dash or not node or not port.isascii() or not port.isdigit():
         raise Corrupt(f"worker node {name!r:.80} is not of the form <supervisor>-<port>: remove it")
@@ -27,7 +29,9 @@ class WorkerNodes:
     watches: WatchSlots
 
     def watch(self, path: str, wake: Wake | None) -> bool:
-        """Call ``wake`` at the next event of ``path``, whose watch the read that follows has to arm; whether there is one."""
+        """Call ``wake`` at the next event of ``path``, whose watch the read that follows has to
+        arm; whether there is one.
+        """
         if wake is not None:
             self.watches.add_wake(path, wake)
         return wake is not None
@@ -35,12 +39,14 @@ class WorkerNodes:
     def write_worker_node(
         self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
     ) -> None:
-        """Make the slot's node an ephemeral node of this session with ``record``, if the assignment still has
-        ``assignment_version``.
+        """Make the slot's node an ephemeral node of this session with ``record``, if the assignment
+        still has ``assignment_version``.
 
-        The check and the write are one transaction. A node that another session owns is replaced: its process must be
-        known to be dead, which is the supervisor's business. An unchanged one of this session is not written. Raises
-        ``Conflict`` with the assignment's path when its version moved or it is gone."""
+        The check and the write are one transaction. A node that another session owns is replaced:
+        its process must be known to be dead, which is the supervisor's business. An unchanged one
+        of this session is not written. Raises ``Conflict`` with the assignment's path when its
+        version moved or it is gone.
+        """
         state, path, data = self.state, paths.worker(topology_id, node, port), encode_record(record)
         assigned = paths.assignment(topology_id)
         for _ in range(_ATTEMPTS):
@@ -90,9 +96,10 @@ class WorkerNodes:
     ) -> dict[tuple[str, int], WorkerNode]:
         """(supervisor id, port) -> record of every live worker of the topology.
 
-        A worker that ends between the list and the read is left out. ``Corrupt`` for a record that cannot be
-        read: its process lives, so that it must not be taken for absent. ``wake`` is called when one comes, goes or
-        rewrites its record."""
+        A worker that ends between the list and the read is left out. ``Corrupt`` for a record that
+        cannot be read: its process lives, so that it must not be taken for absent. ``wake`` is
+        called when one comes, goes or rewrites its record.
+        """
         parent = paths.workers(topology_id)
         watch = self.watch(parent, wake)
         found = [f"{parent}/{name}" for name in self.state.find_children(parent, watch) or ()]

@@ -1,4 +1,6 @@
-"""Components as functions: what is yielded is emitted and anchored; fields and types are checked when it is built."""
+"""Components as functions: what is yielded is emitted and anchored; fields and types are checked
+when it is built.
+"""
 
 from __future__ import annotations
 

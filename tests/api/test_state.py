@@ -489,7 +489,9 @@ def test_older_state_than_the_last_acknowledged_is_refused_or_taken_with_a_warni
 
 @pytest.mark.parametrize("bolt", [Count, Blocking])
 def test_a_tuple_of_another_task_is_passed_on(bolt: type[Bolt], tmp_path: Path) -> None:
-    """While a rebalance changes the number of tasks, senders and readers know different ones for a moment."""
+    """While a rebalance changes the number of tasks, senders and readers know different ones for a
+    moment.
+    """
     with TopologyHarness(counting(3, bolt), {"words": []}, state_dir=tmp_path) as harness:
         harness.run()
         counts = [one for one in harness.engine.runners.values() if one.component == "count"]

@@ -29,7 +29,9 @@ PROTOCOL = {
     # The thread that makes batches; here they are made in the task.
     "exc_info",
 }
-"""What belongs to a process that speaks the protocol on its pipes: docs/migration.md says that it is not here."""
+"""What belongs to a process that speaks the protocol on its pipes: docs/migration.md says that it
+is not here.
+"""
 
 
 def public(kind: type) -> set[str]:

@@ -330,7 +330,7 @@ def test_a_windowed_bolt_that_blocks_has_its_thread() -> None:
         assert sorted(result.acked["numbers"]) == [0, 1, 2, 3]
 
 
-# -- windows and the message timeout, which have nothing to do with each other ----------------------------------
+# -- windows and the message timeout, which have nothing to do with each other ---------------------
 
 
 class Clicks(WindowedBolt):
@@ -416,7 +416,9 @@ def test_late_tuples_are_kept_until_their_tree_is_complete(tmp_path: Path) -> No
 
 
 def test_a_tuple_in_an_open_session_is_not_late_when_it_comes_again(tmp_path: Path) -> None:
-    """A session longer than the message timeout, a restart in the middle, and every tuple a second time."""
+    """A session longer than the message timeout, a restart in the middle, and every tuple a second
+    time.
+    """
     clicks = [["ann", 5_000 * number] for number in range(1, 20)]
 
     class Once(Visits):

@@ -67,7 +67,8 @@ def test_two_blobs_are_independent_even_with_one_content(store: Store) -> None:
     store.delete("a")
     assert store.read("b") == b"same"
     store.delete("b")
-    # A remote store cannot know whether another nimbus is about to name the content: it goes when it is old.
+    # A remote store cannot know whether another nimbus is about to name the content: it goes when
+    # it is old.
     store.clean_abandoned(-10)
     assert not store.has_content(sha(b"same"))
     store.put("b", b"again")

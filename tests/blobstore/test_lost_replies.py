@@ -1,4 +1,6 @@
-"""A reply that the network loses: a reader asks again soon, because nobody heals while a run waits for a blob."""
+"""A reply that the network loses: a reader asks again soon, because nobody heals while a run waits
+for a blob.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The remote blob store on a real S3 server (moto, over HTTP through s3fs) and on a real file system."""
+"""The remote blob store on a real S3 server (moto, over HTTP through s3fs) and on a real file
+system.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def open_store(
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     bucket = f"b-{uuid.uuid4().hex[:12]}"
     fsspec.filesystem("s3", skip_instance_cache=True).mkdir(bucket)
-    # By the URL alone, as `blobstore.dir` names it; endpoint and credentials come from the environment.
+    # By the URL alone, as `blobstore.dir` names it; endpoint and credentials come from the
+    # environment.
     return lambda: FsspecBlobStore(f"s3://{bucket}/storm")
 
 

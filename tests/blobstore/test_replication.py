@@ -38,7 +38,9 @@ def follower() -> Iterator[NimbusPeer]:
 
 @contextmanager
 def frozen() -> Iterator[NimbusPeer]:
-    """A peer whose kernel takes connections and requests, and that never answers: as after SIGSTOP."""
+    """A peer whose kernel takes connections and requests, and that never answers: as after
+    SIGSTOP.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
@@ -51,7 +53,8 @@ def no_content(_: str) -> Iterator[BytesIO]:
 
 
 def test_a_frozen_follower_stalls_no_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    # It never answers within this test: every put that waits for it would wait as long as the test may.
+    # It never answers within this test: every put that waits for it would wait as long as the test
+    # may.
     monkeypatch.setattr(replication, "_OFFER_SECS", 600.0)
     with follower() as good, frozen() as bad:
         replicator = Replicator(

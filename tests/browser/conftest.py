@@ -1,4 +1,5 @@
-"""A headless Chromium: the machine's own, or the one that Playwright installed. Without any the tests are skipped.
+"""A headless Chromium: the machine's own, or the one that Playwright installed. Without any the
+tests are skipped.
 
 ``SCREENSHOTS=DIR`` (``make screenshots``) also leaves the pictures of README and documents in DIR.
 """
@@ -27,7 +28,8 @@ REMEDY = (
 def browser() -> Iterator[Browser]:
     """One browser for the tests of a module.
 
-    Playwright keeps an event loop running in this thread. Later modules of the same process start loops of their own.
+    Playwright keeps an event loop running in this thread. Later modules of the same process start
+    loops of their own.
     """
     with sync_playwright() as playwright:
         found = next((path for path in map(shutil.which, ON_PATH) if path), None)

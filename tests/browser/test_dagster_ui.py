@@ -1,6 +1,8 @@
-"""A topology's life in the Dagster UI, as a person lives it: forms filled, runs watched, the picture looked at.
+"""A topology's life in the Dagster UI, as a person lives it: forms filled, runs watched, the
+picture looked at.
 
-One cluster, one topology; the tests come in the order of its life, and each finds what the one before left.
+One cluster, one topology; the tests come in the order of its life, and each finds what the one
+before left.
 """
 
 from __future__ import annotations
@@ -154,7 +156,8 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(
     assert lost not in {task["node"] for task in document["tasks"]}
     run = row.get_by_role("link").first.get_attribute("href")
     assert run is not None and "/runs/" in run
-    # The page of nimbus says the same: why, for how long nobody had heard of the host, and by which run.
+    # The page of nimbus says the same: why, for how long nobody had heard of the host, and by which
+    # run.
     healed = _timeline(ui, cluster).get_by_role("row").filter(has_text="healed")
     expect(healed).to_have_count(1)
     expect(healed).to_contain_text(f"is lost with supervisor {lost}")

@@ -1,4 +1,6 @@
-"""A page of another origin in a real browser, on the machine of a local cluster: it changes nothing and reads nothing."""
+"""A page of another origin in a real browser, on the machine of a local cluster: it changes nothing
+and reads nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ STATE = """
 PARTITIONS = """
 { assetNodeOrError(assetKey: {path: ["storm", "active_topology"]}) { ... on AssetNode { partitionKeys } } }
 """
-# Each attack ends by itself, whatever becomes of it. What the page could read of an answer is in `read`.
+# Each attack ends by itself, whatever becomes of it. What the page could read of an answer is in
+# `read`.
 SCRIPT = """
 const [web, nimbus, supervisor, id, mutation] = %s;
 const read = [], tried = [];

@@ -1,4 +1,6 @@
-"""The pages of nimbus in a real browser: they keep up to date, load nothing from elsewhere, and everybody can use them."""
+"""The pages of nimbus in a real browser: they keep up to date, load nothing from elsewhere, and
+everybody can use them.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def visit(browser: Browser, shop: Shop, scheme: str) -> Iterator[Open]:
-    """Opens a page of nimbus; in the end nothing was asked of others, and the browser had nothing to complain about."""
+    """Opens a page of nimbus; in the end nothing was asked of others, and the browser had nothing
+    to complain about.
+    """
     context: BrowserContext = browser.new_context(
         viewport={"width": 1440, "height": 1180},
         color_scheme="dark" if scheme == "dark" else "light",

@@ -2,8 +2,8 @@
 
     python tests/chaos/run.py --rounds 3            or --minutes 20, --seed N, --faults "worker killed,leader killed"
 
-Prints each fault, then a table (faults injected, recovery), answers and violations; with --json one document in place
-of the table. Exit 1 with a violation.
+Prints each fault, then a table (faults injected, recovery), answers and violations; with --json one
+document in place of the table. Exit 1 with a violation.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python tests/chaos/soak.py --hours 2            or --minutes 15, --seed N, --faults "worker killed,leader frozen"
 
-Rounds of ``make chaos`` go on (submissions, kills, rebalances, updates, faults). Daemons are frozen and cut off but not
-ended by default: what is started again proves nothing about growth. Every ten seconds memory, file descriptors and threads
-of each process are read, watches and nodes of ZooKeeper, and the rows of Dagster's storage. Prints a table with the slope
-of each; exit 1 with a violation.
+Rounds of ``make chaos`` go on (submissions, kills, rebalances, updates, faults). Daemons are frozen
+and cut off but not ended by default: what is started again proves nothing about growth. Every ten
+seconds memory, file descriptors and threads of each process are read, watches and nodes of
+ZooKeeper, and the rows of Dagster's storage. Prints a table with the slope of each; exit 1 with a
+violation.
 """
 
 from __future__ import annotations
@@ -118,11 +119,15 @@ class Sampler(threading.Thread):
 
 
 Row = tuple[str, int, str, float, float, float, float]
-"""(who, processes, metric, first, last, slope per hour, its standard error); first and last are medians of a tenth."""
+"""(who, processes, metric, first, last, slope per hour, its standard error); first and last are
+medians of a tenth.
+"""
 
 
 def slopes(samples: list[tuple[float, Sample]]) -> Iterator[Row]:
-    """Straight lines through the samples; those of a role are its processes' sums, of those that lived all the time."""
+    """Straight lines through the samples; those of a role are its processes' sums, of those that
+    lived all the time.
+    """
     names: dict[tuple[str, str], list[str]] = {}
     for name in sorted(set().union(*(sample for _, sample in samples))):
         metric, _, who = name.partition(" of ")

@@ -278,7 +278,8 @@ def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
     assert done.code == 4
     java = next(finding for finding in done.document["findings"] if finding["check"] == "Java")
     assert java["state"] == "broken" and "apt-get install openjdk-17-jre-headless" in java["mend"]
-    # The cluster of that conf has its Spark elsewhere, and a host without Java is fit for its clients.
+    # The cluster of that conf has its Spark elsewhere, and a host without Java is fit for its
+    # clients.
     (tmp_path / "storm.yaml").write_text("spark.remote: sc://127.0.0.1:1\n", encoding="utf-8")
     services = ("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE)
     assert (

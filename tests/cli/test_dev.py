@@ -16,7 +16,8 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.processes import processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
-# An address where nothing listens: then dev starts no Spark of its own, which these tests do not need.
+# An address where nothing listens: then dev starts no Spark of its own, which these tests do not
+# need.
 NO_SPARK = "sc://127.0.0.1:9"
 
 

@@ -1,4 +1,6 @@
-"""``dev``, verbs on its cluster while Spark still starts, and ``stop``: ready means ready, and no process is left."""
+"""``dev``, verbs on its cluster while Spark still starts, and ``stop``: ready means ready, and no
+process is left.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class ReadyCluster(LocalCluster):
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     home = tmp_path_factory.mktemp("verbs") / "home"
     home.mkdir(mode=0o700)
-    # A secured cluster: every verb, run, worker and Spark job below proves itself, and the logs tell all they can.
+    # A secured cluster: every verb, run, worker and Spark job below proves itself, and the logs
+    # tell all they can.
     (home / "storm.yaml").touch(mode=0o600)
     (home / "storm.yaml").write_text(
         f"storm.secret: {SECRET}\nstorm.zookeeper.auth.payload: storm:{PASSWORD}\nstorm.log.level: DEBUG\n"
@@ -210,7 +213,8 @@ def test_conf_given_to_dev_reaches_clients(cluster: LocalCluster) -> None:
 
 
 def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
-    # Dagster's first run of a busy machine may be launched too late: then the same token is sent again.
+    # Dagster's first run of a busy machine may be launched too late: then the same token is sent
+    # again.
     command = (
         str(WORDCOUNT),
         "--name",
@@ -412,7 +416,9 @@ def test_an_upgrade_replaces_one_worker_and_then_the_others(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     def workers(status: str) -> list[dict[str, Any]] | None:
-        """Those of the topology's own tasks, once it has that status and each shows the version of its code."""
+        """Those of the topology's own tasks, once it has that status and each shows the version of
+        its code.
+        """
         shown = cluster.show("wc")
         master = next(
             task["id"] for task in shown["tasks"] if task["component"] == "__topology_master"

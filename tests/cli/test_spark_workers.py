@@ -1,4 +1,6 @@
-"""``dev --spark-workers``: placements run on executors of a standalone cluster that outlives its parts."""
+"""``dev --spark-workers``: placements run on executors of a standalone cluster that outlives its
+parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Events of bolts reach a real Dagster at least once, while nimbus, Dagster and the worker die in turn."""
+"""Events of bolts reach a real Dagster at least once, while nimbus, Dagster and the worker die in
+turn.
+"""
 
 from __future__ import annotations
 

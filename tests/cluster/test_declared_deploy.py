@@ -1,5 +1,7 @@
-"""A topology of `defs.yaml` on a whole cluster: what is declared changes, what runs follows; what somebody changed
-by hand is shown and healed. Only the daemon is absent: the sensor's ticks and its runs are made here, one by one."""
+"""A topology of `defs.yaml` on a whole cluster: what is declared changes, what runs follows; what
+somebody changed by hand is shown and healed. Only the daemon is absent: the sensor's ticks and its
+runs are made here, one by one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ LineSpout.initialize = split.initialize = CountBolt.initialize = _die
 
 
 class Shop:
-    """A code location with one declared topology, loaded again for every poll, as Dagster's reload does."""
+    """A code location with one declared topology, loaded again for every poll, as Dagster's reload
+    does.
+    """
 
     def __init__(self, root: Path, cluster: LocalCluster, instance: dg.DagsterInstance) -> None:
         self.root, self.cluster, self.instance = root, cluster, instance
@@ -117,7 +121,9 @@ class Shop:
         )
 
     def workers(self) -> dict[str, str]:
-        """``host:port`` -> version of the code that the worker runs, the topology master's left out."""
+        """``host:port`` -> version of the code that the worker runs, the topology master's left
+        out.
+        """
         document = self.cluster.wait_running("wc", 120)
         master = next(
             task["id"] for task in document["tasks"] if task["component"] == "__topology_master"
@@ -191,7 +197,8 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     # What somebody changed by hand is shown and healed.
     shop.declare(NEWER, deploy="gray")
     assert shop.look() == ({}, [])
-    # Workers that the roll-back restarted may be healed meanwhile: then it is to be asked for again.
+    # Workers that the roll-back restarted may be healed meanwhile: then it is to be asked for
+    # again.
     eventually(
         lambda: cluster.cli("rebalance", "wc", "-n", "2", "-e", "count=1", "-w", "0"),
         60,
@@ -232,7 +239,8 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
     first_id = cluster.wait_running("wc")["id"]
     assert shop.look() == ({}, [])
 
-    # Another conf, by a hot deploy. Sensor, schedule and somebody ask for it at the same time: there is one.
+    # Another conf, by a hot deploy. Sensor, schedule and somebody ask for it at the same time:
+    # there is one.
     shop.declare(deploy="hot", conf={"topology.max.spout.pending": 50})
     drift, requests = shop.look()
     assert drift["conf.topology.max.spout.pending"] == "declared 50, running 1500"

@@ -1,4 +1,6 @@
-"""A running word count, and what is done to it: workers, supervisors, hosts and ZooKeeper die or freeze."""
+"""A running word count, and what is done to it: workers, supervisors, hosts and ZooKeeper die or
+freeze.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
 
 
 def submit(cluster: LocalCluster, name: str, *, rate: int = 500) -> dict[str, Any]:
-    # Messages time out soon, so that what a dead worker held is replayed within the test's patience.
+    # Messages time out soon, so that what a dead worker held is replayed within the test's
+    # patience.
     return cluster.cli("submit", *WORDS.submit_arguments(name, rate=rate))
 
 
@@ -65,7 +68,8 @@ def pids(document: dict[str, Any]) -> dict[str, int]:
     return {f"{worker['node']}:{worker['port']}": worker["pid"] for worker in document["workers"]}
 
 
-@pytest.mark.long  # tests/cli/test_lifecycle.py and tests/worker/test_state_processes.py kill one in every run
+# tests/cli/test_lifecycle.py and tests/worker/test_state_processes.py kill one in every run
+@pytest.mark.long
 def test_a_worker_killed_while_counting_costs_no_count(
     cluster: LocalCluster, expected: Counter[str]
 ) -> None:

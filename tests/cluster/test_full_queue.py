@@ -1,4 +1,6 @@
-"""A user's Dagster whose queue starts one run at a time, with a long run in it: real daemon, real workers."""
+"""A user's Dagster whose queue starts one run at a time, with a long run in it: real daemon, real
+workers.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +219,8 @@ def test_the_leader_heals_and_runs_of_storm_pass_those_that_wait(shop: Shop) -> 
     ]
     assert {shop.status(run) for run in waiting} == {dg.DagsterRunStatus.QUEUED}
 
-    # Once there is room, healing comes first, then the submission, then what waited longer than both.
+    # Once there is room, healing comes first, then the submission, then what waited longer than
+    # both.
     shop.release()
     order = [longest, healing.run_id, submission.run_id, *waiting]
     for run_id in order:

@@ -1,7 +1,8 @@
-"""Three nimbuses, three ZooKeeper servers, two supervisors with real workers; each is killed, frozen and cut off in turn
-while somebody submits.
+"""Three nimbuses, three ZooKeeper servers, two supervisors with real workers; each is killed,
+frozen and cut off in turn while somebody submits.
 
-The submissions go through the stages that a Dagster run has, in this process; Dagster and Spark take no part.
+The submissions go through the stages that a Dagster run has, in this process; Dagster and Spark
+take no part.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AvailabilityWorl
         yield made
 
 
-# -- what is done: each begins at a call, and what it returns ends it ------------------------------------------
+# -- what is done: each begins at a call, and what it returns ends it ------------------------------
 
 
 def _kill(world: AvailabilityWorld, role: str, id: str) -> Callable[[], None]:

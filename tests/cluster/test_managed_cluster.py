@@ -1,4 +1,6 @@
-"""A code location that brings its own cluster: the first run starts it, its jobs stop and start it, sensors never."""
+"""A code location that brings its own cluster: the first run starts it, its jobs stop and start it,
+sensors never.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A newcomer's first day: a stock Dagster project adds three lines and a declared topology, deploys it, sees it heal,
-upgrades it, ends it, and removes the lines again. Whatever else the project does is as before, run by run.
+"""A newcomer's first day: a stock Dagster project adds three lines and a declared topology, deploys
+it, sees it heal, upgrades it, ends it, and removes the lines again. Whatever else the project does
+is as before, run by run.
 
-The package is installed all the time; `tests/distribution` installs it into an empty environment."""
+The package is installed all the time; `tests/distribution` installs it into an empty environment.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,8 @@ def test_a_stock_project_with_storm_and_without(
             lambda: stock.made(REPORT) == 1, 240, "the eager asset behind the topology", interval=1
         )
 
-        # A host is lost: its supervisor and its workers are killed. All tasks run again, elsewhere or restarted.
+        # A host is lost: its supervisor and its workers are killed. All tasks run again, elsewhere
+        # or restarted.
         node = next(iter(before.values()))
         killed = {pid for pid, where in before.items() if where == node}
         cluster.kill("supervisor", node)
@@ -141,7 +144,8 @@ def test_a_stock_project_with_storm_and_without(
             "a healed topology is no new version"
         )
 
-        # Changed code is deployed once the definitions are loaded again, and asked for downstream once.
+        # Changed code is deployed once the definitions are loaded again, and asked for downstream
+        # once.
         (old,) = running_conf(cluster)
         project.add_storm(cluster.home, "\nVERSION = 2\n", **declared)
         stock.reload()

@@ -1,7 +1,8 @@
-"""docs/production.md, followed as it stands: nine hosts with a secret, TLS and closed ZooKeeper nodes.
+"""docs/production.md, followed as it stands: nine hosts with a secret, TLS and closed ZooKeeper
+nodes.
 
-Hosts are loopback addresses and folders of this machine (:mod:`storm_rigs.hosts`). What root installs is left out; so
-is the page's PostgreSQL, in whose place stands one with a port of its own.
+Hosts are loopback addresses and folders of this machine (:mod:`storm_rigs.hosts`). What root
+installs is left out; so is the page's PostgreSQL, in whose place stands one with a port of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def files() -> dict[str, str]:
 
 
 def commands(section: str) -> list[tuple[str, str]]:
-    """(host, command) of a section's console blocks, in order; what root does is left out but for ``systemctl``."""
+    """(host, command) of a section's console blocks, in order; what root does is left out but for
+    ``systemctl``.
+    """
     (text,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M)
     found = re.findall(r"^(\w+)@(\w+)\$ (.*)$", text, flags=re.M)
     return [

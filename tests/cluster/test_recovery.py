@@ -1,4 +1,6 @@
-"""Healing on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without Dagster, a restart."""
+"""Healing on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without
+Dagster, a restart.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def freeze(processes: list[psutil.Process]) -> None:
 
 
 def thaw(processes: list[psutil.Process]) -> None:
-    """Let them go on; one that has ended meanwhile (a worker whose lease is gone ends itself) is no matter."""
+    """Let them go on; one that has ended meanwhile (a worker whose lease is gone ends itself) is no
+    matter.
+    """
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
@@ -185,7 +189,9 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(
 
 @pytest.mark.long
 def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
-    """A supervisor of another host beside those of the cluster; all that runs there moves, and nothing else."""
+    """A supervisor of another host beside those of the cluster; all that runs there moves, and
+    nothing else.
+    """
     (like, *_) = daemons(cluster, "supervisor")
     argv = ["s9" if word == like.id else word for word in psutil.Process(like.pid).cmdline()]
     with contextlib.ExitStack() as bound:

@@ -37,7 +37,9 @@ DAEMONS = (
 
 
 def restart_daemons(cluster: LocalCluster) -> None:
-    """End each daemon in turn; `dev` starts it again, with what the file says then. Workers stay."""
+    """End each daemon in turn; `dev` starts it again, with what the file says then. Workers
+    stay.
+    """
     for role in DAEMONS:
         for record in cluster.processes(role):
             # Spark's server may take its time over sessions that are open.

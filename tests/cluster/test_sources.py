@@ -1,4 +1,6 @@
-"""Sources of a whole cluster: what is read while a topology is turned off, rebalanced and deployed anew comes once."""
+"""Sources of a whole cluster: what is read while a topology is turned off, rebalanced and deployed
+anew comes once.
+"""
 
 from __future__ import annotations
 

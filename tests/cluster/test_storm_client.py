@@ -1,4 +1,6 @@
-"""Storm's own command line against a whole cluster: the commands of the table in ``docs/migration.md``."""
+"""Storm's own command line against a whole cluster: the commands of the table in
+``docs/migration.md``.
+"""
 
 from __future__ import annotations
 

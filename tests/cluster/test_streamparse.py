@@ -1,4 +1,6 @@
-"""streamparse from PyPI, unchanged: its project, its submission, its components, against a real cluster."""
+"""streamparse from PyPI, unchanged: its project, its submission, its components, against a real
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def sparse(cluster: LocalCluster, *args: str, cwd: Path, check: bool = True) -> 
 
 @pytest.fixture(scope="module")
 def project(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``sparse quickstart``, its config for a cluster without SSH, and its ``src`` packed as a jar."""
+    """``sparse quickstart``, its config for a cluster without SSH, and its ``src`` packed as a
+    jar.
+    """
     assert shutil.which("lein") is None, "this must work without Leiningen"
     parent = tmp_path_factory.mktemp("projects")
     sparse(cluster, "quickstart", NAME, cwd=parent)

@@ -1,4 +1,6 @@
-"""New code for a word count that runs: worker by worker, taken back by hand and by itself, and all at once."""
+"""New code for a word count that runs: worker by worker, taken back by hand and by itself, and all
+at once.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def expected() -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Targets: the word count, another version of it, and one whose workers end as soon as they start."""
+    """Targets: the word count, another version of it, and one whose workers end as soon as they
+    start.
+    """
     made = {}
     for version, more in (("old", ""), ("new", NEWER), ("deadly", DEADLY)):
         folder = tmp_path_factory.mktemp(version)
@@ -211,7 +215,8 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     assert set(versions(after).values()) == {old} and "upgrade" not in after
     assert any("exit code 7" in error["error"] for error in after["errors"])
 
-    # Two of the three workers split; the third keeps the former code, so that the upgrade stays under way.
+    # Two of the three workers split; the third keeps the former code, so that the upgrade stays
+    # under way.
     cluster.cli("gray-upgrade", "back", code["new"], "-p", "split", *CONF)
     assert len(set(versions(wait_until_stable(cluster, "back", "UPGRADING")).values())) == 2
     assert cluster.cli("rollback", "back")["status"] == "ACTIVE"
@@ -243,7 +248,8 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     assert (now["id"], now["status"]) == (running["id"], "ACTIVE")
     assert [w["pid"] for w in now["workers"]] == [w["pid"] for w in running["workers"]]
 
-    # And one that is whole takes its place, and goes on where it stood. What it changes in the conf is shown first.
+    # And one that is whole takes its place, and goes on where it stood. What it changes in the conf
+    # is shown first.
     changed = (
         "--conf",
         "topology.message.timeout.secs=9",

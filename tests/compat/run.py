@@ -1,9 +1,11 @@
-"""Run the Dagster tests on the oldest Dagster that pyproject.toml allows and on the newest of the index.
+"""Run the Dagster tests on the oldest Dagster that pyproject.toml allows and on the newest of the
+index.
 
-``python tests/compat/run.py [--only lowest|newest] [--keep FOLDER] [-- PYTEST ARGUMENTS]``: each release gets an
-environment of its own, with this tree in it, below FOLDER (default ``.compat``; it is used again the next time). Packages
-come by uv when it is on the path, else by pip, from the index that those are set up for. Needs Java, as the tests do.
-Ends with 1 when a test of either fails, with 2 when an environment cannot be made.
+``python tests/compat/run.py [--only lowest|newest] [--keep FOLDER] [-- PYTEST ARGUMENTS]``: each
+release gets an environment of its own, with this tree in it, below FOLDER (default ``.compat``; it
+is used again the next time). Packages come by uv when it is on the path, else by pip, from the
+index that those are set up for. Needs Java, as the tests do. Ends with 1 when a test of either
+fails, with 2 when an environment cannot be made.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str
     with pytest.raises(Unavailable, match="opened elsewhere"):
         first.write(numbers(99), 2)
     second.write(numbers(2), 2)
-    # It is frozen between the upload and its end, while another one finds no file of it, and writes the batch.
+    # It is frozen between the upload and its end, while another one finds no file of it, and writes
+    # the batch.
     begin = second._begin_upload
 
     def overtaken(token: int) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""JSON text of values for columns of a database: an equal value comes back, or the part at fault is named."""
+"""JSON text of values for columns of a database: an equal value comes back, or the part at fault is
+named.
+"""
 
 from __future__ import annotations
 

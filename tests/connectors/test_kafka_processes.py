@@ -1,7 +1,8 @@
 """Kafka read by real workers that are killed, moved, drained and cut off: nothing is lost.
 
-``make test`` runs the first case on librdkafka's brokers. With ``KAFKA_BOOTSTRAP`` all run on real ones (``make test-kafka``),
-with ``KAFKA_LONG=1`` a million records and twenty kills, and what is away is away for longer. What they measure they print.
+``make test`` runs the first case on librdkafka's brokers. With ``KAFKA_BOOTSTRAP`` all run on real
+ones (``make test-kafka``), with ``KAFKA_LONG=1`` a million records and twenty kills, and what is
+away is away for longer. What they measure they print.
 """
 
 from __future__ import annotations
@@ -164,14 +165,17 @@ class Readers:
         return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def check_outage(self, before: float, what: str) -> None:
-        """The worker's loop was never away for long, and its memory has not grown, since the outage began."""
+        """The worker's loop was never away for long, and its memory has not grown, since the outage
+        began.
+        """
         worst, grown = float((self.rig.folder / "worst").read_text()), self.memory() - before
         print(
             f"\n{what}: the loop was away for {worst * 1000:.0f} ms at most, memory {before:.0f} {grown:+.0f} MiB"
         )
         # Ten times what is promised: other processes have the processors, too.
         assert worst < 0.5
-        # What librdkafka fetches ahead, and the open records of all partitions, have bounds: 21 MiB were seen.
+        # What librdkafka fetches ahead, and the open records of all partitions, have bounds: 21 MiB
+        # were seen.
         assert grown < 40
 
     def finish(self, records: int, timeout: float = 120) -> Counter[int]:
@@ -349,7 +353,8 @@ def test_other_numbers_of_tasks_under_load_read_everything_once(
         ):
             at = readers.progress()
             eventually(lambda at=at: readers.progress() > at + 1000, what="more is read")
-            # As a rebalance does it: spouts stop, open trees end, then tasks and assignment in one step.
+            # As a rebalance does it: spouts stop, open trees end, then tasks and assignment in one
+            # step.
             readers.rig.set_status("REBALANCING")
             time.sleep(3)
             readers.tasks(tasks)

@@ -1,4 +1,5 @@
-"""The Kafka sink: on librdkafka's mock cluster, and with transactions on the broker that KAFKA_BOOTSTRAP names.
+"""The Kafka sink: on librdkafka's mock cluster, and with transactions on the broker that
+KAFKA_BOOTSTRAP names.
 
 The mock neither fences producers nor keeps the offsets of a transaction.
 """

@@ -1,4 +1,6 @@
-"""Kafka as a source: librdkafka's own brokers, or those of ``KAFKA_BOOTSTRAP`` (``make test-kafka``)."""
+"""Kafka as a source: librdkafka's own brokers, or those of ``KAFKA_BOOTSTRAP`` (``make
+test-kafka``).
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ class Asker:
 
 
 def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
-    """Neither their reading nor their commits, which do not wait until all of those are asked for."""
+    """Neither their reading nor their commits, which do not wait until all of those are asked
+    for.
+    """
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     askers: list[Asker] = []
@@ -418,7 +422,9 @@ needs_ids = pytest.mark.skipif(
     not REAL, reason="librdkafka's brokers give no topic ids: set KAFKA_BOOTSTRAP"
 )
 OLD, NEW = range(20), range(1000, 1032)
-"""Records of a topic, and those of the longer one that is created after it: five and eight in each partition."""
+"""Records of a topic, and those of the longer one that is created after it: five and eight in each
+partition.
+"""
 
 
 def error_texts(harness: TopologyHarness) -> list[str]:
@@ -625,7 +631,9 @@ class ByTopicAndId(ById):
 def test_ids_of_records_differ_between_topics_by_the_topics_id_only(
     kafka: KafkaRig, bolt: type[Bolt]
 ) -> None:
-    """A sink that writes each record once takes a number of the new topic for a repeated record, without it."""
+    """A sink that writes each record once takes a number of the new topic for a repeated record,
+    without it.
+    """
     topic = kafka.topic()
     kafka.produce(topic, OLD)
     Rows.written.clear()
@@ -653,7 +661,9 @@ def test_ids_of_records_differ_between_topics_by_the_topics_id_only(
 
 
 def test_a_topic_with_another_id_is_read_anew_under_that_id(kafka: KafkaRig) -> None:
-    """Librdkafka's brokers give no ids: here the source gives them itself, and the topic stays what it is."""
+    """Librdkafka's brokers give no ids: here the source gives them itself, and the topic stays what
+    it is.
+    """
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     first_id, second_id = "a" * 22, "b" * 22

@@ -1,4 +1,6 @@
-"""Columns of JSON in PostgreSQL: the value that was written comes back, or its row is rejected by name."""
+"""Columns of JSON in PostgreSQL: the value that was written comes back, or its row is rejected by
+name.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ OpenSink = Callable[..., PostgresSink]
 
 @pytest.fixture
 def open_sink(conf: dict[str, Any]) -> Iterator[OpenSink]:
-    """Open a sink of a table, for an owner; the key is the column ``n`` unless the owner has a name."""
+    """Open a sink of a table, for an owner; the key is the column ``n`` unless the owner has a
+    name.
+    """
     sinks: list[PostgresSink] = []
 
     def open_one(table: str = "t", owner: str = "", **settings: Any) -> PostgresSink:
@@ -382,7 +386,8 @@ def test_columns_that_change_under_an_open_sink_are_written_by_their_new_types(
     db.execute(
         "alter table t alter doc type jsonb using to_jsonb(doc), alter rest type text, add more jsonb"
     )
-    # All types of the table, also of a column that is new, are read again, and the batch is repeated.
+    # All types of the table, also of a column that is new, are read again, and the batch is
+    # repeated.
     row = Row({"n": 2, "doc": "1", "rest": "1", "more": []})
     with pytest.raises(Retry, match="the columns of t have changed"):
         sink.write([row], 2)

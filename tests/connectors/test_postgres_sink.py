@@ -228,7 +228,8 @@ def test_who_opens_waits_for_the_transaction_of_the_one_before(
     db.execute("create table t (n int)")
     first, second = PostgresSink("t"), PostgresSink("t")
     first.open(conf, "task")
-    # The insertion of the first one waits for this lock, and its transaction holds the row of its token.
+    # The insertion of the first one waits for this lock, and its transaction holds the row of its
+    # token.
     with db.transaction():
         db.execute("lock table t in exclusive mode")
         writing = threading.Thread(target=first.write, args=([Row({"n": 1})], 1))
@@ -263,7 +264,7 @@ def test_the_password_is_in_no_error(conf: dict[str, Any], server: PostgresServe
         assert server.password not in str(caught.value)
 
 
-# -- real workers ---------------------------------------------------------------------------------------------
+# -- real workers ----------------------------------------------------------------------------------
 
 
 def run(sink_rig: SinkRig, db: psycopg.Connection[Any], kills: int) -> None:

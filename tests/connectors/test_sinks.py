@@ -434,7 +434,7 @@ def build(bolt: type[SinkBolt]) -> Any:
     return builder.build()
 
 
-# -- the batches in a log -------------------------------------------------------------------------------------
+# -- the batches in a log --------------------------------------------------------------------------
 
 NAMES = st.dictionaries(
     st.tuples(st.text(max_size=2), st.integers(0, 50)), st.integers(0, 2**40), max_size=6

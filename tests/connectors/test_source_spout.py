@@ -216,7 +216,8 @@ def test_a_blocking_record_stops_its_partition_at_the_bound_and_says_so_once() -
     World.bad = {0}
     with TopologyHarness(topology(OnLoop(), on_poison="block", max_open=5)) as harness:
         run_until(harness, lambda: World.committed.get("b") == 30 and World.seen.count([0]) > 6)
-        # One record is open, and most of the bound is free: reading goes on, and ends ten bounds after it.
+        # One record is open, and most of the bound is free: reading goes on, and ends ten bounds
+        # after it.
         run_until(harness, lambda: [49] in World.seen and World.seen.count([0]) > 9)
         assert [50] not in World.seen
         reports = [str(error) for name, error in harness.errors if name == "records"]

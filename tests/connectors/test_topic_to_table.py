@@ -1,4 +1,6 @@
-"""From a topic of Kafka into a table of PostgreSQL, by real workers that are killed: each record is one row."""
+"""From a topic of Kafka into a table of PostgreSQL, by real workers that are killed: each record is
+one row.
+"""
 
 from __future__ import annotations
 

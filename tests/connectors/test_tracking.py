@@ -1,4 +1,6 @@
-"""Nothing is committed past an open record, nothing gets stuck: in whatever order records finish or fail."""
+"""Nothing is committed past an open record, nothing gets stuck: in whatever order records finish or
+fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Events that wait for Dagster: bounded, joined, in order, and no tuple acked before its event is stored."""
+"""Events that wait for Dagster: bounded, joined, in order, and no tuple acked before its event is
+stored.
+"""
 
 from __future__ import annotations
 

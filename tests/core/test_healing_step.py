@@ -1,4 +1,6 @@
-"""One step of healing, as the sensor and the leader take it: attempts, back-off, gaps, and the mass-loss guard."""
+"""One step of healing, as the sensor and the leader take it: attempts, back-off, gaps, and the
+mass-loss guard.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ NODES = ("s1", "s2", "s3", "s4")
 
 
 def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
-    """A topology with one worker on each of four supervisors; of ``gone`` the worker, of ``lost`` both are absent."""
+    """A topology with one worker on each of four supervisors; of ``gone`` the worker, of ``lost``
+    both are absent.
+    """
     slots = tuple(
         WorkerSlot(node=node, host=f"h{node}", port=1, tasks=str(task))
         for task, node in enumerate(NODES, start=1)
@@ -226,7 +230,9 @@ TEN = tuple(f"s{number}" for number in range(10))
 
 
 def wide(placed: dict[int, str], up: Collection[str], version: int) -> ClusterView:
-    """Ten supervisors with four workers each; ``placed``: task -> supervisor, each task a worker of its own."""
+    """Ten supervisors with four workers each; ``placed``: task -> supervisor, each task a worker of
+    its own.
+    """
     slots = tuple(
         WorkerSlot(node=node, host=f"h{node}", port=task, tasks=str(task))
         for task, node in sorted(placed.items())

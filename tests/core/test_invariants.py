@@ -1,4 +1,6 @@
-"""Every rule of I1 to I8: silent for a sound cluster, one sentence for what breaks it, counted when it stays."""
+"""Every rule of I1 to I8: silent for a sound cluster, one sentence for what breaks it, counted when
+it stays.
+"""
 
 from __future__ import annotations
 
@@ -248,7 +250,8 @@ def test_every_rule_and_every_invariant_has_a_case() -> None:
 
 
 def test_legal_states_break_nothing() -> None:
-    # Without a slot, with a reason; a handover between two versions; a lost supervisor's worker that lives.
+    # Without a slot, with a reason; a handover between two versions; a lost supervisor's worker
+    # that lives.
     assert (
         broken(
             facts(assigned(slot(6900, "1-2"), slot(6901, "3")), unschedulable={ID: frozenset({4})})

@@ -60,7 +60,9 @@ def cluster(
     start: int = 0,
     ports: tuple[int, ...] = (1, 2, 3, 4),
 ) -> ClusterView:
-    """One topology on ``slots``; workers in ``gone`` have no node, supervisors in ``lost`` neither."""
+    """One topology on ``slots``; workers in ``gone`` have no node, supervisors in ``lost``
+    neither.
+    """
     nodes = sorted({node for node, _ in slots})
     tasks = [
         task
@@ -259,7 +261,9 @@ def test_a_worker_that_never_reports_its_tasks_is_dead_after_the_launch_window()
 
 
 def test_a_cluster_that_was_started_as_a_whole_gets_a_launch_window() -> None:
-    """Nothing of before is there when its daemons and workers come up again, one after the other."""
+    """Nothing of before is there when its daemons and workers come up again, one after the
+    other.
+    """
     clock = Clock()
     clock.at(0, cluster(TWO, count=50))
     nothing = cluster(TWO, gone={("s1", 1), ("s2", 1)}, lost={"s1", "s2"})

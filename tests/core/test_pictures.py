@@ -1,4 +1,6 @@
-"""Charts and the graph of a topology: gaps are marked, names are text, and a viewer without a style sheet sees the same."""
+"""Charts and the graph of a topology: gaps are marked, names are text, and a viewer without a style
+sheet sees the same.
+"""
 
 from __future__ import annotations
 

@@ -147,7 +147,9 @@ class TestParallelism:
     def test_the_limits_of_the_cluster_name_the_number_that_exceeds_them(
         self, limits: dict[str, Any], conf: dict[str, Any], says: str | None
     ) -> None:
-        """A submission cannot raise them for itself; as in Storm, components of the system do not count."""
+        """A submission cannot raise them for itself; as in Storm, components of the system do not
+        count.
+        """
         spec = topology(bolts={"b": component(3, reads("s"))})
         refused = nullcontext() if says is None else pytest.raises(InvalidTopology, match=says)
         with refused:

@@ -1,4 +1,6 @@
-"""A topology with too few workers spreads when slots join and stay; hosts that come and go move nothing twice."""
+"""A topology with too few workers spreads when slots join and stay; hosts that come and go move
+nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ TABLE = TaskTable(components={"b": ComponentTasks(type="bolt", tasks=f"1-{TASKS}
 
 @dataclass
 class Cluster:
-    """A topology of eight tasks that asked for ``workers``, on hosts that come and go; what a healer does is done."""
+    """A topology of eight tasks that asked for ``workers``, on hosts that come and go; what a
+    healer does is done.
+    """
 
     workers: int = 4
     ports: int = 2
@@ -235,7 +239,8 @@ def test_hosts_that_come_and_go_move_a_task_once_in_ten_minutes(
     for task in range(1, TASKS + 1):
         times = [at for at, moved in cluster.spreads if task in moved]
         assert all(later - at >= SPREAD_PAUSE_SECS for at, later in pairwise(times))
-    # Once all stays as it is, it has as many workers as it asked for, or as there are slots and executors.
+    # Once all stays as it is, it has as many workers as it asked for, or as there are slots and
+    # executors.
     cluster.run(2 * SPREAD_PAUSE_SECS + 120)
     assert len(cluster.slots) == min(workers, TASKS, ports * len(cluster.hosts))
     sizes = sorted(map(len, cluster.slots.values()))

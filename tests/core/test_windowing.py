@@ -41,7 +41,9 @@ def restarted(windows: Windows) -> Windows:
 def run(
     shape: WindowShape, steps: list[tuple[str, int]], key: Any = None, restart: bool = False
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """(panes, accepted (stamp, number), finished) of an event-time run that ends with everything flushed."""
+    """(panes, accepted (stamp, number), finished) of an event-time run that ends with everything
+    flushed.
+    """
     windows = Windows(shape)
     panes, accepted, finished = [], [], []
 
@@ -82,7 +84,9 @@ def run(
 
 
 def check_flow(panes: list[Any], finished: list[Any], accepted: list[Any]) -> None:
-    """What ``new`` and ``expired`` say agrees with the contents, and every tuple is finished at most once."""
+    """What ``new`` and ``expired`` say agrees with the contents, and every tuple is finished at
+    most once.
+    """
     before: list[Any] = []
     seen: set[Any] = set()
     for _, _, items, new, expired, _ in panes:

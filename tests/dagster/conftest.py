@@ -1,4 +1,6 @@
-"""Worlds of Dagster: a real cluster state, a local blob store and a real Dagster instance for each test."""
+"""Worlds of Dagster: a real cluster state, a local blob store and a real Dagster instance for each
+test.
+"""
 
 from __future__ import annotations
 

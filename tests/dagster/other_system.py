@@ -1,7 +1,8 @@
-"""``other_system.py HOME FILE``: what a laptop without Linux does with the cluster of HOME; the outcome as JSON.
+"""``other_system.py HOME FILE``: what a laptop without Linux does with the cluster of HOME; the
+outcome as JSON.
 
-What only Linux has is taken away before anything is imported: modules, functions, clocks and ``/proc``. psutil
-alone keeps them: elsewhere it has other means, which this machine has not.
+What only Linux has is taken away before anything is imported: modules, functions, clocks and
+``/proc``. psutil alone keeps them: elsewhere it has other means, which this machine has not.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ home, target = Path(sys.argv[1]), sys.argv[2]
 
 
 def ticks() -> dict[str, tuple[str, str]]:
-    """Every sensor and schedule of the definitions, of a declared topology, and of a user -> type and text of its tick."""
+    """Every sensor and schedule of the definitions, of a declared topology, and of a user -> type
+    and text of its tick.
+    """
     import dagster as dg
     from dagster.components.testing import create_defs_folder_sandbox
 

@@ -1,4 +1,6 @@
-"""Alerts: once for each problem, once at its end, and the examples of docs/alerts.md do what they say."""
+"""Alerts: once for each problem, once at its end, and the examples of docs/alerts.md do what they
+say.
+"""
 
 from __future__ import annotations
 

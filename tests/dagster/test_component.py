@@ -88,7 +88,9 @@ def test_without_a_cluster_the_run_fails_with_the_typed_error(tmp_path: Path) ->
 
 
 def test_the_scaffolded_example_burns_no_core(tmp_path: Path) -> None:
-    """Its spout has a rate of its own: a worker that asks it all the time gets a tuple only now and then."""
+    """Its spout has a rate of its own: a worker that asks it all the time gets a tuple only now and
+    then.
+    """
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.scaffold_component(
             component_cls=StormTopologyComponent, defs_path="clicks"

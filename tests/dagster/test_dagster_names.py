@@ -1,4 +1,6 @@
-"""Supported Dagster releases: the range of pyproject.toml, and only public names of `dagster` are used."""
+"""Supported Dagster releases: the range of pyproject.toml, and only public names of `dagster` are
+used.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from storm_dagster.defs import build_storm_defs
 
 PACKAGE = Path(storm_dagster.__file__).parent
 GUARDED = (PACKAGE / "launcher" / "compatibility.py", PACKAGE / "web" / "service.py")
-"""What may take names that are not public: warm runs fall back where they are missing, the guarded UI does not start."""
+"""What may take names that are not public: warm runs fall back where they are missing, the guarded
+UI does not start.
+"""
 SOURCES = sorted(
     path for path in PACKAGE.rglob("*.py") if "dagster" in path.read_text(encoding="utf-8")
 )
@@ -89,7 +93,9 @@ def test_every_run_of_ours_has_its_place_in_a_queue() -> None:
 
 
 def test_the_requirements_are_ranges_below_the_next_major_release() -> None:
-    """So that the package installs beside any Dagster project; which pairs belong together Dagster's own pins say."""
+    """So that the package installs beside any Dagster project; which pairs belong together
+    Dagster's own pins say.
+    """
     text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     found = dict(re.findall(r'"(dagster[a-z-]*)([^"a-z_]*)"', text))
     assert {"dagster", "dagster-pyspark", "dagster-webserver", "dagster-postgres"} <= found.keys()

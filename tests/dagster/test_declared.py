@@ -1,4 +1,6 @@
-"""A declared topology: lineage, code versions, drift, mistakes in YAML, and a fresh project made with `dg`."""
+"""A declared topology: lineage, code versions, drift, mistakes in YAML, and a fresh project made
+with `dg`.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 def ours(caught: BaseException, *kinds: type[Exception]) -> str:
-    """What the error of ours says on which Dagster's, whose class differs from release to release, is based."""
+    """What the error of ours says on which Dagster's, whose class differs from release to release,
+    is based.
+    """
     error: BaseException | None = caught
     while error is not None and not isinstance(error, kinds):
         error = error.__cause__ or error.__context__
@@ -413,7 +417,8 @@ def test_a_fresh_project_is_scaffolded_and_checked_with_dg(project: Project) -> 
     run("scaffold", "defs", "storm_dagster.StormTopologyComponent", "wc")
     made = project.defs / "wc"
     assert {path.name for path in made.iterdir()} == {"defs.yaml", "wc_topology.py"}
-    # The dg of the first releases of 1.12 has no such option: it uses the environment that it runs in.
+    # The dg of the first releases of 1.12 has no such option: it uses the environment that it runs
+    # in.
     own = [option for option in ["--use-active-venv"] if option in run("check", "defs", "--help")]
     assert "successfully" in run("check", "defs", *own)
     assert "storm_dagster.StormTopologyComponent" in run("list", "components")

@@ -1,5 +1,7 @@
-"""The sensor and the schedules of declared topologies: what they record and ask for while nothing changes, when something
-does, and after somebody ended a topology. ZooKeeper and Dagster are real; time is handed in."""
+"""The sensor and the schedules of declared topologies: what they record and ask for while nothing
+changes, when something does, and after somebody ended a topology. ZooKeeper and Dagster are real;
+time is handed in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The code location: it loads without a cluster, cheaply, and shows forms that explain themselves."""
+"""The code location: it loads without a cluster, cheaply, and shows forms that explain
+themselves.
+"""
 
 from __future__ import annotations
 

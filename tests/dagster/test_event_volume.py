@@ -1,4 +1,6 @@
-"""Volume of what sensors write into Dagster: bytes of a day, and of cursors in the largest clusters."""
+"""Volume of what sensors write into Dagster: bytes of a day, and of cursors in the largest
+clusters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Kill, activate, deactivate, restart, rebalance, reassign: what the jobs do to the cluster and what they leave behind."""
+"""Kill, activate, deactivate, restart, rebalance, reassign: what the jobs do to the cluster and
+what they leave behind.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_jobs_turn_a_topology_off_and_on(world: DagsterWorld) -> None:
 
 
 def test_a_late_run_does_not_do_again_what_the_leader_did(world: DagsterWorld) -> None:
-    """Dagster launches it after the leader gave up on it: somebody may have said the contrary since."""
+    """Dagster launches it after the leader gave up on it: somebody may have said the contrary
+    since.
+    """
     world.submit("wc")
     conf = load_cluster_conf(None, None)
     ctx = OperationsContext(

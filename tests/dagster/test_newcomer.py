@@ -1,4 +1,6 @@
-"""A stock project takes our package in and takes it out again: what is its own stays what it was, run by run."""
+"""A stock project takes our package in and takes it out again: what is its own stays what it was,
+run by run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Observations of the cluster: on change, at most once a minute, with a picture and numbers; recovery times."""
+"""Observations of the cluster: on change, at most once a minute, with a picture and numbers;
+recovery times.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Definitions, command line and harness on a system without what only Linux has; daemons of hosts refuse it."""
+"""Definitions, command line and harness on a system without what only Linux has; daemons of hosts
+refuse it.
+"""
 
 from __future__ import annotations
 

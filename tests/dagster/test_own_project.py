@@ -1,4 +1,6 @@
-"""Storm's definitions in somebody else's project: three lines, own names, and its parts used alone."""
+"""Storm's definitions in somebody else's project: three lines, own names, and its parts used
+alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Dagster's storage of production: docker/dagster.yaml over a real PostgreSQL server, with a password."""
+"""Dagster's storage of production: docker/dagster.yaml over a real PostgreSQL server, with a
+password.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Memories of the sensors: records and cursors that were stored before load again, byte for byte."""
+"""Memories of the sensors: records and cursors that were stored before load again, byte for
+byte.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A placement that is asked for while `dev` starts Spark: it waits, and healing does not. No server is needed."""
+"""A placement that is asked for while `dev` starts Spark: it waits, and healing does not. No server
+is needed.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_placement_waits_for_a_spark_that_starts_and_healing_does_not(
     started_when_asked: Future[bool] = Future()
 
     def submit() -> None:
-        """What is left of a placement when nothing listens: the error, and whether `dev` was ready by then."""
+        """What is left of a placement when nothing listens: the error, and whether `dev` was ready
+        by then.
+        """
         try:
             plan(batch("new"))
         except Unavailable:

@@ -1,7 +1,8 @@
-"""A submission's run is killed with ``kill -9`` in every stage; a run of that stage and the rest completes it.
+"""A submission's run is killed with ``kill -9`` in every stage; a run of that stage and the rest
+completes it.
 
-The run is a real process with a Dagster instance on disk. It is forked from one that has imported Dagster,
-so that six of them cost little. Another nimbus leads before the stage runs again.
+The run is a real process with a Dagster instance on disk. It is forked from one that has imported
+Dagster, so that six of them cost little. Another nimbus leads before the stage runs again.
 """
 
 from __future__ import annotations

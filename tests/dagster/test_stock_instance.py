@@ -1,4 +1,6 @@
-"""On an instance that others use too: short ticks, a full queue, and partitions of another cluster."""
+"""On an instance that others use too: short ticks, a full queue, and partitions of another
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,8 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     assert not stuck.run_requests
     assert "does not start: the leader heals" in stuck.skip_message
 
-    # A waiting tick leaves the node to nobody, so that the leader's backstop comes; afterwards it is held again.
+    # A waiting tick leaves the node to nobody, so that the leader's backstop comes; afterwards it
+    # is held again.
     found: list[SensorTick] = []
     thread = threading.Thread(
         target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)),
@@ -240,7 +243,9 @@ def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(
 
 
 def remember_elsewhere(instance: dg.DagsterInstance, cursor: str) -> None:
-    """The state of another code location's sensor of the same name, as Dagster's daemon stores it."""
+    """The state of another code location's sensor of the same name, as Dagster's daemon stores
+    it.
+    """
     origin = RemoteInstigatorOrigin(ELSEWHERE, "lifecycle_sensor")
     data = SensorInstigatorData(cursor=cursor)
     instance.add_instigator_state(

@@ -1,4 +1,6 @@
-"""The example of streams and batch in one code location: its lineage, its daily assets on real Spark, its gate."""
+"""The example of streams and batch in one code location: its lineage, its daily assets on real
+Spark, its gate.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Gray upgrade, completion and rollback as jobs: what they ask for, what they show, and how they fail."""
+"""Gray upgrade, completion and rollback as jobs: what they ask for, what they show, and how they
+fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sensor on a node of ZooKeeper: every change once, by zxid, seen at once, and within Dagster's limit."""
+"""A sensor on a node of ZooKeeper: every change once, by zxid, seen at once, and within Dagster's
+limit.
+"""
 
 from __future__ import annotations
 

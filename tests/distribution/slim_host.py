@@ -1,7 +1,8 @@
-"""``slim_host.py REQUIREMENTS PROGRAM [ARGUMENT…]``: run a program as on a host where only REQUIREMENTS are installed.
+"""``slim_host.py REQUIREMENTS PROGRAM [ARGUMENT…]``: run a program as on a host where only
+REQUIREMENTS are installed.
 
-All other distributions of this interpreter are invisible to imports. At the end of the program the names of the
-distributions that it loaded are printed, as a JSON list, the last line.
+All other distributions of this interpreter are invisible to imports. At the end of the program the
+names of the distributions that it loaded are printed, as a JSON list, the last line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Published artifacts: the source distribution builds the wheel, the wheel is complete, and it works where it is installed."""
+"""Published artifacts: the source distribution builds the wheel, the wheel is complete, and it
+works where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PACKAGE = ROOT / "storm_dagster"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of sdist and wheel; the wheel is built from the sdist, with the build backend installed here."""
+    """The folder of sdist and wheel; the wheel is built from the sdist, with the build backend
+    installed here.
+    """
     folder = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
@@ -44,7 +48,9 @@ def wheel(built: Path) -> Iterator[zipfile.ZipFile]:
 
 @pytest.fixture(scope="module")
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with the wheel; what it depends on is seen through a path file."""
+    """The interpreter of a fresh environment with the wheel; what it depends on is seen through a
+    path file.
+    """
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
@@ -54,7 +60,8 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
          "--no-index", str(found)],
         check=True, timeout=120,
     )  # fmt: skip
-    # A path file adds the folder without reading the path files in it: our editable install stays out.
+    # A path file adds the folder without reading the path files in it: our editable install stays
+    # out.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "python"
 

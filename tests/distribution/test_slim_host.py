@@ -1,4 +1,6 @@
-"""A host for supervisors and workers alone: installed from a short list, and told what it lacks for the rest."""
+"""A host for supervisors and workers alone: installed from a short list, and told what it lacks for
+the rest.
+"""
 
 from __future__ import annotations
 

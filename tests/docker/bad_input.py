@@ -1,4 +1,6 @@
-"""What an operator gets wrong: docker/setup or the container ends with one line that names the thing and the remedy."""
+"""What an operator gets wrong: docker/setup or the container ends with one line that names the
+thing and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NIMBUS = ("storm-dagster", "nimbus", "-c", "storm.local.hostname=127.0.0.1")
 
 
 def last_line(made: Containers, *options: str, command: tuple[str, ...] = NIMBUS) -> str:
-    """The one line with which a container of these options ends; :class:`Failure` if it says more, or goes on."""
+    """The one line with which a container of these options ends; :class:`Failure` if it says more,
+    or goes on.
+    """
     name = "storm-dagster-test-bad-input"
     environment = ("--env", f"WRITES={HOME}", "--env", f"READS={SECRET}")
     text = made.docker(

@@ -1,4 +1,6 @@
-"""The cluster of ``docker/compose.yaml`` under test: a project of its own, with its own secret, topologies and ports."""
+"""The cluster of ``docker/compose.yaml`` under test: a project of its own, with its own secret,
+topologies and ports.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def free_port() -> int:
 
 
 class Containers:
-    """One Compose project. Every command has a time limit, and output is in the error when it fails."""
+    """One Compose project. Every command has a time limit, and output is in the error when it
+    fails.
+    """
 
     def __init__(self, folder: Path, *more_files: Path) -> None:
         self.folder = folder
@@ -93,7 +97,9 @@ class Containers:
         )
 
     def cli(self, *arguments: str, timeout: float = 300.0) -> str:
-        """``storm-dagster`` in a container of the service ``cli``, which starts what is not there."""
+        """``storm-dagster`` in a container of the service ``cli``, which starts what is not
+        there.
+        """
         return self.compose("run", "--rm", "-T", "cli", *arguments, timeout=timeout)
 
     def name(self, service: str) -> str:
@@ -117,7 +123,9 @@ class Containers:
         return self.docker("inspect", "--format", "{{.Id}}", self.name(service)).strip()
 
     def change_images(self, mark: str) -> None:
-        """Give each image that runs one layer more, under its own name, as a release with other code would."""
+        """Give each image that runs one layer more, under its own name, as a release with other
+        code would.
+        """
         recipe = self.folder / "mark"
         recipe.mkdir(exist_ok=True)
         (recipe / "Dockerfile").write_text(

@@ -133,7 +133,9 @@ def down_and_up(made: Containers, watcher: Watcher) -> None:
 
 
 def upgrade(made: Containers) -> None:
-    """Other images under the names of those that run, and the commands of docs/production.md, taken from the page."""
+    """Other images under the names of those that run, and the commands of docs/production.md, taken
+    from the page.
+    """
     page = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
     loop = next(line for line in page.splitlines() if line.startswith("$ for service in "))
     services = loop.removeprefix("$ for service in ").partition(";")[0].split()

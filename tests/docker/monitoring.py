@@ -1,4 +1,6 @@
-"""The profile ``monitoring`` of docker/compose.yaml: Prometheus reads both nimbuses with its token, and has our rules."""
+"""The profile ``monitoring`` of docker/compose.yaml: Prometheus reads both nimbuses with its token,
+and has our rules.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def ask(made: Containers, path: str) -> Any:
 
 
 def check_monitoring(made: Containers, topology: str, say: Callable[[str], None]) -> None:
-    """Build and start Prometheus as docker/README.md says; its targets are up, its rules ours, no alert of them fires."""
+    """Build and start Prometheus as docker/README.md says; its targets are up, its rules ours, no
+    alert of them fires.
+    """
     made.setup(STORM_SECRET="", MONITORING="1")
     made.compose(
         "--profile", "monitoring", "up", "-d", "--no-deps", "--wait", "prometheus", timeout=240

@@ -1,11 +1,12 @@
-"""``make test-docker``: the containers of docker/compose.yaml, built, started, and put through faults.
+"""``make test-docker``: the containers of docker/compose.yaml, built, started, and put through
+faults.
 
     python tests/docker/run.py            the full program: a topology that writes down every number, and every fault
     python tests/docker/run.py --short    up, a word count over real text, one host killed on the way, down
     python tests/docker/run.py --faults "supervisor killed,spark paused 25 s"        --list names them
 
-Needs a Docker engine with Compose 2 and buildx. Everything that it starts is gone afterwards; logs of a failed run are
-in build/docker/logs. Exit 1 with a failure, 2 without an engine.
+Needs a Docker engine with Compose 2 and buildx. Everything that it starts is gone afterwards; logs
+of a failed run are in build/docker/logs. Exit 1 with a failure, 2 without an engine.
 """
 
 from __future__ import annotations

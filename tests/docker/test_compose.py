@@ -1,4 +1,6 @@
-"""What can be said of ``docker/`` without an engine: files parse, commands exist, conf is valid, all is closed by default."""
+"""What can be said of ``docker/`` without an engine: files parse, commands exist, conf is valid,
+all is closed by default.
+"""
 
 from __future__ import annotations
 

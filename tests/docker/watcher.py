@@ -1,4 +1,6 @@
-"""The topology of every_number.py while faults go on: is all well, how long did that take, what is lost or repeated."""
+"""The topology of every_number.py while faults go on: is all well, how long did that take, what is
+lost or repeated.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Row:
 
     fault: str
     healed: float | None
-    """Seconds from the fault to the last moment at which not all was well, 0 without one; ``None``: not within the limit."""
+    """Seconds from the fault to the last moment at which not all was well, 0 without one; ``None``:
+    not within the limit.
+    """
     lost: int
     repeated: int
 
@@ -108,7 +112,9 @@ class Watcher:
         )
 
     def wait_well(self, timeout: float) -> float | None:
-        """Seconds from now until all was well for a while, without that while; ``None`` when it took longer."""
+        """Seconds from now until all was well for a while, without that while; ``None`` when it
+        took longer.
+        """
         began = time.monotonic()
         since: float | None = None
         done = -1
@@ -130,7 +136,9 @@ class Watcher:
         raise Failure(f"no worker has task {component_task}: {self.last}")
 
     def run(self, fault: str, inject: Callable[[], None], timeout: float = 300.0) -> Row:
-        """Inject a fault into a topology that is well, watch it until it is well again, and note what that took."""
+        """Inject a fault into a topology that is well, watch it until it is well again, and note
+        what that took.
+        """
         if self.wait_well(120) is None:
             raise Failure(f"not well before the fault {fault!r}: {self.last}")
         before = self.last["written"] - self.last["different"]

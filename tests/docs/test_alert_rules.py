@@ -1,4 +1,6 @@
-"""docs/prometheus-alerts.yml: over metrics that exist, and each alert fires when it should and not before."""
+"""docs/prometheus-alerts.yml: over metrics that exist, and each alert fires when it should and not
+before.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+\.md)\)")
-"""A link to a page without an anchor. A link into a page names a part of it and may be named after that."""
+"""A link to a page without an anchor. A link into a page names a part of it and may be named after
+that.
+"""
 LIST_LINK = re.compile(r"^[*-] \[([^\]]+)\]\(([^)#:]+\.md)\)", flags=re.M)
 
 

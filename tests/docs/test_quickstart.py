@@ -1,6 +1,8 @@
-"""Quickstart and tutorial, typed as they stand: their commands in order, on a whole cluster, against the shown output.
+"""Quickstart and tutorial, typed as they stand: their commands in order, on a whole cluster,
+against the shown output.
 
-``QUICKSTART_BIN`` names the folder of another ``storm-dagster`` (``make dist-check``: one installed from the wheel).
+``QUICKSTART_BIN`` names the folder of another ``storm-dagster`` (``make dist-check``: one installed
+from the wheel).
 """
 
 from __future__ import annotations
@@ -34,13 +36,17 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("QUICKSTART_BIN") or Path(sys.executable).parent)
 LOOKS = ("doctor", "explain", "show", "state")
-"""Verbs that show what goes on meanwhile: they are typed again until they print what the page shows."""
+"""Verbs that show what goes on meanwhile: they are typed again until they print what the page
+shows.
+"""
 LOOK_SECS = 60.0
 EVERYWHERE = {command.command: command for command in console_commands(ROOT / "README.md")}
 
 
 class Reader:
-    """Types the commands of a page in an empty folder, and holds what they print against what is shown."""
+    """Types the commands of a page in an empty folder, and holds what they print against what is
+    shown.
+    """
 
     def __init__(self, page: Path, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +107,9 @@ class Reader:
         self.said.append((typed, said))
 
     def _kill_a_counting_worker(self) -> None:
-        """Kill a worker with a task of ``count``, and wait until its supervisor has started it again."""
+        """Kill a worker with a task of ``count``, and wait until its supervisor has started it
+        again.
+        """
         name = [typed.command.split()[2] for typed, _ in self.said if " show " in typed.command][-1]
         document = self.show(name)
         counting = {task["id"] for task in document["tasks"] if task["component"] == "count"}
@@ -143,7 +151,9 @@ class Reader:
         return [typed.command.split()[1] for typed, _ in self.said]
 
     def counts(self, verb: str, row: str) -> list[dict[str, int]]:
-        """Word -> count, each time that the verb was typed; ``row`` finds both in a line of its table."""
+        """Word -> count, each time that the verb was typed; ``row`` finds both in a line of its
+        table.
+        """
         return [
             {word: int(count) for word, count in re.findall(row, said)}
             for typed, said in self.said

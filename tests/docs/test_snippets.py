@@ -1,8 +1,9 @@
 """Every snippet of the README and the documents is run, or checked by what would run it.
 
-``python`` blocks of one page run in order in one process and one folder; a block whose first line is
-``# name.py`` is a file there, which later blocks import. ``yaml`` blocks say on their first line what they are.
-``console`` blocks name verbs and options that exist. What stands after ``<!-- not run: why -->`` is compiled only.
+``python`` blocks of one page run in order in one process and one folder; a block whose first line
+is ``# name.py`` is a file there, which later blocks import. ``yaml`` blocks say on their first line
+what they are. ``console`` blocks name verbs and options that exist. What stands after ``<!-- not
+run: why -->`` is compiled only.
 """
 
 from __future__ import annotations

@@ -77,5 +77,6 @@ def test_a_task_that_is_alone_now_reads_what_its_sibling_left(
             (spout,) = harness.tasks("lines")
             assert spout.context.state.get("done") == 100
             done = counts(harness)
-        # Nobody had counted the lines before it: then all of them are, each once, however often it is opened.
+        # Nobody had counted the lines before it: then all of them are, each once, however often it
+        # is opened.
         assert done == expected

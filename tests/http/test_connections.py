@@ -23,7 +23,9 @@ from storm_dagster.testing.waiting import eventually
 
 
 def test_the_body_of_an_answer_does_not_wait_for_the_client() -> None:
-    """Nagle's algorithm, together with delayed acknowledgements, would add 40 ms to every answer with a body."""
+    """Nagle's algorithm, together with delayed acknowledgements, would add 40 ms to every answer
+    with a body.
+    """
     with (
         listen("127.0.0.1", 0, "test") as listener,
         socket.create_connection(listener.getsockname()),

@@ -1,4 +1,6 @@
-"""Installer of ``make``: pip's configuration is passed on to uv; where it cannot be, pip installs."""
+"""Installer of ``make``: pip's configuration is passed on to uv; where it cannot be, pip
+installs.
+"""
 
 from __future__ import annotations
 

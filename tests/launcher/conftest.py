@@ -1,4 +1,6 @@
-"""A real Dagster with its code server, a code location in a folder, and the warm process as ``warm-runs`` starts it."""
+"""A real Dagster with its code server, a code location in a folder, and the warm process as
+``warm-runs`` starts it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ def made_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORM_DAGSTER_HOME", str(folder / "home"))
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "yes")
-        # A second is long enough for users, for whom a run then starts the stock way; these tests ask for the other one.
+        # A second is long enough for users, for whom a run then starts the stock way; these tests
+        # ask for the other one.
         patch.setattr(wire, "ANSWER_SECS", 30.0)
         target = ModuleTarget(MODULE, None, str(folder / "code"), None)
         with (

@@ -1,4 +1,6 @@
-"""The exchange between launcher and fork: all orders of messages, silences and deaths, and a real fork that is held."""
+"""The exchange between launcher and fork: all orders of messages, silences and deaths, and a real
+fork that is held.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from storm_dagster.launcher.wire import (
 
 
 class Exchange(NamedTuple):
-    """Both sides and what is on its way. A side that is silent for too long may find that at any time."""
+    """Both sides and what is on its way. A side that is silent for too long may find that at any
+    time.
+    """
 
     fork: ForkState = "begun"
     launcher: LauncherState = "asking"
@@ -38,7 +42,8 @@ def after(now: Exchange) -> Iterator[Exchange]:
     """Every state that may follow."""
     if not now.dead and now.fork in ("begun", "waiting", "leaving"):
         closed = now.launcher in ("launched", "stock")
-        # A timeout may win against a message that is there already; the last look of all does not wait.
+        # A timeout may win against a message that is there already; the last look of all does not
+        # wait.
         events = now.to_fork[:1] or (("end",) if closed else ())
         for event in dict.fromkeys(
             (*events, "silence") if now.fork != "leaving" else events or ("silence",)
@@ -80,7 +85,9 @@ def test_in_every_order_of_events_the_run_is_started_once() -> None:
 
 @pytest.mark.parametrize("held", ["before it reads", "while it reads", "not"])
 def test_a_fork_that_is_held_after_go_obeys_it(held: str) -> None:
-    """Real processes and a real socket: the launcher has waited, and closed, before the fork goes on."""
+    """Real processes and a real socket: the launcher has waited, and closed, before the fork goes
+    on.
+    """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,6 @@
-"""Runs that start warm: as any other run, whoever dies meanwhile; and stock ones wherever warm is not possible."""
+"""Runs that start warm: as any other run, whoever dies meanwhile; and stock ones wherever warm is
+not possible.
+"""
 
 from __future__ import annotations
 

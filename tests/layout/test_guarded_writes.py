@@ -1,7 +1,7 @@
 """Every write to ZooKeeper and its guard: a new one stands on this list, or the test fails.
 
-A write is found by the name of the method that does it, in the source of the whole package. ``fenced(...)`` is no
-such method: the transaction that it makes checks the epoch.
+A write is found by the name of the method that does it, in the source of the whole package.
+``fenced(...)`` is no such method: the transaction that it makes checks the epoch.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def writes() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        # Connectors reach no ZooKeeper (test_import_direction): their transactions are those of databases.
+        # Connectors reach no ZooKeeper (test_import_direction): their transactions are those of
+        # databases.
         if "connectors" in path.parts or not any(f"{name}(" in text for name in WRITERS):
             continue
         name = path.relative_to(PACKAGE).as_posix()

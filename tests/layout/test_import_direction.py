@@ -1,4 +1,6 @@
-"""Imports point one way, and the package stays light: what workers and readers of the tree rely on."""
+"""Imports point one way, and the package stays light: what workers and readers of the tree rely
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "storm_dagster"
 
-# Each package, and the packages of ours that it imports besides itself: no more may be imported, and no less is listed.
+# Each package, and the packages of ours that it imports besides itself: no more may be imported,
+# and no less is listed.
 EDGES: dict[str, set[str]] = {
     "model": set(),
     "__main__": {"cli"},

@@ -1,7 +1,7 @@
 """Names that leave a process: none of 0.1.0 is lost, but those that were retired on purpose.
 
-Clusters of two releases, clients, dashboards, confs and code of users rely on them. The names of assets, jobs, sensors
-and so on in Dagster are looked after by ``tests/dagster/test_names.py``.
+Clusters of two releases, clients, dashboards, confs and code of users rely on them. The names of
+assets, jobs, sensors and so on in Dagster are looked after by ``tests/dagster/test_names.py``.
 """
 
 from __future__ import annotations

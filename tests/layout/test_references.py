@@ -1,4 +1,6 @@
-"""References that a reader of the repository can follow: reasons and links, never numbers of other papers."""
+"""References that a reader of the repository can follow: reasons and links, never numbers of other
+papers.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ DECISIONS = "docs/decisions.md"
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".sh")
 NAMES = ("Dockerfile", "Makefile")
 
-# A letter and a number that stand for something on a list. I1 to I8 are the invariants, which docs/decisions.md and
-# `storm-dagster doctor` name so; S3 is a store.
+# A letter and a number that stand for something on a list. I1 to I8 are the invariants, which
+# docs/decisions.md and `storm-dagster doctor` name so; S3 is a store.
 ID = r"(?!S3\b)[A-HJ-Z]\d{1,2}\b"
 IDS = rf"{ID}(?:(?:, | and | to |-)(?:I\d\b|{ID}))*"
 PATTERNS = {
@@ -39,7 +41,9 @@ TEST_NAME = re.compile(
 
 
 def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """(line number, line) of what is for people: all of a document, comments and strings of code."""
+    """(line number, line) of what is for people: all of a document, comments and strings of
+    code.
+    """
     if not name.endswith(".py"):
         yield from enumerate(text.splitlines(), 1)
         return
@@ -55,7 +59,9 @@ def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
 
 
 def references_in(name: str, text: str) -> list[str]:
-    """Everything in a file that points to where nobody can look, as ``file:line: what: the line``."""
+    """Everything in a file that points to where nobody can look, as ``file:line: what: the
+    line``.
+    """
     found = [
         f"{name}:{number}: {what}: {line.strip()}"
         for number, line in prose_of(name, text)

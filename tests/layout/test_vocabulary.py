@@ -1,4 +1,6 @@
-"""Vocabulary of the code: Storm's and Dagster's words in names, American spelling, one class for each name."""
+"""Vocabulary of the code: Storm's and Dagster's words in names, American spelling, one class for
+each name.
+"""
 
 from __future__ import annotations
 

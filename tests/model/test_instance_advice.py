@@ -1,4 +1,6 @@
-"""What could be better in a Dagster instance: rows that a reader can weigh, and none where nothing could."""
+"""What could be better in a Dagster instance: rows that a reader can weigh, and none where nothing
+could.
+"""
 
 from __future__ import annotations
 

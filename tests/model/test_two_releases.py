@@ -1,4 +1,6 @@
-"""Records of two releases: a copy of this tree, with a field more and an optional one less in each, beside this one."""
+"""Records of two releases: a copy of this tree, with a field more and an optional one less in each,
+beside this one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherRelease]:
 
 @pytest.fixture(scope="module")
 def upgraded_first(newer: OtherRelease) -> dict[str, tuple[str, str, str]]:
-    """Each record as the newer release writes it, as this one changes it, and as the newer one changes that."""
+    """Each record as the newer release writes it, as this one changes it, and as the newer one
+    changes that.
+    """
     written = newer.ask("storm_rigs.releases:examples", NAMES)
     changed = modify_all(written)
     again = newer.ask("storm_rigs.releases:modify_all", changed)
@@ -54,7 +58,9 @@ def upgraded_first(newer: OtherRelease) -> dict[str, tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def upgraded_last(newer: OtherRelease) -> dict[str, tuple[str, str, str]]:
-    """Each record as this release writes it, as the newer one changes it, and as this one changes that."""
+    """Each record as this release writes it, as the newer one changes it, and as this one changes
+    that.
+    """
     written = examples(NAMES)
     changed = newer.ask("storm_rigs.releases:modify_all", written)
     again = modify_all(changed)

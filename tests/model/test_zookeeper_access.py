@@ -85,7 +85,8 @@ def test_daemons_and_workers_give_a_node_the_same_acl(path: str, other: str) -> 
     assert worker.acl(path) == acl
     shown = {digest_of(line) for line in worker.lines}
     assert own not in shown and shown.issuperset(set(acl) - {own})
-    # While the secret is changed, workers of before are let into new nodes, and new ones into what was made before.
+    # While the secret is changed, workers of before are let into new nodes, and new ones into what
+    # was made before.
     old = {
         digest_of(line) for line in before.worker_conf(topology_id or other)[PAYLOAD].split("\n")
     }

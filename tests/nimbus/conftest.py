@@ -1,4 +1,6 @@
-"""Real neighbours for the tests of nimbus: a Dagster webserver with our names, and nimbuses on a fresh root."""
+"""Real neighbours for the tests of nimbus: a Dagster webserver with our names, and nimbuses on a
+fresh root.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def dagster_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dagster
 
 @pytest.fixture(scope="module")
 def stock_dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, DagsterServer]]:
-    """A webserver on an instance without ``dagster.yaml``, and its folder: runs stay in the queue."""
+    """A webserver on an instance without ``dagster.yaml``, and its folder: runs stay in the
+    queue.
+    """
     home = tmp_path_factory.mktemp("stock-dagster")
     with serve_dagster(home) as server:
         yield home, server

@@ -1,4 +1,6 @@
-"""The action listener hears everything in order, and whatever it does the cluster does not feel it."""
+"""The action listener hears everything in order, and whatever it does the cluster does not feel
+it.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def test_the_next_number_is_above_holders_and_maximum(
 
 
 def test_a_leader_that_returns_after_a_lost_update_is_behind() -> None:
-    """Create, sync, update, sync; the leader updates to 3 and dies before the sync; the old leader returns."""
+    """Create, sync, update, sync; the leader updates to 3 and dies before the sync; the old leader
+    returns.
+    """
     assert next_sequence([], 0) == 1
     assert next_sequence(["n1:1-1", "n2:1-1"], 1) == 2
     assert next_sequence(["n1:1-2", "n2:1-2"], 2) == 3

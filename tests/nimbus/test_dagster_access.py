@@ -1,4 +1,6 @@
-"""A Dagster behind a proxy that asks who calls: what is sent, what is never shown, what a refusal says."""
+"""A Dagster behind a proxy that asks who calls: what is sent, what is never shown, what a refusal
+says.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ BASIC = "Basic " + base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
 
 
 class Gate:
-    """A proxy before the real webserver that lets through who shows ``admitted`` in the header ``name``."""
+    """A proxy before the real webserver that lets through who shows ``admitted`` in the header
+    ``name``.
+    """
 
     def __init__(self, target: str) -> None:
         self.name, self.admitted, self.refusal = "Authorization", "", 401

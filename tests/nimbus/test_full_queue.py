@@ -1,4 +1,6 @@
-"""Where nimbus and the declared topology share one Dagster, and its queue has no room for a second run."""
+"""Where nimbus and the declared topology share one Dagster, and its queue has no room for a second
+run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With one slot the submission starts when the deploying run has ended: that one says so, and ends well."""
+    """With one slot the submission starts when the deploying run has ended: that one says so, and
+    ends well.
+    """
     folder, server = stock_dagster
     nimbus = nimbuses.start(dagster__graphql__url=server.url).await_leading()
     conf = {**zk_conf, "nimbus.seeds": [nimbus.url.removeprefix("http://")]}
@@ -68,7 +72,9 @@ def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
 def test_doctor_advises_on_the_settings_of_a_stock_instance(
     stock_dagster: tuple[Path, DagsterServer],
 ) -> None:
-    """After the state of the Dagster, which has no daemon here: a row for each setting that could be better."""
+    """After the state of the Dagster, which has no daemon here: a row for each setting that could
+    be better.
+    """
     _, server = stock_dagster
     conf = {**default_conf(), "dagster.graphql.url": server.url, "dagster.location": "storm"}
     (state, found, remedy), *advice = check_dagster(conf, timeout=60.0)

@@ -140,7 +140,9 @@ def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Nimbuse
 def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(
     nimbuses: Nimbuses,
 ) -> None:
-    """One nimbus was killed: a client that waits 30 s for an answer learns which one, though 60 s are configured."""
+    """One nimbus was killed: a client that waits 30 s for an answer learns which one, though 60 s
+    are configured.
+    """
     seeds = [f"127.0.0.1:{port}" for port in free_ports(2)]
     more = {"topology__min__replication__count": 2, "nimbus__seeds": seeds}
     only = nimbuses.start(
@@ -176,7 +178,9 @@ def test_a_late_follower_fetches_everything(
 def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(
     nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
-    """Its topology is not visible yet. A session that ends takes the announcement of a copy along, not the copy."""
+    """Its topology is not visible yet. A session that ends takes the announcement of a copy along,
+    not the copy.
+    """
     first = nimbuses.start("n1").await_leading()
     nimbuses.start("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
@@ -365,7 +369,9 @@ def test_shared_store_needs_no_copies(nimbuses: Nimbuses, tmp_path: Path) -> Non
 def test_a_leader_cut_off_from_zookeeper_takes_no_writes(
     tmp_path: Path, make_nimbuses: Callable[[dict[str, object]], Nimbuses]
 ) -> None:
-    """The server stands still; the leader stops acting before its session ends, and leads again later."""
+    """The server stands still; the leader stops acting before its session ends, and leads again
+    later.
+    """
     with EmbeddedZooKeeper(tmp_path / "zk", durable=False) as server:
         host, _, port = server.address.rpartition(":")
         conf = {
@@ -418,7 +424,9 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
 
 @pytest.mark.long
 def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses: Nimbuses) -> None:
-    """Stored while the other was away; its holder comes back as a follower, long after blobs like it are dropped."""
+    """Stored while the other was away; its holder comes back as a follower, long after blobs like
+    it are dropped.
+    """
     expired = {"nimbus__inbox__jar__expiration__secs": 1}
     first = nimbuses.start("n1", **expired).await_leading()
     with NimbusBlobClient(first.url) as blobs:

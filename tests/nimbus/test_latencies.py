@@ -125,7 +125,9 @@ def test_a_report_without_latencies_is_read_as_before() -> None:
 
 
 def snapshot_of(*tasks: TaskReport) -> TopologySnapshot:
-    """The page of a topology whose topology master heard of these tasks, by way of both encodings."""
+    """The page of a topology whose topology master heard of these tasks, by way of both
+    encodings.
+    """
     report = WorkerReport(
         node="s1",
         host="h1",

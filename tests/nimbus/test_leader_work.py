@@ -1,4 +1,6 @@
-"""What the leader does: submissions and changes through Dagster, and by itself when Dagster is away."""
+"""What the leader does: submissions and changes through Dagster, and by itself when Dagster is
+away.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def stages(
     token: str,
     conf: Mapping[str, object] | None = None,
 ) -> str:
-    """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's id."""
+    """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's
+    id.
+    """
     handle = upload(nimbus, conf=conf)
     with NimbusBlobClient(nimbus.url) as blobs:
         ctx = OperationsContext(
@@ -127,7 +131,7 @@ def stages(
         return publishing.activate_topology(ctx, token=token).topology_id
 
 
-# -- through Dagster ------------------------------------------------------------------------------------
+# -- through Dagster -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -276,7 +280,7 @@ def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_
     assert undefined(plain, "lake/nowhere") == [], "a topology that was submitted by hand"
 
 
-# -- without Dagster ------------------------------------------------------------------------------------
+# -- without Dagster -------------------------------------------------------------------------------
 
 
 def test_without_dagster_submission_waits_and_lifecycle_goes_on(
@@ -446,7 +450,9 @@ def lose_host(nimbus: RunningNimbus, state: StormClusterState) -> Callable[[], b
 def test_the_leader_heals_what_stays_dead_whatever_the_sensor_does(
     nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], armed: bool
 ) -> None:
-    """Without a sensor, and beside one that holds its node and does nothing: its tick hangs, or its runs do not start."""
+    """Without a sensor, and beside one that holds its node and does nothing: its tick hangs, or its
+    runs do not start.
+    """
     nimbus = nimbuses.start(
         nimbus__monitor__backstop__secs=2,
         nimbus__task__launch__secs=2,

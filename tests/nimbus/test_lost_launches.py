@@ -1,4 +1,6 @@
-"""Launches of Dagster runs whose response gets lost: Dagster may have launched the run all the same."""
+"""Launches of Dagster runs whose response gets lost: Dagster may have launched the run all the
+same.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ query Runs($filter: RunsFilter!) {
 
 
 class LossyDagster:
-    """A real Dagster webserver behind a relay that loses requests or responses by GraphQL operation."""
+    """A real Dagster webserver behind a relay that loses requests or responses by GraphQL
+    operation.
+    """
 
     def __init__(self, graphql_url: str) -> None:
         self.lost_requests: set[str] = set()

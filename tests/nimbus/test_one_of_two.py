@@ -1,4 +1,6 @@
-"""One nimbus alive where two copies are wanted: what runs is healed and rebalanced, and a submission can be forced."""
+"""One nimbus alive where two copies are wanted: what runs is healed and rebalanced, and a
+submission can be forced.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def ctx(alone: RunningNimbus, zk_conf: dict[str, object]) -> Iterator[Operations
 
 @pytest.fixture
 def world(alone: RunningNimbus, ctx: OperationsContext) -> World:
-    """What a test does to the cluster; its own blob store, which nothing here uses, is the nimbus's folder."""
+    """What a test does to the cluster; its own blob store, which nothing here uses, is the nimbus's
+    folder.
+    """
     from storm_dagster.blobstore.local import LocalBlobStore
 
     world = World(ctx.cluster, LocalBlobStore(alone.folder / "blobs"), dict(WANTED))

@@ -1,4 +1,6 @@
-"""The pages of nimbus as a browser gets them: what they show of a running topology, and that nothing in them is markup."""
+"""The pages of nimbus as a browser gets them: what they show of a running topology, and that
+nothing in them is markup.
+"""
 
 from __future__ import annotations
 

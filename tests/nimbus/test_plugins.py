@@ -1,4 +1,6 @@
-"""What a conf may plug in: a scheduling plug-in, another store of cluster state; and the container's heartbeat."""
+"""What a conf may plug in: a scheduling plug-in, another store of cluster state; and the
+container's heartbeat.
+"""
 
 from __future__ import annotations
 

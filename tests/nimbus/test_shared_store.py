@@ -1,4 +1,6 @@
-"""Nimbuses whose blobs lie in one S3 bucket (a real server, over HTTP): nothing is copied, nothing is missing."""
+"""Nimbuses whose blobs lie in one S3 bucket (a real server, over HTTP): nothing is copied, nothing
+is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the page of a topology is made of: large topologies, older workers, and what waits for whom."""
+"""What the page of a topology is made of: large topologies, older workers, and what waits for
+whom.
+"""
 
 from __future__ import annotations
 

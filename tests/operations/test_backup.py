@@ -1,4 +1,6 @@
-"""A cluster that was saved by copying its folders is the same cluster on the copies (docs/backup.md)."""
+"""A cluster that was saved by copying its folders is the same cluster on the copies
+(docs/backup.md).
+"""
 
 from __future__ import annotations
 

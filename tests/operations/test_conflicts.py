@@ -171,7 +171,8 @@ def test_others_keep_off_the_hosts_that_a_topology_is_isolated_on(world: World) 
         for name in ("alone", "beside", "after")
     }
     assert nodes == {"alone": {"s1"}, "beside": {"s1"}, "after": {"s2"}}
-    # What was there before stays, as on a blacklisted host, until it is rebalanced; s2 has no slot for it now.
+    # What was there before stays, as on a blacklisted host, until it is rebalanced; s2 has no slot
+    # for it now.
     assert {worker.node for worker in world.assignment("before").workers} == {"s1", "s2"}
     with pytest.raises(Unavailable, match=r"'before' needs 2 slots, 1 is free \(s2: 1\)"):
         rebalance(world.context(), "before", wait_secs=0)
@@ -207,7 +208,9 @@ def test_a_rebalance_with_every_host_blacklisted_changes_nothing_and_says_so(wor
 
 
 def test_a_rebalance_that_moves_nothing_waits_for_nothing(world: World) -> None:
-    """Seven tasks fill seven workers; an eighth can be wanted, and nothing falls silent for that."""
+    """Seven tasks fill seven workers; an eighth can be wanted, and nothing falls silent for
+    that.
+    """
     topology_id = world.submit("wc", conf={"topology.workers": 7})
     before = world.cluster.load_view().topologies[topology_id]
     slept: list[float] = []

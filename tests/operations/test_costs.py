@@ -1,4 +1,6 @@
-"""Reads grow with changes, never with topologies times supervisors; what is gone leaves no watch and no node."""
+"""Reads grow with changes, never with topologies times supervisors; what is gone leaves no watch
+and no node.
+"""
 
 from __future__ import annotations
 

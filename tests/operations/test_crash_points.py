@@ -1,6 +1,8 @@
-"""``kill -9``, an exit or a long freeze after every step of every operation: it completes or is undone, and I1 to I8 hold.
+"""``kill -9``, an exit or a long freeze after every step of every operation: it completes or is
+undone, and I1 to I8 hold.
 
-The list of points is generated from what the operations declare (:mod:`storm_dagster.operations.steps`).
+The list of points is generated from what the operations declare
+(:mod:`storm_dagster.operations.steps`).
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ from storm_rigs.world import World
 pytestmark = pytest.mark.zookeeper
 
 POINTS = [(name, step) for name, declared in all_operations().items() for step in declared.steps]
-# A restart is an update from its own code, and what is due is what a kill or rebalance left: the same code takes
-# their steps, so that the second and third test ask once for both.
+# A restart is an update from its own code, and what is due is what a kill or rebalance left: the
+# same code takes their steps, so that the second and third test ask once for both.
 DISTINCT = [(name, step) for name, step in POINTS if name not in ("restart", "finish_due")]
 
 
 def all_in_chaos(points: list[tuple[str, str]], *ways: Any) -> list[Any]:
-    """The last step of each operation in every run, after which there is most to lose; all others in `make chaos`.
+    """The last step of each operation in every run, after which there is most to lose; all others
+    in `make chaos`.
 
-    Of further ``ways`` one operation in every run."""
+    Of further ``ways`` one operation in every run.
+    """
     last = dict(points)
     small = {("submit", way) for way in ways[1:]} | {
         (name, way) for name in last for way in ways[:1] or [None]
@@ -61,7 +65,9 @@ def check(world: World, former: ClusterSnapshot | None = None) -> ClusterSnapsho
 
 
 def clean_up(world: World) -> None:
-    """The cleaner, when everything that may expire has expired; what it leaves belongs to something."""
+    """The cleaner, when everything that may expire has expired; what it leaves belongs to
+    something.
+    """
     clean(world.context(), grace_secs=0, token_secs=0, upload_secs=0)
     report, _ = clean(world.context(), grace_secs=0, token_secs=0, upload_secs=0)
     assert (report.nodes, report.blobs, report.tokens, report.waiting, report.problems) == (
@@ -74,7 +80,9 @@ def clean_up(world: World) -> None:
 
 
 def freeze(actor: Actor, world: World) -> None:
-    """For three times its session; then it goes on, in a new one or with an error that has a type."""
+    """For three times its session; then it goes on, in a new one or with an error that has a
+    type.
+    """
     server = f"127.0.0.1:{world.conf['storm.zookeeper.port']}"
     before = server_metrics(server)["zk_global_sessions"]
     actor.freeze(3 * SHORT_MS / 1000)
@@ -137,7 +145,9 @@ def test_what_was_killed_after_any_step_is_completed_or_undone_by_the_leader(
 def test_what_was_deposed_before_any_step_writes_nothing_more(
     world: World, operation: str, step: str
 ) -> None:
-    """The epoch ends while the process stands before a step. Cluster state stays as the new leader found it."""
+    """The epoch ends while the process stands before a step. Cluster state stays as the new leader
+    found it.
+    """
     scene = scene_of(world, operation, step)
     with scene.act() as actor:
         assert actor.run_to(f"before.{step}")
@@ -198,7 +208,9 @@ def test_every_step_in_the_code_belongs_to_an_operation() -> None:
 def test_nothing_outside_of_a_context_can_observe_steps(
     monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
-    """Neither the environment nor a conf key reaches the observer: a context that was given none has none."""
+    """Neither the environment nor a conf key reaches the observer: a context that was given none
+    has none.
+    """
     for name in ("STORM_DAGSTER_CRASHPOINT", "CRASHPOINT", "CRASH_AT", "STORM_DAGSTER_CHECKPOINT"):
         monkeypatch.setenv(name, "after.publish")
     ctx = world.context(conf=world.context().conf)

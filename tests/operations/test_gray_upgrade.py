@@ -34,7 +34,9 @@ ONE = Selection(number=1)
 
 
 class Upgraded(UpgradeStandIns):
-    """A topology that may be upgraded, and stand-ins for its supervisors and its topology master."""
+    """A topology that may be upgraded, and stand-ins for its supervisors and its topology
+    master.
+    """
 
     def __init__(self, world: World) -> None:
         super().__init__(world.cluster, world.submit("wc", conf=CONF))
@@ -144,7 +146,9 @@ def test_while_nothing_is_due_the_cluster_is_not_read(topology: Upgraded) -> Non
 
 
 def test_a_repeated_call_takes_no_further_batch(topology: Upgraded) -> None:
-    """Its answer was lost, or Dagster executes its run again: one token, one batch, also once that is picked and done."""
+    """Its answer was lost, or Dagster executes its run again: one token, one batch, also once that
+    is picked and done.
+    """
     world = topology.world
     new = topology.begin(token="first").state.record.code_dir
     topology.batch()
@@ -163,7 +167,9 @@ def test_a_repeated_call_takes_no_further_batch(topology: Upgraded) -> None:
 
 @pytest.mark.parametrize("way", ["completed", "asked for", "failed"])
 def test_a_call_that_is_repeated_after_the_end_is_told_of_it(topology: Upgraded, way: str) -> None:
-    """Its answer was lost, and the upgrade ended before it was asked again: another one would restart workers for nothing."""
+    """Its answer was lost, and the upgrade ended before it was asked again: another one would
+    restart workers for nothing.
+    """
     ctx = topology.world.context()
     topology.begin(Selection(number=3), token="t")
     topology.batch()
@@ -354,7 +360,8 @@ def test_an_upgrade_expires(topology: Upgraded) -> None:
     """What was upgraded stays so."""
     new = topology.begin(conf={"topology.upgrade.ttl": 60_000}).state.record.code_dir
     topology.batch()
-    # The clock of a host a day ahead decides nothing; the leader's own, counted from when it first saw the upgrade, does.
+    # The clock of a host a day ahead decides nothing; the leader's own, counted from when it first
+    # saw the upgrade, does.
     topology.world.time += 86_400
     assert topology.advance(monotonic=lambda: 1000.0) == []
     assert topology.advance(monotonic=lambda: 1059.0) == []

@@ -1,4 +1,6 @@
-"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed again, fenced."""
+"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed again,
+fenced.
+"""
 
 from __future__ import annotations
 
@@ -298,7 +300,8 @@ def test_too_few_workers_take_slots_that_join_with_the_fewest_moves(world: World
         == "topology 'wc': it has fewer workers than it asked for, and slots are free"
     )
     ctx = world.context()
-    # What it is while its status is another one, or a worker is dead, is decided when the run starts.
+    # What it is while its status is another one, or a worker is dead, is decided when the run
+    # starts.
     base = world.named("wc").base
     for status in ("REBALANCING", "ACTIVE"):
         changed = encode_record(base.model_copy(update={"status": status}))

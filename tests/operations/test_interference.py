@@ -1,4 +1,6 @@
-"""Somebody else kills the topology between any two steps of an operation; and what a submission writes."""
+"""Somebody else kills the topology between any two steps of an operation; and what a submission
+writes.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,8 @@ def test_killed_between_any_two_steps(world: World, name: str) -> None:
         except StormDagsterError:
             pass  # A typed error is an answer.
         assert not world.cluster.load_view().corrupt
-        # Whatever stands is whole; what does not stand has left nothing that the cleaner would not take.
+        # Whatever stands is whole; what does not stand has left nothing that the cleaner would not
+        # take.
         if world.cluster.load_view().topology_named("wc") is not None:
             lifecycle.kill(world.context(), "wc", 0)
         clean(
@@ -144,7 +147,9 @@ COMMANDS: dict[str, tuple[Callable[[OperationsContext], object], Callable[[World
         _keeps_its_parallelism,
     ),
 }
-"""What an operator may ask for while an update or a restart is under way, and what is true for good when it was acknowledged."""
+"""What an operator may ask for while an update or a restart is under way, and what is true for good
+when it was acknowledged.
+"""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +167,9 @@ COMMANDS: dict[str, tuple[Callable[[OperationsContext], object], Callable[[World
 def test_what_was_acknowledged_during_a_replacement_stays(
     world: World, command: str, replacement: str
 ) -> None:
-    """At each step: while it is prepared, while the old one drains, when its transaction is sent, and afterwards."""
+    """At each step: while it is prepared, while the old one drains, when its transaction is sent,
+    and afterwards.
+    """
     run, check = COMMANDS[command]
     number, clock = 0, count(step=20)
     for number in count():
@@ -238,7 +245,9 @@ class CountingCluster:
 def test_a_submission_writes_few_nodes_however_many_tasks(
     zk_worlds: Callable[..., World], parallelism: int, secret: str | None
 ) -> None:
-    """At most 24 nodes in at most 4 transactions, those of the blobs included; also with users in ZooKeeper."""
+    """At most 24 nodes in at most 4 transactions, those of the blobs included; also with users in
+    ZooKeeper.
+    """
     world = zk_worlds({"storm.secret": secret})
     topology = {
         "spouts": {

@@ -1,8 +1,10 @@
-"""Two actors operate on one cluster, step by step in any order; they crash, leaders change, hosts go.
+"""Two actors operate on one cluster, step by step in any order; they crash, leaders change, hosts
+go.
 
-A state machine of hypothesis on real ZooKeeper. After every step the invariants I1 to I8 hold; a deposed
-actor's writes never land; and whatever happened, in the end the leader alone brings everything to rest.
-`make fuzz` makes it a long, random search; in `make test` it is the same few examples every time.
+A state machine of hypothesis on real ZooKeeper. After every step the invariants I1 to I8 hold; a
+deposed actor's writes never land; and whatever happened, in the end the leader alone brings
+everything to rest. `make fuzz` makes it a long, random search; in `make test` it is the same few
+examples every time.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ COMMITS = {
 
 
 class Player:
-    """One process: it runs an operation in a thread of its own, which stands still before and after each step."""
+    """One process: it runs an operation in a thread of its own, which stands still before and after
+    each step.
+    """
 
     def __init__(
         self, run: Callable[[Any], object], context: Callable[..., Any], epoch: int | None
@@ -138,7 +142,8 @@ class Cluster(RuleBasedStateMachine):
         self.ids: dict[str, str] = {}
         self.handles = 0
         self.stand_ins: dict[str, UpgradeStandIns] = {}
-        # Topology id -> what its newest acknowledged command made of it, and the names about which one is under way.
+        # Topology id -> what its newest acknowledged command made of it, and the names about which
+        # one is under way.
         self.acknowledged: dict[str, str] = {}
         self.under_way: list[str] = []
         self.origins: dict[str, str] = {}
@@ -146,7 +151,7 @@ class Cluster(RuleBasedStateMachine):
     def epoch(self) -> int:
         return self.world.context().current_epoch()
 
-    # -- what actors begin --------------------------------------------------------------------------------
+    # -- what actors begin -------------------------------------------------------------------------
     def begin(self, actor: int, pinned: bool, run: Callable[[Any], object]) -> None:
         if self.players[actor] is not None:
             return
@@ -161,7 +166,8 @@ class Cluster(RuleBasedStateMachine):
 
     def upload(self, workers: int, archive: bytes | None = None) -> str:
         self.handles += 1
-        # A topology that is upgraded worker by worker has its topology master in a worker of its own.
+        # A topology that is upgraded worker by worker has its topology master in a worker of its
+        # own.
         conf = {"topology.workers": workers, "topology.master.single.worker": workers > 1}
         return self.world.upload(
             f"h{self.handles}", conf=conf, **({} if archive is None else {"archive": archive})
@@ -306,7 +312,9 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names)
     def topology_master_and_supervisors(self, name: str) -> None:
-        """They pick the workers of a batch and bring processes in line, between any two steps of the others."""
+        """They pick the workers of a batch and bring processes in line, between any two steps of
+        the others.
+        """
         topology = self.world.cluster.load_view().topology_named(name)
         if topology is None or topology.assignment is None:
             return
@@ -353,7 +361,7 @@ class Cluster(RuleBasedStateMachine):
             if worker.node not in view.supervisors
         ]
 
-    # -- how they go on -----------------------------------------------------------------------------------
+    # -- how they go on ----------------------------------------------------------------------------
     @precondition(lambda self: any(self.players))
     @rule(actor=actors, until=st.sampled_from(["commit", "commit", "end", "step"]))
     def advance(self, actor: int, until: str) -> None:
@@ -439,7 +447,9 @@ class Cluster(RuleBasedStateMachine):
             self.world.supervisor(supervisor)
 
     def everything(self) -> dict[str, Any]:
-        """Every node that operations write, with its data and version; supervisors come and go by themselves."""
+        """Every node that operations write, with its data and version; supervisors come and go by
+        themselves.
+        """
         state, found, folders = self.world.cluster.state, {}, [""]
         while folders:
             listed = state.find_children_many([folder or "/" for folder in folders])
@@ -453,7 +463,7 @@ class Cluster(RuleBasedStateMachine):
             folders = named
         return found
 
-    # -- what holds ---------------------------------------------------------------------------------------
+    # -- what holds --------------------------------------------------------------------------------
     @invariant()
     def invariants_hold(self) -> None:
         snapshot = take_snapshot(self.world.context(), self.former)
@@ -465,7 +475,9 @@ class Cluster(RuleBasedStateMachine):
         self.what_was_acknowledged_stays(snapshot)
 
     def what_was_acknowledged_stays(self, snapshot: ClusterSnapshot) -> None:
-        """What was killed goes and has no successor; a successor is as active as what it took the place of should be."""
+        """What was killed goes and has no successor; a successor is as active as what it took the
+        place of should be.
+        """
         for topology in snapshot.view.topologies.values():
             replaced = self.replaced_by(topology.id, topology.base.token)
             assert self.acknowledged.get(replaced) != "gone", (

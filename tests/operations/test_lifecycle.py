@@ -248,7 +248,9 @@ def test_a_hot_deploy_takes_the_place_in_one_step(world: World) -> None:
 def test_an_update_that_has_taken_place_is_done_whatever_remains_of_the_old_code(
     world: World,
 ) -> None:
-    """What cannot be deleted now is the cleaner's: the new topology runs, and nobody deploys it again."""
+    """What cannot be deleted now is the cleaner's: the new topology runs, and nobody deploys it
+    again.
+    """
     old = world.submit("wc")
     world.upload("new")
 
@@ -269,7 +271,9 @@ def conf_of(world: World, topology_id: str) -> dict[str, Any]:
 
 
 def test_new_code_keeps_the_conf_of_the_submission(world: World) -> None:
-    """What was given is kept, what is given again counts, what came with the old code goes with it."""
+    """What was given is kept, what is given again counts, what came with the old code goes with
+    it.
+    """
     world.upload("plain")
     plain = json.loads(world.blobs.read(upload_key("plain", "topology")))
     old_code = {**plain, "conf": {"topology.debug": True, "topology.message.timeout.secs": 7}}
@@ -319,7 +323,9 @@ def test_a_whole_conf_replaces_the_former_one(world: World) -> None:
 
 
 def test_a_topology_of_an_older_release_is_updated_as_ever(world: World) -> None:
-    """Its stored conf does not say what was given: it may be the code's own, so nothing of it is kept."""
+    """Its stored conf does not say what was given: it may be the code's own, so nothing of it is
+    kept.
+    """
     topology_id = world.submit("wc", conf={"topology.workers": 3})
     conf = {
         key: v for key, v in conf_of(world, topology_id).items() if key != "topology.submitted.keys"
@@ -350,7 +356,9 @@ def test_a_topology_of_an_older_release_is_updated_as_ever(world: World) -> None
 def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
     world: World, topology: Any, conf: Any, archive: bytes | None
 ) -> None:
-    """Broken topology, wrong conf, too large, no archive, a broken one, modules that are missing or no Python."""
+    """Broken topology, wrong conf, too large, no archive, a broken one, modules that are missing or
+    no Python.
+    """
     old = world.submit("wc")
     before = world.cluster.load_view().topologies[old]
     options = {} if topology is None else {"topology": topology}

@@ -1,4 +1,6 @@
-"""ZooKeeper's answer to a commit is lost, whether the commit landed or not: nothing is ever doubled."""
+"""ZooKeeper's answer to a commit is lost, whether the commit landed or not: nothing is ever
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_lost_reply_is_read_again_and_never_doubles_anything(world: World, lan
 @pytest.mark.parametrize("landed", [True, False])
 @pytest.mark.parametrize("away", [0, 2])
 def test_a_command_outlives_an_election_of_zookeeper(world: World, landed: bool, away: int) -> None:
-    """The reply is lost, then ZooKeeper is away for a moment: the command is done once, and its caller knows."""
+    """The reply is lost, then ZooKeeper is away for a moment: the command is done once, and its
+    caller knows.
+    """
 
     def losing() -> Any:
         return world.context(cluster=LosingCluster(world.cluster, 1, landed, away))

@@ -154,7 +154,8 @@ def test_tasks_that_wait_for_slots_are_seen_with_what_to_do(world: World) -> Non
     for worker in lost:
         world.stop_worker(topology_id, *worker.slot)
     tasks = sum(len(worker.ids) for worker in lost)
-    # One slot of s2 is free, three are needed: the balanced strategy places nothing, and this says why.
+    # One slot of s2 is free, three are needed: the balanced strategy places nothing, and this says
+    # why.
     (problem,) = problems_now(world)
     assert problem.startswith(f"{tasks} tasks (") and "wait for a slot" in problem
     assert "1 is free" in problem and "add a supervisor" in problem

@@ -198,7 +198,9 @@ LARGE = {"lines": {"object": {"python": "wc.spouts:Lines", "args": {"most": 1e22
 def test_each_content_is_stored_once(
     world: World, monkeypatch: pytest.MonkeyPatch, own: Any, unchanged: bool
 ) -> None:
-    """Staged and final keys name what is there already: only what normalization changes is stored beside the upload."""
+    """Staged and final keys name what is there already: only what normalization changes is stored
+    beside the upload.
+    """
     uploaded = decode_topology(json.dumps({"name": "wc", "conf": own, "spouts": LARGE})).to_json()
     handle = world.upload("h", json.loads(uploaded), {"topology.workers": 2})
     world.blobs.put(upload_key("h", "topology"), uploaded)
@@ -245,7 +247,9 @@ def test_each_content_is_stored_once(
 
 
 def test_what_is_staged_is_not_checked_and_normalized_again(world: World) -> None:
-    """A stage that runs again without its upload gives the same, whatever the cluster's conf says by now."""
+    """A stage that runs again without its upload gives the same, whatever the cluster's conf says
+    by now.
+    """
     world.upload("h", conf={"topology.kryo.register": []})
     world.blobs.put(upload_key("h", "source"), b"thrift")
     first = submission.stage_conf(world.context(), name="wc", token="t", handle="h")

@@ -1,4 +1,6 @@
-"""Tasks of a worker whose node went with its session: it opens them again only when nobody else has them."""
+"""Tasks of a worker whose node went with its session: it opens them again only when nobody else has
+them.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,8 @@ def test_tasks_that_another_took_meanwhile_stay_closed(world: World) -> None:
     with StormClusterState.open(world.conf) as cluster:
         sync = ClusterSync(spec, world.conf, cluster, WorkerLease(cluster.session.lease_end), tasks)  # type: ignore[arg-type]
         assert not sync._refresh() and tasks.open == set(first.ids)
-        # Cut off: its session ends, another placement gives its tasks to the other worker, and one more takes them back.
+        # Cut off: its session ends, another placement gives its tasks to the other worker, and one
+        # more takes them back.
         world.cluster.state.delete_node(paths.worker(topology_id, first.node, first.port))
         at = world.cluster.read_assignment(topology_id)
         assert at is not None

@@ -1,4 +1,6 @@
-"""A daemon of the next release beside one of this: a copy of this tree, with one field more in every record."""
+"""A daemon of the next release beside one of this: a copy of this tree, with one field more in
+every record.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Targets are described by a child process, and every bad one is a typed error that says what to do."""
+"""Targets are described by a child process, and every bad one is a typed error that says what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,8 @@ def test_a_hanging_module_is_ended_with_all_it_started(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
 
     def gone() -> bool:
-        # A busy machine takes its time to end what is killed, and this process may not be the one that reaps it.
+        # A busy machine takes its time to end what is killed, and this process may not be the one
+        # that reaps it.
         try:
             return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:

@@ -1,7 +1,8 @@
-"""A test run leaves no process behind: what still runs when it ends fails it, by command line, and is ended.
+"""A test run leaves no process behind: what still runs when it ends fails it, by command line, and
+is ended.
 
-Processes are known by a mark in their environment, or by a path of the run's temporary folder in their command line
-where the environment was replaced.
+Processes are known by a mark in their environment, or by a path of the run's temporary folder in
+their command line where the environment was replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ GRACE = 20.0
 
 
 class LeftoverProcesses:
-    """The guard of the process that began the run; workers of pytest-xdist only report themselves."""
+    """The guard of the process that began the run; workers of pytest-xdist only report
+    themselves.
+    """
 
     def __init__(self, mark: str) -> None:
         self.mark = mark

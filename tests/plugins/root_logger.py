@@ -1,6 +1,8 @@
-"""The root logger after a test is as before it: our command line, called in this process, gives it handlers of its own.
+"""The root logger after a test is as before it: our command line, called in this process, gives it
+handlers of its own.
 
-They would outlive the test on its closed standard error, and replace those that ``caplog`` reads from.
+They would outlive the test on its closed standard error, and replace those that ``caplog`` reads
+from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One whole local cluster for all modules that need no other: starting one takes longer than most of what is tested.
+"""One whole local cluster for all modules that need no other: starting one takes longer than most
+of what is tested.
 
-A module that uses ``shared_cluster`` finds it without topologies and with all of its daemons, and may do to it whatever
-it likes: what it leaves running is killed, and a cluster that lacks a daemon afterwards is replaced by a new one. It
-ends with the last module of its group (:mod:`work_order`).
+A module that uses ``shared_cluster`` finds it without topologies and with all of its daemons, and
+may do to it whatever it likes: what it leaves running is killed, and a cluster that lacks a daemon
+afterwards is replaced by a new one. It ends with the last module of its group (:mod:`work_order`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
 SUPERVISORS = 4
-# Quick enough for tests that wait for it, and slow enough for a machine that runs other tests at the same time.
+# Quick enough for tests that wait for it, and slow enough for a machine that runs other tests at
+# the same time.
 CONF = {"nimbus.monitor.backstop.secs": 20, "supervisor.worker.timeout.secs": 8}
 
 

@@ -1,4 +1,6 @@
-"""One Spark Connect server for all modules of a process that need no other: a JVM takes seconds and 600 MB."""
+"""One Spark Connect server for all modules of a process that need no other: a JVM takes seconds and
+600 MB.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The order of test modules, and which of them share a worker of pytest-xdist.
 
-Under ``--dist loadfile`` a module stays on one worker, and modules that share what is expensive (the cluster, a Spark
-server) stay together. What takes longest begins first, so that at the end no worker is left alone with it.
+Under ``--dist loadfile`` a module stays on one worker, and modules that share what is expensive
+(the cluster, a Spark server) stay together. What takes longest begins first, so that at the end no
+worker is left alone with it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by module, tests of a module stay as they are; mark what Hypothesis draws examples for."""
+    """Sort by module, tests of a module stay as they are; mark what Hypothesis draws examples
+    for.
+    """
     items.sort(key=lambda item: rank(item.nodeid))
     searching = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
     for item in items:
@@ -96,6 +99,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported stays: the collector of garbage would go through half a million objects again and again."""
+    """What was imported stays: the collector of garbage would go through half a million objects
+    again and again.
+    """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,6 @@
-"""Rules asked of an assignment that stands: what a planner makes keeps them, what is bent is named."""
+"""Rules asked of an assignment that stands: what a planner makes keeps them, what is bent is
+named.
+"""
 
 from __future__ import annotations
 

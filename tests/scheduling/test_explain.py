@@ -1,4 +1,6 @@
-"""What a task's worker was chosen against (``explain NAME TASK``), and who moves (``rebalance --dry-run``)."""
+"""What a task's worker was chosen against (``explain NAME TASK``), and who moves (``rebalance
+--dry-run``).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def test_every_choice_can_be_told_again(seed: int) -> None:
                 continue
             choice = choice_of(topology, placement, task)
             if choice is None and topology.differ_node:
-                continue  # Being apart may fill a worker above its quota, which the sizes alone do not tell.
+                # Being apart may fill a worker above its quota, which the sizes alone do not tell.
+                continue
             assert choice is not None
             (home,) = [worker for worker in placement.workers if task in worker.tasks]
             assert choice.worker == f"{home.node}:{home.port}"

@@ -30,8 +30,10 @@ def fewest(
     workers: int,
     alone: bool,
 ) -> int:
-    """Tasks that move in the best placement of ``executors`` on ``workers``: every choice of old slots that are
-    used on, and of those that hold one executor more, is tried; the largest executors stay."""
+    """Tasks that move in the best placement of ``executors`` on ``workers``: every choice of old
+    slots that are used on, and of those that hold one executor more, is tried; the largest
+    executors stay.
+    """
     shared = [group for group in executors if not (alone and group == (MASTER,))]
     count = workers - alone
     average, remainder = divmod(len(shared), count)
@@ -55,7 +57,9 @@ def fewest(
 
 
 def _even(used: Iterable[int], workers: int) -> bool:
-    """Whether these slots can be part of ``workers`` ones that are spread evenly over the supervisors."""
+    """Whether these slots can be part of ``workers`` ones that are spread evenly over the
+    supervisors.
+    """
     share, extra = divmod(workers, SUPERVISORS)
     over = [
         number - share
@@ -73,7 +77,9 @@ def _subsets(items: Iterable[int], most: int) -> Iterable[tuple[int, ...]]:
 def drawn(
     rng: random.Random, several: bool
 ) -> tuple[TopologyToPlace, dict[tuple[int, ...], int], int]:
-    """A small topology with an assignment; where its executors are; how many slots that assignment has."""
+    """A small topology with an assignment; where its executors are; how many slots that assignment
+    has.
+    """
     total = rng.randint(1, 8)
     alone = rng.random() < 0.5
     topology = small_topology(

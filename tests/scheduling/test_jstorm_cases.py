@@ -1,4 +1,6 @@
-"""Placements that JStorm's own scheduler gives, without its quirks (``docs/decisions.md#supervisor-choice``)."""
+"""Placements that JStorm's own scheduler gives, without its quirks
+(``docs/decisions.md#supervisor-choice``).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def tasks_by_slot(placement: TopologyPlacement) -> dict[str, list[int]]:
 
 
 def shapes(topology: TopologyToPlace, slots: dict[str, list[int]]) -> tuple[set[str], list[Any]]:
-    """What is fixed where several placements are equally good: the slots, and the component counts of the workers."""
+    """What is fixed where several placements are equally good: the slots, and the component counts
+    of the workers.
+    """
     counts = [
         tuple(sorted(Counter(topology.tasks[task] for task in tasks).items()))
         for tasks in slots.values()

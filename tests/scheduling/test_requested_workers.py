@@ -1,4 +1,6 @@
-"""Wishes that cannot be followed, Storm's bad slots with their start times, and healing without slots."""
+"""Wishes that cannot be followed, Storm's bad slots with their start times, and healing without
+slots.
+"""
 
 from __future__ import annotations
 

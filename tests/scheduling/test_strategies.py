@@ -1,4 +1,6 @@
-"""Every registered strategy keeps the rules, and a new one takes a class and a line of the registry."""
+"""Every registered strategy keeps the rules, and a new one takes a class and a line of the
+registry.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_a_placement_applied_twice_changes_nothing(seed: int, name: str) -> None
 
 
 class Packed(Balanced):
-    """A strategy that fills a supervisor before it uses the next; executors go into its slots as with ``balanced``."""
+    """A strategy that fills a supervisor before it uses the next; executors go into its slots as
+    with ``balanced``.
+    """
 
     def allocate(self, allocation: SlotAllocation) -> None:
         """Take free slots by supervisor and port."""

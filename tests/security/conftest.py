@@ -20,7 +20,9 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def certificate(tmp_path: Path, authority: trustme.CA) -> Callable[..., dict[str, str]]:
-    """Makes the ``storm.tls.*`` keys of a user; of another authority with ``by``, with other dates with ``dates``."""
+    """Makes the ``storm.tls.*`` keys of a user; of another authority with ``by``, with other dates
+    with ``dates``.
+    """
     made = 0
 
     def make(user: str = "daemon", *, by: trustme.CA | None = None, **dates: Any) -> dict[str, str]:

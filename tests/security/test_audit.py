@@ -1,4 +1,6 @@
-"""Each successful change is one line of the audit log; what others uploaded is not read by its hash."""
+"""Each successful change is one line of the audit log; what others uploaded is not read by its
+hash.
+"""
 
 from __future__ import annotations
 

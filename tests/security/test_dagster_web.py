@@ -1,4 +1,6 @@
-"""Dagster's web application as an attacker meets it: pages of other sites, programs without a secret, other users."""
+"""Dagster's web application as an attacker meets it: pages of other sites, programs without a
+secret, other users.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +293,7 @@ def test_a_web_application_of_another_shape_is_refused(
             pytest.fail("it was served")
 
 
-# -- the real one -----------------------------------------------------------------------------------------------------
+# -- the real one ----------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """URL and pid of Dagster's own application without a code location, and without a secret."""

@@ -1,4 +1,6 @@
-"""Messages of unknown senders to a worker: the token is looked at before anything is made of the rest, and little is kept."""
+"""Messages of unknown senders to a worker: the token is looked at before anything is made of the
+rest, and little is kept.
+"""
 
 from __future__ import annotations
 

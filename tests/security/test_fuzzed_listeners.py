@@ -1,6 +1,8 @@
-"""Every listener that an untrusted peer reaches, under attack: it lives, stays small, and answers others meanwhile.
+"""Every listener that an untrusted peer reaches, under attack: it lives, stays small, and answers
+others meanwhile.
 
-``FUZZ_SECS=1800 make fuzz ARGS="tests/security/test_fuzzed_listeners.py"`` attacks each for half an hour.
+``FUZZ_SECS=1800 make fuzz ARGS="tests/security/test_fuzzed_listeners.py"`` attacks each for half an
+hour.
 """
 
 from __future__ import annotations
@@ -215,7 +217,8 @@ def test_the_socket_of_a_worker(
             for name, ids in kinds.items()
         }
     )
-    # A worker whose session has ended answers nobody: on a busy machine that would not be the attack.
+    # A worker whose session has ended answers nobody: on a busy machine that would not be the
+    # attack.
     zk_conf = {**zk_conf, "storm.zookeeper.session.timeout": 20_000}
     rig = WorkerRig(
         tmp_path, zk_cluster, zk_conf, builder.build(), table, code={"rig_code.py": WORDS}
@@ -320,8 +323,8 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
 
         eventually(listens, 60, "the warm process", ignore=(OSError,))
         forks = psutil.Process(warm.pid)
-        # Only this user gets there, and a launcher that is not answered starts its run the stock way. Each connection
-        # has a process, which does not outlive it for long.
+        # Only this user gets there, and a launcher that is not answered starts its run the stock
+        # way. Each connection has a process, which does not outlive it for long.
         fuzz(
             Listener(
                 "warm runs",

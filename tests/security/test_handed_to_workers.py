@@ -1,4 +1,6 @@
-"""What a supervisor hands to the workers that it starts: nothing by which they could act as the cluster or as Dagster."""
+"""What a supervisor hands to the workers that it starts: nothing by which they could act as the
+cluster or as Dagster.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_no_credentials_of_dagster_reach_a_worker(
     python.chmod(0o755)
     code.mkdir()
     (code / "stormconf.ser").write_text(json.dumps({"topology.python": str(python)}))
-    # The password of a key that workers read themselves is theirs, too, unless they run as other users.
+    # The password of a key that workers read themselves is theirs, too, unless they run as other
+    # users.
     secrets = SECRET_KEYS - {*GRAPHQL, "storm.zookeeper.ssl.keystore.password"}
     conf = {**default_conf(), **GRAPHQL, **{key: f"storm:planted-{key}" for key in secrets}}
     launched = Launcher(tmp_path, "s1", "127.0.0.1", conf).launch(

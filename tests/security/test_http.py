@@ -173,7 +173,9 @@ def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Callable[..., Secur
 
 
 def shaken(nimbus: SecuredNimbus, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
-    """Status of a request over TLS with that certificate; ``"refused"`` when there is no connection."""
+    """Status of a request over TLS with that certificate; ``"refused"`` when there is no
+    connection.
+    """
     context = ssl.create_default_context()
     authority.configure_trust(context)
     if tls is not None:
@@ -212,7 +214,9 @@ def test_certificates_fail_closed(
 
 
 class Heard:
-    """A port whose every byte is written down, and which passes on to ``target``, if there is one."""
+    """A port whose every byte is written down, and which passes on to ``target``, if there is
+    one.
+    """
 
     def __init__(self, target: int | None = None) -> None:
         self.bytes = bytearray()
@@ -291,7 +295,8 @@ def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
             NimbusBlobClient(url, security=both) as blobs,
         ):
             blobs.put("k", b"x")
-        # Who knows the cluster's authority knows that it speaks TLS, also without a certificate of his own.
+        # Who knows the cluster's authority knows that it speaks TLS, also without a certificate of
+        # his own.
         for security in (both, Security(SECRET, ca=authority)):
             with httpx.Client(base_url=url, **security.client_options()) as http:
                 for method, path in (

@@ -1,4 +1,6 @@
-"""Users who are no administrators, at every route of a running nimbus: nothing of others changes by what they send."""
+"""Users who are no administrators, at every route of a running nimbus: nothing of others changes by
+what they send.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Without a secret, the ports of a cluster serve its own user and root, and nobody else of the machine."""
+"""Without a secret, the ports of a cluster serve its own user and root, and nobody else of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def test_a_worker_ends_connections_of_another_user() -> None:
 def test_a_connection_that_left_before_it_was_looked_at_leaves_no_descriptor(
     tmp_path: Path,
 ) -> None:
-    """Its number is that of a file by then; whoever comes and goes could use up all numbers of a worker."""
+    """Its number is that of a file by then; whoever comes and goes could use up all numbers of a
+    worker.
+    """
     with (tmp_path / "another").open("w") as another:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
@@ -179,7 +183,9 @@ def test_both_ways_to_ask_say_the_same(
 def test_who_has_left_is_not_taken_for_who_listens_at_its_port(
     asked_directly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It binds a daemon's port before the daemon does, sends a request from there, and resets the connection."""
+    """It binds a daemon's port before the daemon does, sends a request from there, and resets the
+    connection.
+    """
     if asked_directly:
         monkeypatch.setattr(peers, "_TABLES", ())
     else:

@@ -28,8 +28,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 NAME = "watched"
 
-# What it needs is loaded before it becomes another user, who may not read all of it. Each function returns what it was
-# served, which must be nothing, and how that ended.
+# What it needs is loaded before it becomes another user, who may not read all of it. Each function
+# returns what it was served, which must be nothing, and how that ended.
 _PROGRAM = """
 import encodings.idna, json, os, socket, sys
 import grpc, zmq
@@ -130,7 +130,9 @@ def attempts(calls: list[tuple[str, int, str]], other: bool) -> list[tuple[str, 
 
 
 def listening(cluster: LocalCluster) -> set[tuple[str, str, int]]:
-    """(role, id, port) of each TCP socket at which a process of the cluster, or a child of one, listens."""
+    """(role, id, port) of each TCP socket at which a process of the cluster, or a child of one,
+    listens.
+    """
     found: dict[int, tuple[str, str, int]] = {}
     for record in cluster.processes():
         # One that ends meanwhile listens nowhere.
@@ -177,7 +179,8 @@ def test_no_port_of_it_serves_another_user(shared_cluster: LocalCluster) -> None
         f"{stayed.get(port, 'gone')}, port {port}, {name}: {got!r} ({how})"
         for (name, port, _), (got, how) in answers
     ]
-    # Of a port that closed meanwhile neither a refusal nor an error is known. Each kind of port is among those that stayed.
+    # Of a port that closed meanwhile neither a refusal nor an error is known. Each kind of port is
+    # among those that stayed.
     assert {name for (name, port, _), _ in answers if port in stayed} == made, told
     unsure = ("zookeeper", "spark")
     assert not [

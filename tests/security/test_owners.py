@@ -1,4 +1,6 @@
-"""Who submits a topology owns it, and a limited user changes no topology of others, whatever the call is named."""
+"""Who submits a topology owns it, and a limited user changes no topology of others, whatever the
+call is named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Run config as an attacker writes it: resources that lead elsewhere, and targets that run what is not the project's."""
+"""Run config as an attacker writes it: resources that lead elsewhere, and targets that run what is
+not the project's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The Thrift port of a secured cluster: certificates name users, and without certificates nobody may call."""
+"""The Thrift port of a secured cluster: certificates name users, and without certificates nobody
+may call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Links between workers of a cluster with a secret: who does not know the topology's key says nothing."""
+"""Links between workers of a cluster with a secret: who does not know the topology's key says
+nothing.
+"""
 
 from __future__ import annotations
 

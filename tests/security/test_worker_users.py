@@ -33,7 +33,8 @@ pytestmark = pytest.mark.skipif(
 )
 SECRET = "s3cret-of-the-cluster-0123456789"
 
-# Runs as `python -m storm_dagster.worker SPEC.json`: waits for its orders, tries all of them, and says what it got.
+# Runs as `python -m storm_dagster.worker SPEC.json`: waits for its orders, tries all of them, and
+# says what it got.
 _ATTACKER = f"""\
 #!{_PYTHON} -S
 import json, os, signal, sys, time

@@ -124,7 +124,9 @@ def tree(cluster: StormClusterState, path: str = "/") -> list[str]:
 
 
 def allowed(client: KazooClient, node: str) -> str:
-    """Letters of what the client may do to the node (read, write, create, delete, change the ACL)."""
+    """Letters of what the client may do to the node (read, write, create, delete, change the
+    ACL).
+    """
     tries: dict[str, Callable[[], object]] = {
         "r": lambda: client.get(node),
         "w": lambda: client.set(node, b"forged"),
@@ -294,7 +296,7 @@ def test_without_a_user_nodes_are_as_before(zk_conf: dict[str, Any]) -> None:
         assert [each.id.scheme for each in acl] == ["world"]
 
 
-# -- a real worker of another user -------------------------------------------------------------------------
+# -- a real worker of another user -----------------------------------------------------------------
 
 _CODE = '''
 import json, os, pathlib, threading, time

@@ -82,7 +82,9 @@ def test_a_payload_of_another_form_is_refused(zk_conf: dict[str, Any]) -> None:
 def test_a_secret_alone_gives_a_user(
     zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]
 ) -> None:
-    """Whoever may write to ZooKeeper decides where clients send their requests and what supervisors run."""
+    """Whoever may write to ZooKeeper decides where clients send their requests and what supervisors
+    run.
+    """
     with StormClusterState.open({**zk_conf, "storm.secret": SECRET}, create_root=True) as mine:
         mine.state.create_node("/tasks/wc-1-1", b"table")
         with pytest.raises(InvalidRequest, match="credentials"):

@@ -96,7 +96,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> I
 
 @pytest.fixture
 def conf(server: Server, zk_root: str) -> Callable[..., dict[str, Any]]:
-    """Makes the conf of the test's cluster; ``ssl__keystore__path=...`` is a key of ``storm.zookeeper``."""
+    """Makes the conf of the test's cluster; ``ssl__keystore__path=...`` is a key of
+    ``storm.zookeeper``.
+    """
     return lambda **values: server.conf(root=zk_root, **values)
 
 
@@ -131,7 +133,9 @@ def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_an_answer_that_tls_holds_already_is_not_waited_for(server: Server) -> None:
-    """A proxy such as stunnel sends many answers in one record: the kernel shows no more to read after the first."""
+    """A proxy such as stunnel sends many answers in one record: the kernel shows no more to read
+    after the first.
+    """
     tls = zookeeper_tls(server.conf())
     assert tls is not None
     handler = make_client(f"localhost:{server.port}", 4000, tls=tls)[0].handler

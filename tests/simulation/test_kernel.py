@@ -1,4 +1,6 @@
-"""What a killed process leaves behind in virtual time: no memory, and nothing that its threads do while they unwind."""
+"""What a killed process leaves behind in virtual time: no memory, and nothing that its threads do
+while they unwind.
+"""
 
 from __future__ import annotations
 

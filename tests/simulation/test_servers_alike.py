@@ -1,4 +1,6 @@
-"""The simulated ZooKeeper against the real one: the same requests, the same answers, stats and events."""
+"""The simulated ZooKeeper against the real one: the same requests, the same answers, stats and
+events.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +116,9 @@ class _Side:
         raise NotImplementedError
 
     def leave(self, number: int) -> None:
-        """Hear no more of a session that is about to be closed: how many of its last events kazoo still delivers is
-        a matter of its threads."""
+        """Hear no more of a session that is about to be closed: how many of its last events kazoo
+        still delivers is a matter of its threads.
+        """
         self.settle()
         self.watchers[number] = self._watcher(number)
 

@@ -1,4 +1,6 @@
-"""The general program of a few seeds, in a process of its own: no invariant breaks, and a seed repeats exactly."""
+"""The general program of a few seeds, in a process of its own: no invariant breaks, and a seed
+repeats exactly.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _TESTS = Path(__file__).parents[1]
 
 
 def _simulate(*arguments: str) -> str:
-    """The output of ``python -m storm_simulation``, which replaces names of modules and therefore runs alone."""
+    """The output of ``python -m storm_simulation``, which replaces names of modules and therefore
+    runs alone.
+    """
     folders = [_TESTS.parent, _TESTS / "rigs", _TESTS / "simulation"]
     environment = {
         **os.environ,

@@ -1,4 +1,6 @@
-"""The PySpark assignment and its local planner give the same result, reasons included, on real Spark."""
+"""The PySpark assignment and its local planner give the same result, reasons included, on real
+Spark.
+"""
 
 from __future__ import annotations
 

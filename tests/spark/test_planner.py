@@ -1,4 +1,6 @@
-"""Pinned sessions, lost sessions, servers out of reach, dagster-pyspark's resource, the plan verb on Spark."""
+"""Pinned sessions, lost sessions, servers out of reach, dagster-pyspark's resource, the plan verb
+on Spark.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ def test_the_conf_names_no_spark() -> None:
 def test_a_classic_session_runs_its_functions_in_this_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Spark takes ``python3`` of PATH otherwise, which may not have this package: seen with a cluster of `spark.master`."""
+    """Spark takes ``python3`` of PATH otherwise, which may not have this package: seen with a
+    cluster of `spark.master`.
+    """
     monkeypatch.setenv("PYSPARK_PYTHON", "")
     monkeypatch.delenv("PYSPARK_PYTHON")
     seen: list[str | None] = []
@@ -288,6 +292,7 @@ def test_the_package_can_be_shipped_to_a_server_that_lacks_it(
     (tmp_path / "tmp").mkdir()
     _ship_package(session, "sc://elsewhere:15002")
     assert list((tmp_path / "tmp").iterdir()) == []
-    # The archive has a part of this package: a process that multiprocessing starts would import from it.
+    # The archive has a part of this package: a process that multiprocessing starts would import
+    # from it.
     assert sys.path == before
     forget_session(session, release=True)

@@ -1,4 +1,6 @@
-"""A Spark standalone cluster of pyspark's jars: its command lines, its secret, what the command line refuses."""
+"""A Spark standalone cluster of pyspark's jars: its command lines, its secret, what the command
+line refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A Spark server that lets in only who knows the cluster's secret: shown, not shown, and what is said then."""
+"""A Spark server that lets in only who knows the cluster's secret: shown, not shown, and what is
+said then.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows that break a SparkBolt's function are found and fail alone; chunks of Spark are divided by their bytes."""
+"""Rows that break a SparkBolt's function are found and fail alone; chunks of Spark are divided by
+their bytes.
+"""
 
 from __future__ import annotations
 

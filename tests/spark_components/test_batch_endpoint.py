@@ -1,4 +1,6 @@
-"""The endpoint that takes Spark's micro-batches: acks end to end, replays, unknown clients, closing."""
+"""The endpoint that takes Spark's micro-batches: acks end to end, replays, unknown clients,
+closing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chains of Spark components in one query: the same rows and the same statistics as one component after the other."""
+"""Chains of Spark components in one query: the same rows and the same statistics as one component
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def bolt(function: str, schema: str | None = None, **args: Any) -> dict[str, Any
 def chain(
     source: Path, out: Path, sink: str = "store", conf: dict[str, Any] | None = None
 ) -> TopologySpec:
-    """Lines go to two bolts, whose rows meet in a sink; words are counted too, and a Python bolt reads the counts."""
+    """Lines go to two bolts, whose rows meet in a sink; words are counted too, and a Python bolt
+    reads the counts.
+    """
     builder = TopologyBuilder("chain", config=conf or {})
     spout = {
         "source": "chain_code:lines",
@@ -352,7 +356,8 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
         "after": {},
     }
     assert [found[name]["emitted"] for name in ("drawn", "left", "both", "none")] == [10, 0, 20, 0]
-    # Not counted: rows that bolts hand to each other. What leaves Spark, and what nobody reads, is known anyway.
+    # Not counted: rows that bolts hand to each other. What leaves Spark, and what nobody reads, is
+    # known anyway.
     some = {**chain, "parts": [{**part, "counted": part["name"] == "none"} for part in parts]}
     tables = dict(make_chain(some, b"", "counts of ")(session.range(10), 7))
     found = {
@@ -463,7 +468,8 @@ def test_what_is_fused(tmp_path: Path) -> None:
     }
     bolts = ["split", "lengths", "sink", "count"]
     assert counted == {"as it is": dict.fromkeys(bolts, True), "not": dict.fromkeys(bolts, False)}
-    # A bolt of which one input is not of the chain, or gets a tuple several times, is not; nor is what reads it.
+    # A bolt of which one input is not of the chain, or gets a tuple several times, is not; nor is
+    # what reads it.
     for name, change in {
         "all": {"split": Grouping.ALL},
         "python": {"split": Grouping.SHUFFLE, "tell": Grouping.SHUFFLE},

@@ -1,4 +1,6 @@
-"""Ten random kills of workers and of the Spark server under a fused chain: every row once, by the id of its batch."""
+"""Ten random kills of workers and of the Spark server under a fused chain: every row once, by the
+id of its batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""SparkSpout and SparkBolt against a real Spark Connect server: every row once acked, replays, a lost session."""
+"""SparkSpout and SparkBolt against a real Spark Connect server: every row once acked, replays, a
+lost session.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""SparkQuery against a real Spark Connect server: sinks, statistics, one owner, what stops and starts it, bad input."""
+"""SparkQuery against a real Spark Connect server: sinks, statistics, one owner, what stops and
+starts it, bad input.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,8 @@ def test_windows_of_event_time_go_to_files_once_across_stop_and_start(
         lambda: sum(query._collector.written) == 5,
         "the rows that came while it was inactive",
     )
-    # The first row is late: its window is over, and Spark counts a late row until it has written the window.
+    # The first row is late: its window is over, and Spark counts a late row until it has written
+    # the window.
     run_until(query, lambda: len(rows(out)) == 2, "the first windows")
     write(source, "2026-11-23 10:00:05,a", "2026-11-23 10:02:00,a")
     run_until(query, lambda: len(rows(out)) == 3, "the windows")

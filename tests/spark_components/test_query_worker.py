@@ -1,4 +1,6 @@
-"""Spark components in real workers: what stops with the topology, ends with a worker, and outlives one."""
+"""Spark components in real workers: what stops with the topology, ends with a worker, and outlives
+one.
+"""
 
 from __future__ import annotations
 

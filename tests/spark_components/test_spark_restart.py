@@ -1,4 +1,6 @@
-"""A pipeline over two workers whose Spark server is killed in the middle: nothing is lost, nothing is made up."""
+"""A pipeline over two workers whose Spark server is killed in the middle: nothing is lost, nothing
+is made up.
+"""
 
 from __future__ import annotations
 

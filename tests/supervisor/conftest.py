@@ -1,4 +1,6 @@
-"""A small real blob server, a stand-in worker program, and supervisors as real processes or threads."""
+"""A small real blob server, a stand-in worker program, and supervisors as real processes or
+threads.
+"""
 
 from __future__ import annotations
 

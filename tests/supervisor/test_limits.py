@@ -118,7 +118,8 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
         return dict(desired_slots({"wc-1-1": assignment}, "s1").memory)
 
     watching = guard(told, groups)
-    # The largest size of the topology, which only the worker of the topology master has, is not everybody's.
+    # The largest size of the topology, which only the worker of the topology master has, is not
+    # everybody's.
     watching.check([*workers.values()], 1.0, place(w6900=120 * MIB, w6901=40 * MIB))
     eventually(lambda: not workers[6901].process.alive(), what="the end of the worker")
     assert [(error[1], "allows 40.0 MiB" in error[2]) for error in told] == [(6901, True)]
@@ -194,7 +195,9 @@ def test_a_worker_leaves_no_core_dump_and_opens_no_more_files_than_it_may(
 def test_a_disk_that_is_full_for_a_moment_starts_a_worker_all_the_same(
     tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither its log's rotation nor its run file: a process that nobody knows would hold the slot's port."""
+    """Neither its log's rotation nor its run file: a process that nobody knows would hold the
+    slot's port.
+    """
     (code / "stormconf.ser").write_text(json.dumps({"topology.python": sys.executable}))
 
     def full(*_: Any, **__: Any) -> None:

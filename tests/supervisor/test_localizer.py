@@ -190,7 +190,9 @@ def test_a_stop_ends_a_download(make: Callable[..., Localizer], blob_server: Blo
 def test_code_that_the_leader_did_not_record_is_not_taken(
     make: Callable[..., Localizer], blob_server: BlobServer
 ) -> None:
-    """Also when a nimbus announces the hash of what it serves, or it lies in the cache or on the disk already."""
+    """Also when a nimbus announces the hash of what it serves, or it lies in the cache or on the
+    disk already.
+    """
     blob_server.put_code(CODE)
     good = dict(blob_server.blobs)
     true = {key: hashlib.sha256(content).hexdigest() for key, content in good.items()}

@@ -139,7 +139,8 @@ def test_any_cut_or_flipped_byte_of_a_state_is_noticed(tmp_path: Path) -> None:
         for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             (tmp_path / "state.json").write_bytes(damaged)
             found = LocalStateFile(tmp_path).read()
-            # JSON has blanks and letter cases that mean nothing; what is believed is what was written.
+            # JSON has blanks and letter cases that mean nothing; what is believed is what was
+            # written.
             assert found is None or found == STATE
     broken = sorted(path.name for path in tmp_path.glob("state.json.broken.*"))
     assert 1 <= len(broken) <= 5

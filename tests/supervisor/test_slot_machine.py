@@ -329,7 +329,9 @@ WORKS = st.sampled_from([None, A, A2, B])
 
 
 class AnyEvents(RuleBasedStateMachine):
-    """Random events of a correct but slow system: late responses, processes that die at any time."""
+    """Random events of a correct but slow system: late responses, processes that die at any
+    time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,7 +354,8 @@ class AnyEvents(RuleBasedStateMachine):
                 assert instruction.work.code_dir in self.disk
                 self.to_launch.append(instruction.work)
             elif isinstance(instruction, Fetch):
-                # Asked for twice at most when the wish went away and came back; one fetch answers both.
+                # Asked for twice at most when the wish went away and came back; one fetch answers
+                # both.
                 if instruction.code_dir not in self.to_fetch:
                     self.to_fetch.append(instruction.code_dir)
             elif isinstance(instruction, Terminate | Kill):

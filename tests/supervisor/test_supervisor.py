@@ -1,4 +1,6 @@
-"""A whole supervisor as a real process, against a real ZooKeeper and real (stand-in) worker processes."""
+"""A whole supervisor as a real process, against a real ZooKeeper and real (stand-in) worker
+processes.
+"""
 
 from __future__ import annotations
 
@@ -550,7 +552,9 @@ def test_a_supervisor_with_a_copied_home_ends_no_worker_of_the_first_one(
 def test_a_supervisor_of_the_same_id_elsewhere_is_refused_until_the_first_is_gone(
     rig: SupervisorRig, tmp_path: Path
 ) -> None:
-    """A copied HOME, or the same ``--id`` on another host: whoever is there first keeps the id and its workers."""
+    """A copied HOME, or the same ``--id`` on another host: whoever is there first keeps the id and
+    its workers.
+    """
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     first = rig.supervisor()

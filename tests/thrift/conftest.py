@@ -1,4 +1,6 @@
-"""A nimbus in a thread of the test, with a real ZooKeeper and a real Thrift port, and clients that are not ours."""
+"""A nimbus in a thread of the test, with a real ZooKeeper and a real Thrift port, and clients that
+are not ours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests of Storm 2.8.3's own Java client, byte for byte as it sent them, and what nimbus answers."""
+"""Requests of Storm 2.8.3's own Java client, byte for byte as it sent them, and what nimbus
+answers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from storm_rigs.thrift_nimbus import ThriftNimbus
 from storm_rigs.world import World
 
 _CONF = "7b226e696d6275732e7365656473223a5b223132372e302e302e31225d2c226e696d6275732e7468726966742e706f7274223a3239393737"
-"""``{"nimbus.seeds":["127.0.0.1"],"nimbus.thrift.port":29977``: the client's own options, which it always sends."""
+"""``{"nimbus.seeds":["127.0.0.1"],"nimbus.thrift.port":29977``: the client's own options, which it
+always sends.
+"""
 _HEAD = "8001000100000009726562616c616e6365000000020b000100000009776f7264636f756e740c0002"
 """Of ``rebalance wordcount``."""
 

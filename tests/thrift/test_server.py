@@ -1,4 +1,6 @@
-"""The port against untrusted clients: whatever they send, memory stays bounded and others are served."""
+"""The port against untrusted clients: whatever they send, memory stays bounded and others are
+served.
+"""
 
 from __future__ import annotations
 
@@ -349,7 +351,9 @@ def test_calls_that_wait_do_not_hold_up_others(open_port: Callable[..., Port]) -
 
 
 def test_an_answer_comes_in_one_piece_and_is_not_held_back(open_port: Callable[..., Port]) -> None:
-    """Its length sent alone would cost every call the 40 ms for which a client's kernel holds back its receipt."""
+    """Its length sent alone would cost every call the 40 ms for which a client's kernel holds back
+    its receipt.
+    """
     port = open_port()
     link = port.connect()
     for _ in range(5):

@@ -1,4 +1,6 @@
-"""The service of real nimbuses: who answers what, and nothing that a caller says reaches a shell, a path or a secret."""
+"""The service of real nimbuses: who answers what, and nothing that a caller says reaches a shell, a
+path or a secret.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def upload(client, raw: bytes) -> str:
 
 
 def test_every_method_answers_a_call_without_arguments(nimbus: ThriftNimbus) -> None:
-    """Clients may leave out whatever they like: the answer is a value or an error that says what is missing."""
+    """Clients may leave out whatever they like: the answer is a value or an error that says what is
+    missing.
+    """
     service = load_idl().Nimbus
     assert set(storm.Nimbus.thrift_services) <= set(service.thrift_services)
     with nimbus.connect() as link:
@@ -109,7 +113,9 @@ def test_streamparse_s_structures_have_the_same_fields_as_ours() -> None:
 
 
 def required_fields(value: object, where: str = "") -> list[str]:
-    """Names of required fields of a structure, however deep, that are not set: Java refuses to read those."""
+    """Names of required fields of a structure, however deep, that are not set: Java refuses to read
+    those.
+    """
     missing: list[str] = []
     if isinstance(value, dict):
         for key, item in value.items():
@@ -239,7 +245,8 @@ def test_what_is_wrong_is_said_before_anything_is_stored(
         client.submitTopologyWithOpts(
             "x", location, "{}", topology(), storm.SubmitOptions(initial_status=1, creds=creds)
         )
-    # Unknown conf keys are warnings on this port. Then there is no Dagster here, which is not the client's fault.
+    # Unknown conf keys are warnings on this port. Then there is no Dagster here, which is not the
+    # client's fault.
     with pytest.raises(TApplicationException, match="Unavailable: no Dagster is configured"):
         client.submitTopology(
             "x", location, json.dumps({"topology.wrokers": 1, "mine": 2}), topology()
@@ -295,7 +302,9 @@ def test_random_bytes_at_a_real_nimbus(nimbus: ThriftNimbus) -> None:
 
 
 def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(start_nimbus: Start) -> None:
-    """Thrift and REST; the blobs of the former code are gone, so that whoever still looks at them fails."""
+    """Thrift and REST; the blobs of the former code are gone, so that whoever still looks at them
+    fails.
+    """
     nimbus = start_nimbus()
     record = RunFile.read(RunFile.path_of(nimbus.home, "nimbus", nimbus.id))
     assert record is not None

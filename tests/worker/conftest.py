@@ -105,7 +105,9 @@ def make_rig(
     zk_conf: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., WorkerRig]]:
-    """Makes the rig of a word count: tasks 1-2 split, 3-4 count, 5 acker, 6 topology master, 7 lines."""
+    """Makes the rig of a word count: tasks 1-2 split, 3-4 count, 5 acker, 6 topology master, 7
+    lines.
+    """
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     rigs: list[WorkerRig] = []
 
@@ -162,7 +164,9 @@ def rig_of(
     zk_conf: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., WorkerRig]]:
-    """Makes a rig of any topology: builder, code, task ranges of its components (acker 8, master 9), conf."""
+    """Makes a rig of any topology: builder, code, task ranges of its components (acker 8, master
+    9), conf.
+    """
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     rigs: list[WorkerRig] = []
 

@@ -1,4 +1,6 @@
-"""Mistakes of components: reported with component, task and remedy; tuples replayed; workers alive."""
+"""Mistakes of components: reported with component, task and remedy; tuples replayed; workers
+alive.
+"""
 
 from __future__ import annotations
 

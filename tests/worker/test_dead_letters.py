@@ -291,7 +291,9 @@ class Forgets(Bolt):
 
 
 class Given(ReliableSpout):
-    """Gives up with a reason and a place in its source, as a spout does whose record cannot be decoded."""
+    """Gives up with a reason and a place in its source, as a spout does whose record cannot be
+    decoded.
+    """
 
     outputs: ClassVar[Any] = [Stream(["n"]), Stream(["letter"], name="dead")]
     given = False

@@ -112,7 +112,8 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(
     eventually(lambda: executed() > 500, what="some tuples are executed")
     before = memory()
     eventually(lambda: executed() > 4000, timeout=60, what="more tuples are executed")
-    # A spout that is not held back makes over 100,000 of these in that time, 300 bytes and more each.
+    # A spout that is not held back makes over 100,000 of these in that time, 300 bytes and more
+    # each.
     assert memory() - before < 15 << 20
     waiting = [
         worker["system"]["waiting_tuples"]

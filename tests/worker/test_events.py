@@ -1,4 +1,6 @@
-"""Reports of bolts to Dagster, in the harness: the acks that wait for them, and the errors of wrong ones."""
+"""Reports of bolts to Dagster, in the harness: the acks that wait for them, and the errors of wrong
+ones.
+"""
 
 from __future__ import annotations
 

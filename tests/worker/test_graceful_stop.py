@@ -130,7 +130,9 @@ def make(rig_of: Callable[..., WorkerRig]) -> WorkerRig:
 def test_nothing_is_applied_twice_by_a_graceful_stop(
     rig_of: Callable[..., WorkerRig], here: str, there: str
 ) -> None:
-    """A stateful bolt without ``message_id`` is stopped three times under load; its ``close`` emits."""
+    """A stateful bolt without ``message_id`` is stopped three times under load; its ``close``
+    emits.
+    """
     rig = make(rig_of)
     one, two = ("s1", free_port()), ("s2", free_port())
     slots = {one: here, two: there}

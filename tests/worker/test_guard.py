@@ -1,4 +1,6 @@
-"""What a component raises, and where: reported, its tuples fail, its task restarts, its worker goes on."""
+"""What a component raises, and where: reported, its tuples fail, its task restarts, its worker goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def harness_of(bolt: type[Bolt], kind: str, tmp_path: Path, **options: Any) -> T
 
 
 def run_with_ticks(harness: TopologyHarness) -> HarnessResult:
-    """The result after three runs with a tick each, in which a bolt that batches hands on, and a last one."""
+    """The result after three runs with a tick each, in which a bolt that batches hands on, and a
+    last one.
+    """
     for _ in range(3):
         harness.run(timeout=30)
         harness.tick("once")

@@ -44,7 +44,9 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("key", ["", "ab" * 32])
 def test_a_forgotten_link_is_made_again(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """A firewall drops the packets of the connection; new ones pass. Nothing ends, and only silence tells."""
+    """A firewall drops the packets of the connection; new ones pass. Nothing ends, and only silence
+    tells.
+    """
     monkeypatch.setattr(transport, "_PING_MILLIS", 100)
     monkeypatch.setattr(transport, "_SILENT_MILLIS", 300)
     receiver = Transport("127.0.0.1", 0, "receiver", 100, key)
@@ -71,7 +73,9 @@ def test_a_forgotten_link_is_made_again(monkeypatch: pytest.MonkeyPatch, key: st
 
 
 def test_a_sender_that_ends_while_its_frames_wait_ends_nobody() -> None:
-    """Such as a worker that is killed, or whoever floods a busy one: ZeroMQ takes its next timer of that link amiss."""
+    """Such as a worker that is killed, or whoever floods a busy one: ZeroMQ takes its next timer of
+    that link amiss.
+    """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(
         [sys.executable, "-c", _RECEIVER], stderr=subprocess.PIPE, **pipes

@@ -1,4 +1,6 @@
-"""Rates of what flows now, and the rings of the topology master, from reports with known counters."""
+"""Rates of what flows now, and the rings of the topology master, from reports with known
+counters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MS = 1_000_000
 def report(
     secs: float, rate: float, *, port: int = 1, pid: int = 7, busy_ms: float = 1.0, **of: Any
 ) -> WorkerReport:
-    """A spout that emitted ``rate`` tuples a second for ``secs``, and a bolt that executed them in ``busy_ms`` each."""
+    """A spout that emitted ``rate`` tuples a second for ``secs``, and a bolt that executed them in
+    ``busy_ms`` each.
+    """
     number = int(secs * rate)
     bolt = TaskReport(
         status="running",

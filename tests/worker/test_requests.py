@@ -1,4 +1,6 @@
-"""A worker whose cluster does not change asks ZooKeeper for nothing: the pings of its session are all."""
+"""A worker whose cluster does not change asks ZooKeeper for nothing: the pings of its session are
+all.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.zookeeper
 
 
 def connection(address: str, session_id: int) -> dict[str, str]:
-    """What the server says of the connection of a session (``cons``): requests so far, and the last one."""
+    """What the server says of the connection of a session (``cons``): requests so far, and the last
+    one.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as link:
         link.sendall(b"cons")
@@ -31,7 +35,8 @@ def test_a_ping_is_a_workers_only_periodic_request(
 ) -> None:
     rig = make_rig({"rig.lines": 10, "task.refresh.poll.secs": 600})
     one, two = ("s1", free_port()), ("s2", free_port())
-    # The first also runs the topology master, whose report is the one thing that is written again and again.
+    # The first also runs the topology master, whose report is the one thing that is written again
+    # and again.
     rig.assign({one: "1,3,5-7", two: "2,4"})
     rig.start(*one)
     rig.start(*two)

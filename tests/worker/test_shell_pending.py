@@ -98,7 +98,8 @@ def program(handle: str, on_tick: str = "pass") -> str:
 
 
 def test_a_program_may_gather_more_tuples_than_may_wait_for_it(tmp_path: Path) -> None:
-    # Also more than a queue holds before back pressure: what the program keeps does not wait for it.
+    # Also more than a queue holds before back pressure: what the program keeps does not wait for
+    # it.
     with harness_of(tmp_path, program(GATHER), MANY, topology_executor_queue_size=400) as harness:
         result = harness.run(timeout=60)
     assert len(result.acked["numbers"]) == MANY

@@ -1,4 +1,6 @@
-"""However a task or a worker stops in good order: what it has not finished is lost, which is no failure of the tuples."""
+"""However a task or a worker stops in good order: what it has not finished is lost, which is no
+failure of the tuples.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,8 @@ CASES = [
     (bolt, way, place)
     for bolt in BOLTS
     for way in (move, reopen, restart, stop)
-    # A program that is replaced may have ended by one of its tuples; reports to Dagster outlive a restart.
+    # A program that is replaced may have ended by one of its tuples; reports to Dagster outlive a
+    # restart.
     if way is not restart or bolt not in (ShellBolt, Reports)
     for place in (["one worker", "three workers"] if way is not stop else list(PLACES)[1:])
 ]

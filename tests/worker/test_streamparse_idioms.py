@@ -1,5 +1,6 @@
-"""Components in streamparse's idioms run both ways: as programs of streamparse, and in the worker after a change of
-their import line."""
+"""Components in streamparse's idioms run both ways: as programs of streamparse, and in the worker
+after a change of their import line.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +203,7 @@ def test_batches_run_both_ways(
         assert harness.errors == []
 
 
-# -- values -------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 def test_named_values_are_a_list_and_behave_like_a_named_tuple() -> None:
@@ -351,7 +352,7 @@ class Twice(Bolt):
         assert texts_of(harness) == TEXTS
 
 
-# -- streamparse's own project ------------------------------------------------------------------------------
+# -- streamparse's own project ---------------------------------------------------------------------
 
 PROJECT = Path(streamparse.__file__).parent / "bootstrap" / "project" / "src"
 

@@ -1,4 +1,6 @@
-"""Frames of a peer that names tasks without inputs, and streams, tasks and slots that nobody has: nothing is left of them."""
+"""Frames of a peer that names tasks without inputs, and streams, tasks and slots that nobody has:
+nothing is left of them.
+"""
 
 from __future__ import annotations
 

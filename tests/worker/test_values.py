@@ -1,4 +1,6 @@
-"""Values of tuples and of state: equal and of the same type wherever they go, or refused where they are emitted."""
+"""Values of tuples and of state: equal and of the same type wherever they go, or refused where they
+are emitted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Results of windows while their readers are slow, full or killed, and sources that are only held."""
+"""Results of windows while their readers are slow, full or killed, and sources that are only
+held.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +304,9 @@ class AsMany(WindowedBolt):
 
 
 class Batches(Bolt):
-    """Acks all that waits every ten seconds, as a sink that writes files, unless its system is away."""
+    """Acks all that waits every ten seconds, as a sink that writes files, unless its system is
+    away.
+    """
 
     auto_ack = False
     config = {"topology.tick.tuple.freq.secs": 10}

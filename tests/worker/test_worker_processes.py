@@ -128,7 +128,9 @@ def test_counts_every_line_once_and_reports(
 def test_a_worker_that_may_do_nothing_any_more_ends(
     make_rig: Callable[..., WorkerRig], slots: Slots
 ) -> None:
-    """Its user in ZooKeeper went with the cluster's former secret: another worker gets the new one."""
+    """Its user in ZooKeeper went with the cluster's former secret: another worker gets the new
+    one.
+    """
     rig = make_rig({"rig.lines": 10})
     start_two(rig, slots)
     session, path = rig.cluster.session, paths.assignment(rig.topology_id)

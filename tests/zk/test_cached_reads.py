@@ -1,4 +1,6 @@
-"""The read cache: as new as ZooKeeper itself, whoever writes and whatever happens to the connection."""
+"""The read cache: as new as ZooKeeper itself, whoever writes and whatever happens to the
+connection.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def test_lists_of_workers_come_from_memory_until_they_change(
 def test_no_watch_waits_for_what_does_not_come_back(
     reads: CachedReads, other: ZooKeeperClusterState, zookeeper_server: str
 ) -> None:
-    """Between a list and the read of its nodes, topologies are removed: their ids never come again."""
+    """Between a list and the read of its nodes, topologies are removed: their ids never come
+    again.
+    """
     for first in (paths.TOPOLOGY, paths.TASKS, paths.ASSIGNMENTS, paths.WORKERS):
         other.create_node(first)
 
@@ -180,7 +184,9 @@ def test_no_watch_waits_for_what_does_not_come_back(
 def test_what_has_gone_leaves_neither_a_watch_nor_a_row(
     reads: CachedReads, other: ZooKeeperClusterState, zookeeper_server: str, tmp_path: Path
 ) -> None:
-    """Gone between an interruption, with its list read again, and the read of its value; and after it was read."""
+    """Gone between an interruption, with its list read again, and the read of its value; and after
+    it was read.
+    """
     nodes = [f"/topology/wc-{number}-1" for number in range(40)]
     for node in nodes:
         other.create_node(node, b"x")

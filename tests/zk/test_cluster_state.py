@@ -1,4 +1,6 @@
-"""The storage layer on a real server: what Storm's own tests ask of it, and the races that they leave out."""
+"""The storage layer on a real server: what Storm's own tests ask of it, and the races that they
+leave out.
+"""
 
 from __future__ import annotations
 
@@ -374,7 +376,8 @@ def test_watches_on_many_missing_nodes(zk_state: ZooKeeperClusterState) -> None:
 def test_a_watched_read_of_what_went_meanwhile_leaves_no_watch(
     zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
 ) -> None:
-    # A supervisor reads an assignment, finds that it has work there, and reads it again with a watch.
+    # A supervisor reads an assignment, finds that it has work there, and reads it again with a
+    # watch.
     zk_state.awaits_all = False
     events, gone = (
         Events(zk_state),

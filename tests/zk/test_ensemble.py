@@ -131,7 +131,9 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
 def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the_others(
     tmp_path: Path, mode: str
 ) -> None:
-    """The server that is out of touch goes on answering its clients; nothing that it says prolongs the lease."""
+    """The server that is out of touch goes on answering its clients; nothing that it says prolongs
+    the lease.
+    """
     with (
         Network("sdle", 3) as network,
         ZooKeeperEnsemble(

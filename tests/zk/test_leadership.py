@@ -86,7 +86,9 @@ def test_resigning_lets_the_next_one_lead_in_a_higher_epoch(nimbus: Callable[[],
 def test_resigning_never_takes_the_leadership_of_the_next_one(
     nimbus: Callable[[], Nimbus], zk_expire: Expire, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session ends before any one of its requests, another leads, and the rest comes from a new session."""
+    """The session ends before any one of its requests, another leads, and the rest comes from a new
+    session.
+    """
     (cluster_a, a), (_, b) = nimbus(), nimbus()
     assert a.try_lead("n1:1", "http://n1") == 1
     left, call, former = number, cluster_a.session.call, cluster_a.session.session_id

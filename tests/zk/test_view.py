@@ -1,4 +1,6 @@
-"""Loading the whole cluster on a real server: complete, versioned, unharmed by damage and by racing writers."""
+"""Loading the whole cluster on a real server: complete, versioned, unharmed by damage and by racing
+writers.
+"""
 
 from __future__ import annotations
 

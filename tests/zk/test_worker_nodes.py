@@ -1,4 +1,6 @@
-"""The nodes of live workers on a real server: bound to the assignment's version and to the session."""
+"""The nodes of live workers on a real server: bound to the assignment's version and to the
+session.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Assets on what the stream writes: hourly ones start when the stream has completed an hour, daily ones by schedule; a
-stream that does not deliver blocks what depends on them."""
+"""Assets on what the stream writes: hourly ones start when the stream has completed an hour, daily
+ones by schedule; a stream that does not deliver blocks what depends on them.
+"""
 
 import os
 import time
@@ -115,7 +116,9 @@ def clicks_day(
 def stream_delivers(
     context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource
 ) -> dg.AssetCheckResult:
-    """Check that the stream has finished the day: a result without its newest views would be wrong."""
+    """Check that the stream has finished the day: a result without its newest views would be
+    wrong.
+    """
     try:
         statuses = {document["name"]: document["status"] for document in storm_nimbus.topologies()}
         status = statuses.get("clicks", "NOT RUNNING")
@@ -172,7 +175,9 @@ daily = dg.define_asset_job(
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """The assets and their check; whole hours as they come, and a run every night for the day before."""
+    """The assets and their check; whole hours as they come, and a run every night for the day
+    before.
+    """
     return dg.Definitions(
         assets=[clicks, pages_by_hour, clicks_day, top_pages],
         asset_checks=[stream_delivers],

@@ -37,7 +37,9 @@ from storm_dagster.model.security import Security, zookeeper_payload
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
 _ENOUGH_CORES = 4
-"""With fewer, what is not needed to be ready starts when the cluster is: it would take the others' time."""
+"""With fewer, what is not needed to be ready starts when the cluster is: it would take the others'
+time.
+"""
 
 
 class _Stopped(Exception):
@@ -64,7 +66,9 @@ class DevCluster:
     """One local cluster. :meth:`run` does everything; ``stop`` (an event) ends it."""
 
     def __init__(self, plan: ClusterPlan, progress: Progress, stop: threading.Event) -> None:
-        """``progress`` is called with each step: the command line draws it, a detached ``dev`` sends it to its parent."""
+        """``progress`` is called with each step: the command line draws it, a detached ``dev``
+        sends it to its parent.
+        """
         self._plan = plan
         self._home = plan.home
         self._progress = progress
@@ -104,7 +108,7 @@ class DevCluster:
             finally:
                 record.remove(self._home)
 
-    # -- the life of the cluster --------------------------------------------------------------------------
+    # -- the life of the cluster -------------------------------------------------------------------
     def run(self, ready: Callable[[endpoints.ClusterFile], None]) -> None:
         """Start, call ``ready`` once, keep everything running until ``stop``, end everything.
 
@@ -161,7 +165,9 @@ class DevCluster:
                 self._failure = self._failure or error
 
     def _start_control(self) -> None:
-        """ZooKeeper, supervisors, which wait for it, and nimbuses once it has a root: they would make their own."""
+        """ZooKeeper, supervisors, which wait for it, and nimbuses once it has a root: they would
+        make their own.
+        """
         plan = self._plan
         from storm_dagster.zk.embedded import server_answers
 
@@ -216,7 +222,9 @@ class DevCluster:
         self._progress("supervisors", "SUCCESS")
 
     def _start_the_rest(self) -> None:
-        """Start what readiness does not include: Spark, for which placements wait meanwhile, and warm runs."""
+        """Start what readiness does not include: Spark, for which placements wait meanwhile, and
+        warm runs.
+        """
         if (os.cpu_count() or 1) < _ENOUGH_CORES:
             while not self._ready.wait(0.1):
                 if self._stop.is_set():
@@ -238,11 +246,14 @@ class DevCluster:
             self._write_cluster_file()
 
     def _start_spark(self) -> None:
-        """The Connect server, and the first jobs on it, by a process that loads while the server does."""
+        """The Connect server, and the first jobs on it, by a process that loads while the server
+        does.
+        """
         plan = self._plan
         self._progress("spark", "STARTED")
         if plan.ports.spark_master:
-            # What an earlier master wrote down is over; a server that finds none tries again after 20 s only.
+            # What an earlier master wrote down is over; a server that finds none tries again after
+            # 20 s only.
             shutil.rmtree(self._home / "spark" / "master", ignore_errors=True)
             master = self._launch(plan.spark_master_daemon())
             self._wait(lambda: readiness.listens(plan.ports.spark_master), "spark master", [master])
@@ -252,7 +263,8 @@ class DevCluster:
         output = self._home / "logs" / "spark-warm-up.out"
         child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)
         RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
-        # Placements wait for the first job, too: beside it theirs would take longer, for both load the same.
+        # Placements wait for the first job, too: beside it theirs would take longer, for both load
+        # the same.
         self._wait(
             lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None,
             "spark",
@@ -279,7 +291,8 @@ class DevCluster:
             self._launch(plan.webserver_daemon(self._workspace)),
         )
         self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
-        # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
+        # The webserver can be asked to reload when it has loaded too early; the daemon does so
+        # after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
         seen, failures, warm = "", 0, False
         options = Security.of(plan.conf).client_options()
@@ -305,7 +318,9 @@ class DevCluster:
         self._progress("dagster", "SUCCESS")
 
     def _create_storage(self) -> None:
-        """Create Dagster's tables once per HOME: two processes that find none at once fail each other."""
+        """Create Dagster's tables once per HOME: two processes that find none at once fail each
+        other.
+        """
         done = self._home / "dagster" / "storage.created"
         if done.exists():
             return
@@ -324,7 +339,7 @@ class DevCluster:
             )
         done.touch()
 
-    # -- daemons ------------------------------------------------------------------------------------------
+    # -- daemons -----------------------------------------------------------------------------------
     def _launch(self, spec: DaemonSpec) -> Daemon:
         daemon = Daemon(spec, self._home, self._env)
         with self._lock:

@@ -23,13 +23,16 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable, error_fro
 
 log: logging.Logger = logging.getLogger(__name__)
 REPORT_FD = "STORM_DAGSTER_REPORT_FD"
-"""Environment variable: the pipe on which a detached ``dev`` reports to the command that started it."""
+"""Environment variable: the pipe on which a detached ``dev`` reports to the command that started
+it.
+"""
 
 
 def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], None]) -> None:
     """Run the cluster until SIGINT, SIGTERM or SIGHUP; a second one hurries.
 
-    Handlers, unlike an inherited "ignore" (``dev &`` in a script), become the default again in children.
+    Handlers, unlike an inherited "ignore" (``dev &`` in a script), become the default again in
+    children.
     """
     stop = threading.Event()
     cluster = DevCluster(plan, progress, stop)
@@ -48,14 +51,18 @@ def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], N
 
 
 def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> None:
-    """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its addresses."""
+    """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its
+    addresses.
+    """
     configure_daemon_logging(plan.home, "dev", "0", plan.conf, stderr_level=logging.WARNING)
     with Steps(f"starting a cluster in {plan.home}") as steps:
         _run(plan, steps.on_step, ready)
 
 
 def run_child(plan: ClusterPlan) -> None:
-    """Run the cluster as the detached process, reporting on the inherited pipe until it is ready."""
+    """Run the cluster as the detached process, reporting on the inherited pipe until it is
+    ready.
+    """
     os.environ["STORM_DAGSTER_LOG_FILES_ONLY"] = "1"
     configure_daemon_logging(plan.home, "dev", "0", plan.conf)
     with os.fdopen(int(os.environ.pop(REPORT_FD)), "w", encoding="utf-8") as pipe:
@@ -83,14 +90,16 @@ def run_child(plan: ClusterPlan) -> None:
 
 
 def start_detached(home: Path) -> ClusterFile:
-    """Start this very ``dev`` again, in a session of its own, where it calls :func:`run_child`; wait until ready.
+    """Start this very ``dev`` again, in a session of its own, where it calls :func:`run_child`;
+    wait until ready.
 
     Raises the error with which it failed. Ctrl-C while waiting ends it.
     """
     (home / "logs").mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
     output = home / "logs" / "dev-0.out"
-    # Started from within another cluster (its start job), this one must not pass for a part of that one.
+    # Started from within another cluster (its start job), this one must not pass for a part of that
+    # one.
     env = {name: value for name, value in os.environ.items() if name != CLUSTER_MARK}
     env |= {REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)}
     child = spawn(

@@ -25,8 +25,9 @@ _BRIEF_SECS = 2.0
 def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
     """The live processes of the cluster in ``home``, this one left out.
 
-    A process belongs to it when a record names it (pid, start and boot), when it lives in the session of
-    one that a record names and was started with this HOME, or when it carries the mark of a recorded ``dev``.
+    A process belongs to it when a record names it (pid, start and boot), when it lives in the
+    session of one that a record names and was started with this HOME, or when it carries the mark
+    of a recorded ``dev``.
     """
     records = list(records)
     marks = {record.id for record in records if record.role == "dev" and record.id}
@@ -110,10 +111,12 @@ def end_cluster(
     hurry: Callable[[], bool] = lambda: False,
     reap: Callable[[], None] = lambda: None,
 ) -> list[Process]:
-    """End all processes that the run files of ``home`` name, and their descendants; returns survivors.
+    """End all processes that the run files of ``home`` name, and their descendants; returns
+    survivors.
 
-    ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent collects
-    its dead children there. Run files of ended processes are removed. The calling process is never ended.
+    ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent
+    collects its dead children there. Run files of ended processes are removed. The calling process
+    is never ended.
     """
     for record in RunFile.read_all(home):
         if record.role in _FROZEN_ROLES and record.pid != os.getpid():
@@ -131,7 +134,8 @@ def end_cluster(
         if any(record.alive() for record in wave):
             _end(wave, patience, hurry)
             reap()
-    # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
+    # What is left are descendants: Dagster's code servers and runs, shell components, Spark's
+    # Python.
     left = kill_family(home, records, reap)
     for path in run_dir(home).glob("*.json"):
         record = RunFile.read(path)

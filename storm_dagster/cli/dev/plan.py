@@ -44,7 +44,9 @@ class DevOptions:
     warm_runs: bool = True
     """Whether Dagster's runs start in forks of a process that has loaded everything."""
     spark_workers: int = 0
-    """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run in the server."""
+    """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run
+    in the server.
+    """
 
     @property
     def size(self) -> tuple[int, int, int, int]:
@@ -71,7 +73,9 @@ def daemon_environment(home: Path, mark: str) -> dict[str, str]:
 
 
 def code_socket(home: Path) -> Path:
-    """Socket of the code server, in a folder of this user alone; not in HOME if its path is too long for the kernel."""
+    """Socket of the code server, in a folder of this user alone; not in HOME if its path is too
+    long for the kernel.
+    """
     path = run_dir(home) / "code.sock"
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
@@ -80,7 +84,9 @@ def code_socket(home: Path) -> Path:
 
 
 def prepare_dagster_home(home: Path) -> Path:
-    """Write ``HOME/dagster/{dagster,workspace}.yaml`` (the former only if absent); returns the workspace."""
+    """Write ``HOME/dagster/{dagster,workspace}.yaml`` (the former only if absent); returns the
+    workspace.
+    """
     make_private(code_socket(home).parent)
     folder = home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,8 +165,9 @@ class ClusterPlan:
     def close_ports(self) -> None:
         """Give HOME what keeps other users of this machine out of the cluster's ports.
 
-        A new HOME gets a ZooKeeper user that only it knows; an older one stays as it is. Where the kernel does not name
-        the user of a connection, HOME gets a secret; Thrift, which cannot be asked for one without TLS, serves nobody then.
+        A new HOME gets a ZooKeeper user that only it knows; an older one stays as it is. Where the
+        kernel does not name the user of a connection, HOME gets a secret; Thrift, which cannot be
+        asked for one without TLS, serves nobody then.
         """
         if not Security.of(self.conf).configured and not can_tell_users():
             self._keep("secret", "storm.secret.file", "", True)
@@ -260,7 +267,9 @@ class ClusterPlan:
         return DaemonSpec("spark-worker", name, self._python("spark", {}, "worker", *size))
 
     def warm_up_command(self) -> tuple[str, ...]:
-        """A process that runs the first jobs on the server, so that the first submission does not."""
+        """A process that runs the first jobs on the server, so that the first submission does
+        not.
+        """
         return self._python("spark", {}, "--warm-up", self.spark_remote)
 
     def nimbus_daemon(self, index: int) -> DaemonSpec:

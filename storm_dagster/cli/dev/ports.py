@@ -1,4 +1,6 @@
-"""The ports of a local cluster, chosen before anything starts, so that a restarted daemon finds its own."""
+"""The ports of a local cluster, chosen before anything starts, so that a restarted daemon finds its
+own.
+"""
 
 import random
 import socket
@@ -17,8 +19,8 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 if TYPE_CHECKING:
     from storm_dagster.cli.dev.plan import DevOptions
 
-# Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so that a
-# daemon that is being restarted does not find its port taken by some client.
+# Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so
+# that a daemon that is being restarted does not find its port taken by some client.
 _AUTO = range(20_000, 32_000)
 _WEB_PORT = 3000
 
@@ -65,7 +67,8 @@ def is_free(port: int) -> bool:
 def _default(conf: ClusterConf, options: "DevOptions") -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
     first = sorted(conf["supervisor.slots.ports"])
-    # The conf's ports are those of the first supervisor; further ones on this host follow above them.
+    # The conf's ports are those of the first supervisor; further ones on this host follow above
+    # them.
     own = [*first, *range(first[-1] + 1, first[-1] + 1 + supervisors * slots)]
     client = conf["storm.zookeeper.port"]
     return DevPorts(
@@ -129,8 +132,9 @@ def _busy(ports: Iterable[int]) -> list[int]:
 def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPorts:
     """The ports of a cluster with these options, remembered in ``HOME/ports.json``.
 
-    ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``: free ones,
-    the same as last time in this HOME where they are free still, so that assignments stay true.
+    ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``:
+    free ones, the same as last time in this HOME where they are free still, so that assignments
+    stay true.
     """
     path = home / "ports.json"
     if options.ports == "default":

@@ -39,7 +39,8 @@ def get_json(url: str, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def _quick(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    # Asked ten times a second: certificates, which an http:// address has no use for, take 20 ms to load.
+    # Asked ten times a second: certificates, which an http:// address has no use for, take 20 ms to
+    # load.
     plain = {"verify": False} if url.startswith("http://") else {}
     return {"trust_env": False, **options, **plain}
 
@@ -68,7 +69,8 @@ _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") 
 def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool, str] | None:
     """Reason why Dagster does not serve our code location (yet); ``None`` when it does.
 
-    The first part is whether loading failed; it is asked to load again, for it may have been asked too early.
+    The first part is whether loading failed; it is asked to load again, for it may have been asked
+    too early.
     """
     asked = {"query": queries()["Readiness"][0]}
     try:
@@ -101,7 +103,8 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
 
 
 def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
-    """Ask Dagster what a launch will ask, so that the first submission does not pay for its first imports.
+    """Ask Dagster what a launch will ask, so that the first submission does not pay for its first
+    imports.
 
     A launch has to be answered within five seconds. Failures are left to the launch itself.
     """
@@ -114,8 +117,8 @@ def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
     """Make the cluster's root in ZooKeeper when there is none; returns the cluster id.
 
-    ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or holds
-    another cluster although HOME remembers one: absence is not an order.
+    ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or
+    holds another cluster although HOME remembers one: absence is not an order.
     """
     from storm_dagster.zk.cluster_state import ZooKeeperClusterState
     from storm_dagster.zk.root import close_top, create_cluster_root, secure_root

@@ -1,4 +1,6 @@
-"""The rules of the invariants: I1 to I8. Pure; each yields (thing, reason) pairs, and its docstring is the rule in words."""
+"""The rules of the invariants: I1 to I8. Pure; each yields (thing, reason) pairs, and its docstring
+is the rule in words.
+"""
 
 from collections import Counter
 from typing import Any
@@ -17,7 +19,7 @@ from storm_dagster.model.names import code_keys
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.tables import load_table
 
-# -- I1: every task has one slot ----------------------------------------------------------------------------
+# -- I1: every task has one slot -------------------------------------------------------------------
 
 
 def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
@@ -65,7 +67,7 @@ def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
                 yield title(topology), f"supervisor {worker.node} does not offer port {worker.port}"
 
 
-# -- I2: one live process per task --------------------------------------------------------------------------
+# -- I2: one live process per task -----------------------------------------------------------------
 
 
 def one_live_owner(snapshot: ClusterSnapshot) -> Found:
@@ -104,7 +106,7 @@ def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
 
 _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
 
-# -- I3: no orphans, nothing referenced is missing ----------------------------------------------------------
+# -- I3: no orphans, nothing referenced is missing -------------------------------------------------
 
 
 def base_implies_published(snapshot: ClusterSnapshot) -> Found:
@@ -140,7 +142,7 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
             yield f"process {process.pid}", reason
 
 
-# -- I4: code is stored and replicated ----------------------------------------------------------------------
+# -- I4: code is stored and replicated -------------------------------------------------------------
 
 
 def blobs_present(snapshot: ClusterSnapshot) -> Found:
@@ -167,7 +169,7 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
                 )
 
 
-# -- I5: only the newest leader writes ----------------------------------------------------------------------
+# -- I5: only the newest leader writes -------------------------------------------------------------
 
 
 def epoch_rises(snapshot: ClusterSnapshot) -> Found:
@@ -189,7 +191,7 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
         yield f"cluster {now.cluster_id}", went + now_at
 
 
-# -- I6: one topology for one token and one name ------------------------------------------------------------
+# -- I6: one topology for one token and one name ---------------------------------------------------
 
 
 def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
@@ -217,11 +219,13 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
             )
 
 
-# -- I7: each worker is on one version ----------------------------------------------------------------------
+# -- I7: each worker is on one version -------------------------------------------------------------
 
 
 def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
-    """Each worker runs one version: the new one when it is upgraded; an upgrade and its status go together."""
+    """Each worker runs one version: the new one when it is upgraded; an upgrade and its status go
+    together.
+    """
     for topology in visible(snapshot.view):
         gray = (snapshot.gray or {}).get(topology.id)
         if snapshot.gray is not None and (gray is not None and gray.going_on) != (
@@ -237,7 +241,8 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
                 title(topology),
                 f"workers {', '.join(sorted(both))} are upgrading and upgraded at once",
             )
-        # A worker that was not picked may run any former version: it gets the newest at its next start.
+        # A worker that was not picked may run any former version: it gets the newest at its next
+        # start.
         for worker in (
             topology.assignment.workers if topology.assignment and gray and gray.going_on else ()
         ):
@@ -251,7 +256,7 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
                 )
 
 
-# -- I8: nothing is written when nothing changed ------------------------------------------------------------
+# -- I8: nothing is written when nothing changed ---------------------------------------------------
 
 
 def no_idle_writes(snapshot: ClusterSnapshot) -> Found:

@@ -21,7 +21,9 @@ class WorkerPid:
 
 @dataclass(frozen=True)
 class GrayNodes:
-    """Nodes below ``/gray_upgrade/<id>``: whether there is an upgrade, and its workers (``host:port``)."""
+    """Nodes below ``/gray_upgrade/<id>``: whether there is an upgrade, and its workers
+    (``host:port``).
+    """
 
     going_on: bool
     upgrading: frozenset[str] = frozenset()
@@ -122,8 +124,9 @@ def confirm_violations(
 ) -> tuple[list[Violation], PendingViolations]:
     """Violations of ``found`` that are confirmed, and the argument of the next call.
 
-    A violation is confirmed once it was found in at least two snapshots in a row, over at least ``stable_secs``.
-    A violation of ``no_idle_writes`` is an event, not a state: it is confirmed at once.
+    A violation is confirmed once it was found in at least two snapshots in a row, over at least
+    ``stable_secs``. A violation of ``no_idle_writes`` is an event, not a state: it is confirmed at
+    once.
     """
     seen = {}
     for violation in found:

@@ -1,5 +1,6 @@
-"""Causes of reassignments, with keys that make each cause one run, the back-off between attempts, and the memory of an
-observer between two polls of the cluster; :mod:`storm_dagster.zk.sensor_memory` stores it.
+"""Causes of reassignments, with keys that make each cause one run, the back-off between attempts,
+and the memory of an observer between two polls of the cluster;
+:mod:`storm_dagster.zk.sensor_memory` stores it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -49,14 +50,19 @@ class Cause:
     avoid: tuple[str, ...] = ()
     """Supervisors that must not get new work now (silent ones)."""
     seen: str = ""
-    """What was judged: the start token of a worker that does not run, the record of a silent topology master."""
+    """What was judged: the start token of a worker that does not run, the record of a silent
+    topology master.
+    """
     silent_secs: float = field(default=0.0, compare=False)
-    """How long the observer had seen it so when it judged, of a lost host since its counter last rose; 0 where neither is
-    known."""
+    """How long the observer had seen it so when it judged, of a lost host since its counter last
+    rose; 0 where neither is known.
+    """
 
     @property
     def key(self) -> str:
-        """Base of Dagster's run key, equal for every observer of the same cause in the same assignment."""
+        """Base of Dagster's run key, equal for every observer of the same cause in the same
+        assignment.
+        """
         return f"{self.topology_id}:{self.generation}:{self.kind}@{self.node}-{self.port}"
 
     def describe(self) -> str:
@@ -101,7 +107,9 @@ class Attempt:
 
 
 AttemptMemory = Mapping[str, tuple[int, float]]
-"""Cause key -> (attempts made, boot clock before which the next must not start). JSON-able as lists."""
+"""Cause key -> (attempts made, boot clock before which the next must not start). JSON-able as
+lists.
+"""
 
 _LONGEST_PAUSE_SECS = 60.0
 SPREAD_PAUSE_SECS = 600.0
@@ -118,9 +126,9 @@ def due_attempts(
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
     """Causes to act on now, and the memory for the next call.
 
-    A cause is tried once it was true for ``patience_secs``, then again after 1, 2, 4 ... 60 s while it persists, but not while the run of
-    its last attempt (its run key is in ``running``) goes on; a topology with too few workers waits
-    ``SPREAD_PAUSE_SECS``. Causes that are over are forgotten.
+    A cause is tried once it was true for ``patience_secs``, then again after 1, 2, 4 ... 60 s while
+    it persists, but not while the run of its last attempt (its run key is in ``running``) goes on;
+    a topology with too few workers waits ``SPREAD_PAUSE_SECS``. Causes that are over are forgotten.
     """
     due: list[Attempt] = []
     kept: dict[str, tuple[int, float]] = {}
@@ -181,7 +189,9 @@ class TopologyMemory(msgspec.Struct, frozen=True):
     starting: Mapping[str, StartingWorker] = msgspec.field(default_factory=dict)
     """``"node:port"`` -> worker that is there and does not run all its tasks yet."""
     room: FirstSeen | UnsetType = UNSET
-    """Number of workers that it lacks and free slots could take; unset when it lacks none, or is not complete."""
+    """Number of workers that it lacks and free slots could take; unset when it lacks none, or is
+    not complete.
+    """
 
 
 class LivenessMemory(msgspec.Struct, frozen=True):
@@ -189,14 +199,22 @@ class LivenessMemory(msgspec.Struct, frozen=True):
 
     boot_id: str = ""
     since: float = 0.0
-    """Boot clock of the first look, or after an outage of the moment by which whoever lives has reconnected."""
+    """Boot clock of the first look, or after an outage of the moment by which whoever lives has
+    reconnected.
+    """
     topologies: Mapping[str, TopologyMemory] = msgspec.field(default_factory=dict)
     supervisors: Mapping[str, FirstSeen] = msgspec.field(default_factory=dict)
     """Supervisor id -> its counter."""
     frozen_since: float | None = None
     lost: Mapping[str, float] | UnsetType = UNSET
-    """``"node:port"`` -> boot clock at which its worker last counted as lost; unset when none was lost recently."""
+    """``"node:port"`` -> boot clock at which its worker last counted as lost; unset when none was
+    lost recently.
+    """
     last_signs: Mapping[str, float] | UnsetType = UNSET
-    """Host that went and still holds tasks -> boot clock at which its counter last rose; unset when there is none."""
+    """Host that went and still holds tasks -> boot clock at which its counter last rose; unset when
+    there is none.
+    """
     cold: bool = False
-    """The first look was at a cluster that had just been started as a whole: lost hosts get a launch window."""
+    """The first look was at a cluster that had just been started as a whole: lost hosts get a
+    launch window.
+    """

@@ -1,8 +1,10 @@
-"""Detection of dead tasks, workers and hosts by counters and the observer's own clock (``docs/decisions.md#liveness``).
+"""Detection of dead tasks, workers and hosts by counters and the observer's own clock
+(``docs/decisions.md#liveness``).
 
-:func:`observe` takes a view and the observer's memory, and returns causes for a reassignment and the next
-memory. No wall clock enters: a limit starts when this observer first saw the thing as it is, so that
-a new observer (another boot id, a new leader, the end of an outage) grants one full timeout.
+:func:`observe` takes a view and the observer's memory, and returns causes for a reassignment and
+the next memory. No wall clock enters: a limit starts when this observer first saw the thing as it
+is, so that a new observer (another boot id, a new leader, the end of an outage) grants one full
+timeout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +42,9 @@ class LivenessLimits:
     supervisor_secs: float = 30
     mass_loss_percent: float = 30
     window_secs: float = 0
-    """Losses of one fault may come so far apart: ZooKeeper ends sessions in buckets, and clients reconnect late."""
+    """Losses of one fault may come so far apart: ZooKeeper ends sessions in buckets, and clients
+    reconnect late.
+    """
 
     @staticmethod
     def from_conf(conf: Conf) -> "LivenessLimits":
@@ -62,7 +66,9 @@ class LivenessResult:
     """Reasons to reassign tasks, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
-    """Reason why healing pauses: so many workers vanished at once (``docs/decisions.md#mass-loss``)."""
+    """Reason why healing pauses: so many workers vanished at once
+    (``docs/decisions.md#mass-loss``).
+    """
     silent_supervisors: tuple[str, ...] = ()
     """Supervisors that are registered but whose counter does not rise: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()
@@ -70,7 +76,9 @@ class LivenessResult:
     waiting: tuple[str, ...] = ()
     """Problems whose limit has not passed yet, in words."""
     next_check: float | None = None
-    """Boot clock at which the next limit passes if nothing changes; ``None`` when none is running."""
+    """Boot clock at which the next limit passes if nothing changes; ``None`` when none is
+    running.
+    """
 
 
 def observe(
@@ -82,7 +90,9 @@ def observe(
     boot_now: float,
     grant: bool = False,
 ) -> LivenessResult:
-    """Check the cluster. ``grant`` restarts all limits, for an observer that was cut off from ZooKeeper."""
+    """Check the cluster. ``grant`` restarts all limits, for an observer that was cut off from
+    ZooKeeper.
+    """
     cold = _cluster_restarted(view, memory)
     if cold or grant or memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs:
         # Sessions that an outage ended, end a little after the observer's own reconnection.
@@ -111,7 +121,8 @@ def observe(
     topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
     since = memory.frozen_since
     frozen = since is not None and boot_now - since <= limits.launch_secs
-    # What was moved already counts as well: a fault comes in parts, and a pause lasts until its hosts are back.
+    # What was moved already counts as well: a fault comes in parts, and a pause lasts until its
+    # hosts are back.
     live = {
         f"{node}:{port}" for topology, _, _ in _healed(view) for node, port in topology.live_workers
     }
@@ -131,7 +142,8 @@ def observe(
     share = 100 * len(lost) / total if total else 0.0
     mass = share > limits.mass_loss_percent and len(nodes) >= _MASS_LOSS_SUPERVISORS
     frozen_since = (boot_now if since is None else since) if mass else None
-    # Bounded: what is still gone after a launch window is gone, and tasks may not stay dead for ever.
+    # Bounded: what is still gone after a launch window is gone, and tasks may not stay dead for
+    # ever.
     frozen = frozen_since is not None and boot_now - frozen_since <= limits.launch_secs
     if frozen and frozen_since is not None:
         round_.deadlines.append(frozen_since + limits.launch_secs)
@@ -161,7 +173,8 @@ def observe(
 
 
 def _cluster_restarted(view: ClusterView, memory: LivenessMemory) -> bool:
-    """Whether all supervisor processes of the last check are gone: the whole cluster stopped, or restarted.
+    """Whether all supervisor processes of the last check are gone: the whole cluster stopped, or
+    restarted.
 
     A process that was replaced counts its beats from the beginning.
     """
@@ -213,7 +226,8 @@ class _Round:
 
     def limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
         if worker.node not in self.view.supervisors:
-            # Supervisor and worker both gone: the host is lost, unless this observer has only just come.
+            # Supervisor and worker both gone: the host is lost, unless this observer has only just
+            # come.
             if missing.since > self.memory.since:
                 return "lost_host", 0
             slow = self.memory.cold and worker.node not in self.last_signs
@@ -267,7 +281,8 @@ class _TopologyCheck:
             # The newest start among its tasks: it rises when a task is placed there again.
             started = max((starts.get(task, 0) for task in worker.ids), default=0)
             if before is None or before.started != started:
-                # A slot that was not missing at the last check of the same generation was alive then.
+                # A slot that was not missing at the last check of the same generation was alive
+                # then.
                 before = MissingSlot(
                     since=self._now, gone=bool(same and before is None), started=started
                 )
@@ -305,7 +320,9 @@ class _TopologyCheck:
         return starting
 
     def _master_silent(self, memory: TopologyMemory) -> bool:
-        """Whether the topology master's record does not change although its worker lives, which is then replaced."""
+        """Whether the topology master's record does not change although its worker lives, which is
+        then replaced.
+        """
         part = (
             self._topology.tasks.components.get(TOPOLOGY_MASTER) if self._topology.tasks else None
         )
@@ -319,7 +336,8 @@ class _TopologyCheck:
             if worker.slot not in self._topology.live_workers:
                 return False
             if memory.beats.value <= self._assignment_at.mzxid:
-                # It has not reported since the newest placement; the first record is written with it.
+                # It has not reported since the newest placement; the first record is written with
+                # it.
                 since, limit = max(memory.beats.since, memory.assignment.since), limits.launch_secs
             else:
                 since, limit = memory.beats.since, limits.task_secs
@@ -345,9 +363,11 @@ class _TopologyCheck:
             self._add("unassigned", None, without)
 
     def _room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
-        """Check for too few workers: it spreads once slots were free for as long as a host may come and go.
+        """Check for too few workers: it spreads once slots were free for as long as a host may come
+        and go.
 
-        Not soon after another placement, so that hosts that come and go do not move its tasks again and again.
+        Not soon after another placement, so that hosts that come and go do not move its tasks again
+        and again.
         """
         base = self._topology.base
         executors = sum(
@@ -371,7 +391,9 @@ class _TopologyCheck:
     def _over(
         self, since: float, limit: float, worker: WorkerSlot, what: str | None = None
     ) -> bool:
-        """Whether the limit has passed; else its deadline is noted, and with ``what`` a problem, too."""
+        """Whether the limit has passed; else its deadline is noted, and with ``what`` a problem,
+        too.
+        """
         if limit == 0 or self._now - since > limit:
             return True
         self._round.deadlines.append(since + limit)

@@ -1,7 +1,9 @@
-"""One step of healing: poll result in, attempts to make now out; the healing sensor and the leader both take it.
+"""One step of healing: poll result in, attempts to make now out; the healing sensor and the leader
+both take it.
 
-:func:`healing_step` is pure. It observes the cluster, counts the attempts and their back-off, and keeps the alarm of
-the mass-loss guard (``docs/decisions.md#mass-loss``); whoever calls it launches the reassignments.
+:func:`healing_step` is pure. It observes the cluster, counts the attempts and their back-off, and
+keeps the alarm of the mass-loss guard (``docs/decisions.md#mass-loss``); whoever calls it launches
+the reassignments.
 """
 
 from collections.abc import Callable, Collection
@@ -41,7 +43,9 @@ class HealingState(msgspec.Struct, frozen=True):
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
     polled_at: float | UnsetType = UNSET
-    """Boot clock of the last step; unset when there was none, or when everything gets its full time again."""
+    """Boot clock of the last step; unset when there was none, or when everything gets its full time
+    again.
+    """
     alarm: str | None = None
     """Why healing pauses, as of the last step."""
 
@@ -71,7 +75,8 @@ def healing_step(
 ) -> HealingStepResult[S]:
     """Decide what to heal in ``view`` at boot clock ``now``.
 
-    ``busy`` gives, when there are causes, ids of topologies whose reassignment is under way: they get no new attempt.
+    ``busy`` gives, when there are causes, ids of topologies whose reassignment is under way: they
+    get no new attempt.
     """
     gap = 0.0 if memory.polled_at is UNSET else now - memory.polled_at
     grant = memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs

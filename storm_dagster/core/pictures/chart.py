@@ -29,8 +29,9 @@ class Line:
 def chart_picture(
     lines: Sequence[Line], title: str, *, since: float, until: float, interval: float
 ) -> str:
-    """SVG text from ``since`` to ``until`` (epoch seconds, shown in UTC); points further apart than two and a half
-    ``interval`` are not joined, and the time between them is marked."""
+    """SVG text from ``since`` to ``until`` (epoch seconds, shown in UTC); points further apart than
+    two and a half ``interval`` are not joined, and the time between them is marked.
+    """
     top = nice_top(
         max((value for line in lines for _, value in line.points if value is not None), default=0.0)
     )
@@ -77,7 +78,9 @@ def chart_picture(
 
 
 def trend_picture(trend: str) -> str:
-    """A line without axes, of the characters of ``TaskBeats.trend``; its colors come from the page. Empty without any."""
+    """A line without axes, of the characters of ``TaskBeats.trend``; its colors come from the page.
+    Empty without any.
+    """
     points = [
         (3.0 * at, 16.0 - int(one, 16) if one in _LEVELS else None)
         for at, one in enumerate(trend[:30])
@@ -99,7 +102,9 @@ def key_picture(number: int) -> str:
 
 
 def nice_top(most: float) -> float:
-    """The end of an axis: 1, 2, 2.5 or 5 times a power of ten, at least ``most``; 1 without any value."""
+    """The end of an axis: 1, 2, 2.5 or 5 times a power of ten, at least ``most``; 1 without any
+    value.
+    """
     if most <= 0 or not math.isfinite(most):
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))

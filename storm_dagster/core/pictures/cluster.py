@@ -25,7 +25,9 @@ class DrawnSlot:
 
 @dataclass(frozen=True)
 class DrawnSupervisor:
-    """A supervisor as it is drawn; with ``gone``, one that assignments name but that does not live."""
+    """A supervisor as it is drawn; with ``gone``, one that assignments name but that does not
+    live.
+    """
 
     id: str
     host: str
@@ -36,8 +38,9 @@ class DrawnSupervisor:
 def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
     """SVG text: one frame for each supervisor, one row for each slot.
 
-    A row has the color of its topology and one segment for each component, as wide as its share of the
-    tasks. Free slots are dashed, supervisors that are gone framed in red. Beyond 40 supervisors the rest are counted.
+    A row has the color of its topology and one segment for each component, as wide as its share of
+    the tasks. Free slots are dashed, supervisors that are gone framed in red. Beyond 40 supervisors
+    the rest are counted.
     """
     drawn = list(supervisors[:_MOST_SUPERVISORS])
     names = sorted({slot.topology for item in supervisors for slot in item.slots if slot.topology})

@@ -1,6 +1,7 @@
 """Picture of a topology: components from left to right, and what flows between them.
 
-Colors stand in attributes for viewers without a style sheet; the classes let a page choose others, for a dark screen.
+Colors stand in attributes for viewers without a style sheet; the classes let a page choose others,
+for a dark screen.
 """
 
 import math
@@ -58,7 +59,9 @@ class DrawnEdge:
 def graph_picture(
     components: Sequence[DrawnComponent], edges: Iterable[DrawnEdge], title: str
 ) -> str:
-    """SVG text of the graph. Names are escaped, and cut where they do not fit; the whole name is the tooltip."""
+    """SVG text of the graph. Names are escaped, and cut where they do not fit; the whole name is
+    the tooltip.
+    """
     drawn = {(one.source, one.target): one for one in edges}
     found = lay_out([one.id for one in components], drawn, box=(WIDTH, HEIGHT), gap=_GAP)
     width, height = found.width + 2 * _MARGIN, found.height + 2 * _MARGIN

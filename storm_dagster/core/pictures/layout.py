@@ -1,6 +1,8 @@
-"""Layered layout of a graph: left to right, few crossings, no overlaps. Pure, and the same for the same graph.
+"""Layered layout of a graph: left to right, few crossings, no overlaps. Pure, and the same for the
+same graph.
 
-Edges that close a cycle are drawn backwards. The way of an edge over several layers is kept free of nodes.
+Edges that close a cycle are drawn backwards. The way of an edge over several layers is kept free of
+nodes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +44,9 @@ def lay_out(
     box: tuple[float, float],
     gap: tuple[float, float],
 ) -> Layout:
-    """Place boxes of one size with at least ``gap`` (across, down) between them. Edges of unknown nodes are left out."""
+    """Place boxes of one size with at least ``gap`` (across, down) between them. Edges of unknown
+    nodes are left out.
+    """
     names = list(dict.fromkeys(nodes))
     known = set(names)
     wanted = list(
@@ -151,7 +155,9 @@ def _middles(
     heights: Mapping[str, float],
     gap: float,
 ) -> dict[str, float]:
-    """Vertical middles: near those of the neighbors, in the order of the row, apart from each other."""
+    """Vertical middles: near those of the neighbors, in the order of the row, apart from each
+    other.
+    """
     found = {one: middle for row in rows for one, middle in _stack(row, 0.0, heights, gap)}
     for sweep in range(2 * _SWEEPS):
         for row in rows if sweep % 2 == 0 else reversed(rows):
@@ -169,7 +175,9 @@ def _middles(
 def _apart(
     row: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float], gap: float
 ) -> dict[str, float]:
-    """As near to ``wanted`` as the distances allow: neighbors that come too close are moved as one group."""
+    """As near to ``wanted`` as the distances allow: neighbors that come too close are moved as one
+    group.
+    """
     groups: list[tuple[list[str], float, float]] = []  # (members, middle of the group, its height)
     for one in row:
         members, middle, height = [one], wanted[one], heights[one]

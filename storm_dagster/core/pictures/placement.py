@@ -39,8 +39,9 @@ class SlotTasks:
 def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> str:
     """SVG text: one frame for each supervisor, one row for each slot, one square for each task.
 
-    Squares carry the task id and the color of the component, which the legend names. Above 120 slots the rest are
-    counted in a last line; above 600 tasks it is :func:`cluster_picture`, whose slots have one bar for each component.
+    Squares carry the task id and the color of the component, which the legend names. Above 120
+    slots the rest are counted in a last line; above 600 tasks it is :func:`cluster_picture`, whose
+    slots have one bar for each component.
     """
     if sum(len(slot.tasks) for slot in slots) > _MOST_TASKS:
         rows = {(slot.host, slot.node): list[DrawnSlot]() for slot in slots}

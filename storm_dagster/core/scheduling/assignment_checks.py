@@ -1,7 +1,8 @@
 """Checks of a current assignment against the placement rules. Pure; one sentence for each fault.
 
-Healing moves nothing that lives, so an assignment may become uneven until the next rebalance. Requested
-workers (user-defined and old ones) may ask for an uneven one: then quotas are not checked.
+Healing moves nothing that lives, so an assignment may become uneven until the next rebalance.
+Requested workers (user-defined and old ones) may ask for an uneven one: then quotas are not
+checked.
 """
 
 from collections import Counter
@@ -14,7 +15,9 @@ from storm_dagster.model.ranges import decode_ranges
 
 
 def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
-    """More workers than asked for, or an uneven spread of executors. ``old`` is the current assignment."""
+    """More workers than asked for, or an uneven spread of executors. ``old`` is the current
+    assignment.
+    """
     if topology.user_workers or topology.use_old or topology.differ_node:
         return
     event = event_of(topology)
@@ -37,7 +40,9 @@ def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
 
 
 def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Iterator[str]:
-    """Workers outside of ``isolation.scheduler.machines``, while one of these is among the live ``hosts``."""
+    """Workers outside of ``isolation.scheduler.machines``, while one of these is among the live
+    ``hosts``.
+    """
     if not set(topology.isolation) & set(hosts):
         return
     for worker in topology.old:
@@ -67,8 +72,8 @@ def move_faults(
 ) -> Iterator[str]:
     """A rebalance that moved more tasks than the change of worker sizes makes necessary.
 
-    ``moves`` is the record of the rebalance: ``before`` (slot -> task ranges) and ``slack`` (tasks that may move
-    for other reasons). ``workers`` is its result.
+    ``moves`` is the record of the rebalance: ``before`` (slot -> task ranges) and ``slack`` (tasks
+    that may move for other reasons). ``workers`` is its result.
     """
     before = {slot: set(decode_ranges(tasks)) for slot, tasks in moves["before"].items()}
     now = {task: slot for slot, tasks in workers.items() for task in tasks}

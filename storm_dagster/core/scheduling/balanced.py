@@ -1,7 +1,9 @@
-"""The ``balanced`` strategy: JStorm's assignment without its quirks (``docs/decisions.md#supervisor-choice``).
+"""The ``balanced`` strategy: JStorm's assignment without its quirks
+(``docs/decisions.md#supervisor-choice``).
 
-Healing, too, fails when slots are short: nothing is squeezed into fewer workers than were asked for. The dead
-tasks wait with the reason, what lives goes on, and the next attempt places them as soon as there are slots.
+Healing, too, fails when slots are short: nothing is squeezed into fewer workers than were asked
+for. The dead tasks wait with the reason, what lives goes on, and the next attempt places them as
+soon as there are slots.
 """
 
 from collections import Counter
@@ -37,9 +39,11 @@ class Balanced(Strategy):
         return grants.warnings
 
     def allocate(self, allocation: SlotAllocation) -> None:
-        """Allocate requested workers first, then old slots that a rebalance keeps, then the least loaded supervisors.
+        """Allocate requested workers first, then old slots that a rebalance keeps, then the least
+        loaded supervisors.
 
-        Refused when slots are short, or on too few supervisors for a component whose tasks must be apart.
+        Refused when slots are short, or on too few supervisors for a component whose tasks must be
+        apart.
         """
         about, request = allocation.about, allocation.request
         allocation.require_supervisor()
@@ -74,7 +78,8 @@ class Balanced(Strategy):
             allocation.take(own_master, Reason.SLOT_REUSED, "master")
         first_new = len(allocation.slots)
         _spread(allocation, count - first_new, used, blocked, alone and own_master is None)
-        # Requests without a usable host come first in the order of workers, as in JStorm; they take new slots too.
+        # Requests without a usable host come first in the order of workers, as in JStorm; they take
+        # new slots too.
         for slot, number in zip(allocation.slots[first_new:], unplaced, strict=False):
             slot.role, slot.ref = "requested", number
             _block(blocked, requested[number], slot.slot)
@@ -91,7 +96,9 @@ class Balanced(Strategy):
                 )
 
     def fill(self, assignment: TaskAssignment) -> None:
-        """Fill requested workers, keep what stays, then choose a worker for each executor by the selectors."""
+        """Fill requested workers, keep what stays, then choose a worker for each executor by the
+        selectors.
+        """
         about, component = assignment.about, assignment.executors.component
         requested = assignment.grants.requested
         unassigned = assignment.grants.unassigned(assignment.history.needed)
@@ -159,9 +166,11 @@ def _slot_for(wanted: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
 
 
 def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
-    """Take the old slots that save most moves; returns the one where the topology master stays alone.
+    """Take the old slots that save most moves; returns the one where the topology master stays
+    alone.
 
-    The topology master stays where it is when nothing else stays there, which is so when that saves a move.
+    The topology master stays where it is when nothing else stays there, which is so when that saves
+    a move.
     """
     request = allocation.request
     sizes = [wanted.size for wanted in request.requested] + [0] * places
@@ -202,7 +211,9 @@ def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
 
 
 def _by_free_ports(free: Mapping[str, int]) -> list[tuple[int, str]]:
-    """Free slots in the order in which new workers take them: of the supervisor with the most free ports."""
+    """Free slots in the order in which new workers take them: of the supervisor with the most free
+    ports.
+    """
     return [(-ports, node) for node, most in free.items() for ports in range(1, most + 1)]
 
 
@@ -215,10 +226,10 @@ def _spread(
 ) -> None:
     """Allocate new slots one at a time, each on the supervisor with the most free ports.
 
-    ``used`` are the supervisors that the topology already has workers on in this event. Only when so few
-    slots remain to be chosen that a ``task.on.differ.node`` component would be left without enough
-    supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the slots goes to
-    the topology master and helps nobody.
+    ``used`` are the supervisors that the topology already has workers on in this event. Only when
+    so few slots remain to be chosen that a ``task.on.differ.node`` component would be left without
+    enough supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the
+    slots goes to the topology master and helps nobody.
     """
     ports, chosen = allocation.ports, set(used)
     needs = [(need.units, blocked[need.component]) for need in allocation.request.needs]

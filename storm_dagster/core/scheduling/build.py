@@ -1,4 +1,6 @@
-"""The planner's input for one topology, from its normalized form, its merged conf and its task table."""
+"""The planner's input for one topology, from its normalized form, its merged conf and its task
+table.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +16,9 @@ from storm_dagster.model.topology import TopologySpec
 
 
 def user_workers(entries: Any) -> tuple[UserWorker, ...]:
-    """The workers of ``use.userdefine.assignment``; :class:`InvalidRequest` names the first wrong entry."""
+    """The workers of ``use.userdefine.assignment``; :class:`InvalidRequest` names the first wrong
+    entry.
+    """
     workers: list[UserWorker] = []
     for number, entry in enumerate(entries or (), 1):
         try:
@@ -38,11 +42,13 @@ def topology_to_place(
     tasks: TaskTable,
     executors: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> TopologyToPlace:
-    """Build a ``new`` event of the topology; callers change event, old assignment, dead and unstopped tasks.
+    """Build a ``new`` event of the topology; callers change event, old assignment, dead and
+    unstopped tasks.
 
-    ``spec`` is normalized and need not hold system components, ``conf`` is the total conf, ``executors``
-    are the groups of each component of ``tasks``. ``task.on.differ.node`` is read from each component's
-    conf only. Raises :class:`InvalidRequest` for a malformed ``use.userdefine.assignment``.
+    ``spec`` is normalized and need not hold system components, ``conf`` is the total conf,
+    ``executors`` are the groups of each component of ``tasks``. ``task.on.differ.node`` is read
+    from each component's conf only. Raises :class:`InvalidRequest` for a malformed
+    ``use.userdefine.assignment``.
     """
     users = {
         component: part

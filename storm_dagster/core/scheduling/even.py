@@ -1,4 +1,6 @@
-"""The ``even`` strategy: the rules of Storm's even and default schedulers (``docs/decisions.md#even-strategy``)."""
+"""The ``even`` strategy: the rules of Storm's even and default schedulers
+(``docs/decisions.md#even-strategy``).
+"""
 
 from itertools import zip_longest
 
@@ -31,10 +33,11 @@ class Even(Strategy):
         return [even_ignores(ignored)] if ignored else []
 
     def allocate(self, allocation: SlotAllocation) -> None:
-        """Allocate as many of the wanted slots as there are; refused only when there is none at all.
+        """Allocate as many of the wanted slots as there are; refused only when there is none at
+        all.
 
-        In a monitor event live workers whose size is no share of an even spread give their slots back, as with
-        Storm's default scheduler; a rebalance keeps the fullest old slots.
+        In a monitor event live workers whose size is no share of an even spread give their slots
+        back, as with Storm's default scheduler; a rebalance keeps the fullest old slots.
         """
         about, request = allocation.about, allocation.request
         unsupported = _unsupported_requests(about)
@@ -98,7 +101,9 @@ class Even(Strategy):
 
 
 def _unsupported_requests(about: TopologySummary) -> list[str]:
-    """Conf keys that round-robin assignment cannot honor; a new topology with one of them is refused."""
+    """Conf keys that round-robin assignment cannot honor; a new topology with one of them is
+    refused.
+    """
     keys = ["use.userdefine.assignment"] if about.user_workers else []
     if about.differ_names:
         keys.append(f"task.on.differ.node ({', '.join(about.differ_names)})")
@@ -114,7 +119,9 @@ def _shares(count: int, total: int) -> list[int]:
 
 
 def _keep_fitting(allocation: SlotAllocation, alive: list[ReusableSlot], shares: list[int]) -> int:
-    """Number of live workers that stay, as their size is still a share of the spread; the others are freed."""
+    """Number of live workers that stay, as their size is still a share of the spread; the others
+    are freed.
+    """
     left, kept = list(shares), 0
     for worker in alive:
         if worker.size in left:
@@ -145,7 +152,9 @@ def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
 
 
 def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:
-    """Free slots of each host, in turn from supervisor to supervisor. Equal ones go by the lower supervisor id."""
+    """Free slots of each host, in turn from supervisor to supervisor. Equal ones go by the lower
+    supervisor id.
+    """
     ports = allocation.ports
     by_host = multimap(
         (ports.host[node], [(node, port) for port in ports.free[node]]) for node in allocation.nodes

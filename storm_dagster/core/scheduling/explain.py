@@ -1,7 +1,8 @@
-"""Explanation of one task's worker: the choice made again, with the workers that it was made against.
+"""Explanation of one task's worker: the choice made again, with the workers that it was made
+against.
 
-A placement keeps only which selector decided. Everything else follows from it: the order of workers among
-equals, what stayed or was requested, and the order in which executors are placed.
+A placement keeps only which selector decided. Everything else follows from it: the order of workers
+among equals, what stayed or was requested, and the order in which executors are placed.
 """
 
 from collections.abc import Collection, Mapping
@@ -54,8 +55,8 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     """The choice that put ``task`` where it is, with its closest alternatives.
 
     ``None`` where nothing was chosen by comparing workers (it stayed, its worker was requested, the
-    strategy assigns round robin), and for a placement that was not made from this very topology. Never raises for an old
-    placement.
+    strategy assigns round robin), and for a placement that was not made from this very topology.
+    Never raises for an old placement.
     """
     by_chain = frozenset({Reason.ONLY, *strategy_of(topology.strategy).chain})
     why = placement.reasons
@@ -111,8 +112,9 @@ def _start(
     position_of: Mapping[int, int],
     by_chain: Collection[Reason],
 ) -> tuple[list[str], list[FilledWorker], int, dict[int, int]]:
-    """Slots and workers as they were before the first choice, the number of executors that no requested worker
-    holds, and the worker that was chosen for each."""
+    """Slots and workers as they were before the first choice, the number of executors that no
+    requested worker holds, and the worker that was chosen for each.
+    """
     by_slot = {f"{worker.node}:{worker.port}": worker for worker in placement.workers}
     component = event.executors.component
     slots: list[str] = []

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from storm_dagster.model.placement import TopologyToPlace
 
 LOST, KEPT, UNSTOPPED = 0, 1, 2
-"""States of an old worker: its executors are placed; it is alive and left alone; it beats although its supervisor
-is gone, and is left alone too."""
+"""States of an old worker: its executors are placed; it is alive and left alone; it beats although
+its supervisor is gone, and is left alone too.
+"""
 
 Slot = tuple[str, int]
 """(supervisor id, port)."""
@@ -72,7 +73,9 @@ class EventHistory:
 
 
 def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
-    """Rows of a topology's assignment, user-defined workers, dead and unstopped tasks; components as numbers."""
+    """Rows of a topology's assignment, user-defined workers, dead and unstopped tasks; components
+    as numbers.
+    """
     for worker in topology.old:
         yield {
             "kind": "old",
@@ -100,7 +103,9 @@ def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
 
 
 def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> EventHistory:
-    """Read the effect of the event on each old worker and each executor, from the rows of ``history_rows``."""
+    """Read the effect of the event on each old worker and each executor, from the rows of
+    ``history_rows``.
+    """
     marked: dict[str, set[int]] = {"dead": set(), "unstopped": set()}
     old: list[OldWorker] = []
     entries: list[Row] = []
@@ -127,7 +132,8 @@ def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> Event
         _judge(event, old, marked["dead"], marked["unstopped"])
     at_rest = {position for worker in old if worker.state != LOST for position in worker.holds}
     needed = [position for position in range(len(executors)) if position not in at_rest]
-    # Judged dead by nimbus: the port of that worker is not offered in this round, for its process may not have ended.
+    # Judged dead by nimbus: the port of that worker is not offered in this round, for its process
+    # may not have ended.
     own = [worker.slot for worker in old if worker.state == LOST] if event != "monitor" else []
     return EventHistory(old, entries, needed, own)
 

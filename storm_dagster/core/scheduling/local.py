@@ -1,4 +1,6 @@
-"""The ``local`` strategy, JStorm's local mode: one worker on the only supervisor, at its first free port."""
+"""The ``local`` strategy, JStorm's local mode: one worker on the only supervisor, at its first free
+port.
+"""
 
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.strategy import Strategy
@@ -17,7 +19,9 @@ class Local(Strategy):
         return 1, False
 
     def allocate(self, allocation: SlotAllocation) -> None:
-        """Allocate one slot on the only supervisor, in a rebalance the old one; nothing is reserved there."""
+        """Allocate one slot on the only supervisor, in a rebalance the old one; nothing is reserved
+        there.
+        """
         allocation.require_supervisor()
         allocation.reserve = 0
         nodes = allocation.nodes

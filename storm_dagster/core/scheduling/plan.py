@@ -1,7 +1,8 @@
 """Local planner: the steps of a placement in process, one topology after the other.
 
-It serves reassignment, the leader's own healing and scheduled dry runs; submissions and rebalances are placed by
-the PySpark assignment, with the same steps (``docs/decisions.md#placement-on-spark``).
+It serves reassignment, the leader's own healing and scheduled dry runs; submissions and rebalances
+are placed by the PySpark assignment, with the same steps
+(``docs/decisions.md#placement-on-spark``).
 """
 
 import json
@@ -33,9 +34,10 @@ from storm_dagster.model.placement_reasons import Reason, Refusal, slot_reason_t
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
     """Place every topology of the batch, in order of priority (lower first), then name.
 
-    No slot is given to two topologies; slots that any topology's ``old`` names are given to no other one.
-    A topology that does not fit fails alone, with the reason, and takes no slot. The same batch always gives
-    the same result, in whatever order supervisors, topologies, ports and tasks are listed.
+    No slot is given to two topologies; slots that any topology's ``old`` names are given to no
+    other one. A topology that does not fit fails alone, with the reason, and takes no slot. The
+    same batch always gives the same result, in whatever order supervisors, topologies, ports and
+    tasks are listed.
     """
     ports = _free_ports(batch.supervisors, batch.topologies)
     placements = tuple(_place(topology, ports) for topology in service_order(batch.topologies))
@@ -79,10 +81,11 @@ _TEXTS = {int(reason): reason.text for reason in Reason}
 
 
 def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
-    """The placement from the rows of its workers: ``assigned``, or ``unchanged`` when a live assignment looks so.
+    """The placement from the rows of its workers: ``assigned``, or ``unchanged`` when a live
+    assignment looks so.
 
-    A ``failed`` one lists no worker, a current assignment stays as it is; ``unassigned`` names the tasks that
-    have no worker now.
+    A ``failed`` one lists no worker, a current assignment stays as it is; ``unassigned`` names the
+    tasks that have no worker now.
     """
     several = several_tasks(topology)
     if len(rows) == 1 and rows[0]["node"] is None:

@@ -1,4 +1,5 @@
-"""Requested workers (``use.userdefine.assignment``, ``use.old.assignment``), and the slot request of a topology.
+"""Requested workers (``use.userdefine.assignment``, ``use.old.assignment``), and the slot request
+of a topology.
 
 The request is what slot allocation knows of a topology: it never sees tasks.
 """
@@ -67,15 +68,15 @@ class Grants:
 def grant_requests(about: TopologySummary, executors: Executors, history: EventHistory) -> Grants:
     """Grant requested workers, kind by kind, and count the slots.
 
-    All executors of a requested worker must be to be placed, and in no other one. More requested workers of one
-    kind than there are workers are dropped together, with a warning; user-defined and old workers that are
-    too many together clash.
+    All executors of a requested worker must be to be placed, and in no other one. More requested
+    workers of one kind than there are workers are dropped together, with a warning; user-defined
+    and old workers that are too many together clash.
     """
     workers, alone = worker_count(about.workers, about.executors, about.single_master)
     component, master = executors.component, about.master
     masters = sum(component[position] == master for position in history.needed)
-    # Something is to be placed, so one worker is needed however many stay; a master that is to be alone
-    # needs a second one beside the rest. Workers beyond the executors would stay empty.
+    # Something is to be placed, so one worker is needed however many stay; a master that is to be
+    # alone needs a second one beside the rest. Workers beyond the executors would stay empty.
     least = 2 if alone and masters and len(history.needed) > masters else 1
     room = min(max(workers - history.staying, least), len(history.needed))
     grants = Grants()
@@ -192,7 +193,9 @@ class ReusableSlot(NamedTuple):
     size: int
     """Executors that may stay there, without a topology master that is to be alone."""
     weights: Sequence[int]
-    """Numbers of tasks, descending, that one executor has there, and ``numbers`` of executors that have so many."""
+    """Numbers of tasks, descending, that one executor has there, and ``numbers`` of executors that
+    have so many.
+    """
     numbers: Sequence[int]
     master: bool
     """Whether the topology master that is to be alone is there."""
@@ -248,7 +251,9 @@ def slot_request(
     *,
     respread: bool,
 ) -> SlotRequest:
-    """The request of one event. With ``respread`` it may change live workers although none is lost."""
+    """The request of one event. With ``respread`` it may change live workers although none is
+    lost.
+    """
     unassigned = grants.unassigned(history.needed)
     monitor = about.event == "monitor"
     free = set(unassigned) if history.old and not monitor else set[int]()

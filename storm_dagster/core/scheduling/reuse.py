@@ -16,7 +16,9 @@ _Order = tuple[int, int, str, int]
 
 
 class Saving:
-    """Moves that reusing an old slot saves, for workers that hold ``share`` executors, or one more."""
+    """Moves that reusing an old slot saves, for workers that hold ``share`` executors, or one
+    more.
+    """
 
     __slots__ = ("base", "more", "worker")
 
@@ -24,7 +26,8 @@ class Saving:
         self.worker = worker
         self.base = self.more = 0
         room = share
-        # ``weights`` are descending: how many tasks an executor has here, and how many such executors there are.
+        # ``weights`` are descending: how many tasks an executor has here, and how many such
+        # executors there are.
         for weight, number in zip(worker.weights, worker.numbers, strict=True):
             fit = min(room, number)
             self.base += fit * weight
@@ -43,8 +46,8 @@ def balanced_savings(
 ) -> list[Saving]:
     """Old slots among the ``count`` that an allocation from nothing would take.
 
-    ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it takes those with the
-    lowest ranks. Of equal ones those come first where reusing saves most.
+    ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it
+    takes those with the lowest ranks. Of equal ones those come first where reusing saves most.
     """
     best_last = sorted(
         savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True
@@ -65,10 +68,11 @@ def balanced_savings(
 def choose_reused(
     savings: list[Saving], places: int, remainder: int
 ) -> tuple[int, list[ReusableSlot], list[ReusableSlot]]:
-    """(tasks that stay, slots with the share, slots with one more), at most ``places``, ``remainder`` with more.
+    """(tasks that stay, slots with the share, slots with one more), at most ``places``,
+    ``remainder`` with more.
 
-    Those that get one more can always be chosen before those that do not, in the order of what it saves: it
-    is enough to move a border along that order.
+    Those that get one more can always be chosen before those that do not, in the order of what it
+    saves: it is enough to move a border along that order.
     """
     places = max(0, min(places, len(savings)))
     remainder = min(remainder, places)
@@ -117,9 +121,9 @@ def keep_executors(
 ) -> dict[int, list[int]]:
     """Slot number -> executors that stay in it.
 
-    ``apart`` maps a component that must not be twice on a supervisor to those that have it already. Of a
-    worker that is too full the executors with the fewest tasks go, of these one of the most numerous component,
-    and again: user components before system ones, higher task ids first.
+    ``apart`` maps a component that must not be twice on a supervisor to those that have it already.
+    Of a worker that is too full the executors with the fewest tasks go, of these one of the most
+    numerous component, and again: user components before system ones, higher task ids first.
     """
     met = {kind: set(nodes) for kind, nodes in apart.items()}
     stays: dict[int, list[int]] = {}

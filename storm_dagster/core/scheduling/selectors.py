@@ -1,8 +1,10 @@
-"""Choice of a worker for each executor, by quota and by the chain of selectors (``docs/decisions.md#task-choice``).
+"""Choice of a worker for each executor, by quota and by the chain of selectors
+(``docs/decisions.md#task-choice``).
 
-For a run of executors of one component the chain is a lexicographic order of workers. Between supervisors
-and inside a supervisor it is kept in heaps, so that a topology of a hundred thousand tasks on thousands of
-workers takes a logarithmic step for each, where trying all workers would take thousands.
+For a run of executors of one component the chain is a lexicographic order of workers. Between
+supervisors and inside a supervisor it is kept in heaps, so that a topology of a hundred thousand
+tasks on thousands of workers takes a logarithmic step for each, where trying all workers would take
+thousands.
 """
 
 import heapq
@@ -13,9 +15,13 @@ from itertools import groupby
 from storm_dagster.model.placement_reasons import Reason
 
 _Inner = tuple[int, int, int, int]
-"""(of the component, in all, minus related, number) of a worker: its order inside its supervisor."""
+"""(of the component, in all, minus related, number) of a worker: its order inside its
+supervisor.
+"""
 Key = tuple[int, int, int, int, int, int, int]
-"""The same with the supervisor's counts in between: the order of the whole chain, the worker's number last."""
+"""The same with the supervisor's counts in between: the order of the whole chain, the worker's
+number last.
+"""
 
 CHAIN = (
     Reason.COMPONENT_WORKER,
@@ -48,7 +54,9 @@ class FilledWorker:
 
 
 def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
-    """(share, remainder): ``remainder`` workers get one more than the share; fuller ones are left out."""
+    """(share, remainder): ``remainder`` workers get one more than the share; fuller ones are left
+    out.
+    """
     level = sorted(sizes, reverse=True)
     total = waiting + sum(level)
     for skipped, size in enumerate(level):
@@ -61,11 +69,13 @@ def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class WorkerSelector:
-    """Selector of workers with room for the executors of one topology, by quota and by the chain of selectors.
+    """Selector of workers with room for the executors of one topology, by quota and by the chain of
+    selectors.
 
-    The chain: fewest executors of the component, fewest executors, then - for user components - most
-    executors of components that it trades tuples with; each compared between workers first and then
-    between supervisors, counting this topology's workers of this event only. The first of equals wins.
+    The chain: fewest executors of the component, fewest executors, then - for user components -
+    most executors of components that it trades tuples with; each compared between workers first and
+    then between supervisors, counting this topology's workers of this event only. The first of
+    equals wins.
     """
 
     workers: Sequence[FilledWorker]
@@ -88,7 +98,9 @@ class WorkerSelector:
     def place(
         self, waiting: Iterable[int], component: Sequence[int], apart: Mapping[int, set[str]]
     ) -> None:
-        """Select workers for executors that must be apart, then the user's, then the system's; each by task id."""
+        """Select workers for executors that must be apart, then the user's, then the system's; each
+        by task id.
+        """
         users: list[int] = []
         systems: list[int] = []
         for position in waiting:
@@ -111,9 +123,11 @@ class WorkerSelector:
         ]
 
     def apart_keys(self, component: int, blocked: Collection[str]) -> list[Key]:
-        """Workers on supervisors that have none of the component; ``blocked`` are further ones that have.
+        """Workers on supervisors that have none of the component; ``blocked`` are further ones that
+        have.
 
-        Being apart outranks the quota: with no room left on such a supervisor, the best worker there takes one more.
+        Being apart outranks the quota: with no room left on such a supervisor, the best worker
+        there takes one more.
         """
         free = [
             number
@@ -202,8 +216,10 @@ class WorkerSelector:
     def _heaps(
         self, component: int, related: Sequence[int]
     ) -> tuple[dict[str, list[_Inner]], list[Key], dict[str, int]]:
-        """Heaps: the open workers of each supervisor, and the best worker of each supervisor; and what each supervisor
-        has of the related components, which only executors of a component that reads itself change meanwhile."""
+        """Heaps: the open workers of each supervisor, and the best worker of each supervisor; and
+        what each supervisor has of the related components, which only executors of a component that
+        reads itself change meanwhile.
+        """
         inner: dict[str, list[_Inner]] = {}
         outer: list[Key] = []
         near = {node: _near(around, related) for node, around in self._counts.items()}

@@ -23,8 +23,8 @@ _Load = tuple[int, int, str]
 class FreePorts:
     """Free ports by supervisor, and the least loaded supervisor.
 
-    A heap holds supervisors by (most free ports, fewest used, lowest id); stale entries are dropped when they
-    come up.
+    A heap holds supervisors by (most free ports, fewest used, lowest id); stale entries are dropped
+    when they come up.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class FreePorts:
         slots: Iterable[tuple[str, int, int]],
         isolated: Collection[str] = (),
     ) -> None:
-        """``supervisors`` are (id, host, ports in all), by ascending id; ``slots`` are (supervisor id, port, number
-        of topologies that hold it), by ascending port: one that is held is free for nobody else. ``isolated`` are the
-        hosts that topologies are isolated on."""
+        """``supervisors`` are (id, host, ports in all), by ascending id; ``slots`` are (supervisor
+        id, port, number of topologies that hold it), by ascending port: one that is held is free
+        for nobody else. ``isolated`` are the hosts that topologies are isolated on.
+        """
         self.host: dict[str, str] = {}
         """Supervisor id -> host, by ascending id."""
         self.free: dict[str, list[int]] = {}
@@ -121,7 +122,9 @@ class FreePorts:
         return first, second
 
     def _pop(self, other_than: str | None = None) -> _Load | None:
-        """Pop the next current entry with a free port; copies of an entry already popped are dropped."""
+        """Pop the next current entry with a free port; copies of an entry already popped are
+        dropped.
+        """
         while self._heap:
             entry = heapq.heappop(self._heap)
             if entry[0] and entry[2] != other_than and entry == self.load(entry[2]):
@@ -147,7 +150,9 @@ class AllocatedSlot:
     why: int
     """Number of the reason."""
     role: str = "empty"
-    """``empty``, ``requested``, ``reuse``, ``fuller`` (reused, with one executor more than the share) or ``master``."""
+    """``empty``, ``requested``, ``reuse``, ``fuller`` (reused, with one executor more than the
+    share) or ``master``.
+    """
     ref: int | None = None
     """Number of the requested or old worker."""
     text: str = ""
@@ -170,7 +175,9 @@ class SlotAllocation:
         self.freed: list[int] = []
         """Live workers whose slots are released."""
         self.within: list[str] | None = ports.nodes_of(about.isolation) or None
-        """Supervisors of its isolation hosts, if any is there; ``None``: all that no topology is isolated on."""
+        """Supervisors of its isolation hosts, if any is there; ``None``: all that no topology is
+        isolated on.
+        """
         self.reserve: int = max(0, about.reserve)
         self._released: set[Slot] = set()
         self._taken: list[Slot] = []
@@ -194,7 +201,9 @@ class SlotAllocation:
         return slot[1] in self.ports_of(slot[0])
 
     def may_keep(self, slot: Slot) -> bool:
-        """Whether a slot that the topology holds is on a usable supervisor, which can release it."""
+        """Whether a slot that the topology holds is on a usable supervisor, which can release
+        it.
+        """
         return self.ports.may_keep(slot) and self._may_be_on(slot[0])
 
     def release_own(self, slot: Slot) -> None:
@@ -211,7 +220,9 @@ class SlotAllocation:
         return node in (self.ports.open if self.within is None else self.within)
 
     def savings(self, share: int) -> list[Saving]:
-        """Old slots that may be used again, with what that saves; ``share`` as in :class:`Saving`."""
+        """Old slots that may be used again, with what that saves; ``share`` as in
+        :class:`Saving`.
+        """
         usable = (
             worker for worker in self.request.reusable if worker.size and self.may_use(worker.slot)
         )
@@ -228,7 +239,9 @@ class SlotAllocation:
         )
 
     def close(self, refused: bool) -> None:
-        """Leave to the next topology what is free for all; release everything when it was refused."""
+        """Leave to the next topology what is free for all; release everything when it was
+        refused.
+        """
         for slot in self._released:
             if self.ports.has(slot):
                 self.ports.take(slot)

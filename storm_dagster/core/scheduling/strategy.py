@@ -1,7 +1,7 @@
 """Strategies of placement: their interface, and their registry.
 
-Each step of a placement calls the strategy of the topology: the PySpark assignment in its Arrow groups, the local
-planner in process.
+Each step of a placement calls the strategy of the topology: the PySpark assignment in its Arrow
+groups, the local planner in process.
 """
 
 import importlib
@@ -29,19 +29,27 @@ from storm_dagster.model.strategies import STRATEGIES
 
 
 class Strategy(Protocol):
-    """Rules of one strategy, without state: which slots a topology gets, and which executors go into them."""
+    """Rules of one strategy, without state: which slots a topology gets, and which executors go
+    into them.
+    """
 
     chain: tuple[Reason, ...] = ()
-    """Comparisons by which workers are chosen for executors, in the order in which they decide; empty without any."""
+    """Comparisons by which workers are chosen for executors, in the order in which they decide;
+    empty without any.
+    """
     grants_requests: bool = False
     """Whether requested workers and a worker for the topology master alone are granted."""
     respreads: bool = False
     """Whether a monitor event in which nothing is lost may change workers that live."""
     spreads: bool = True
-    """Whether it spreads executors: sizes of workers differ by one at most, and ``task.on.differ.node`` holds."""
+    """Whether it spreads executors: sizes of workers differ by one at most, and
+    ``task.on.differ.node`` holds.
+    """
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
-        """Number of workers that the topology wants, and whether its topology master is alone in one."""
+        """Number of workers that the topology wants, and whether its topology master is alone in
+        one.
+        """
         ...
 
     def allocate(self, allocation: SlotAllocation) -> None:
@@ -57,7 +65,9 @@ class Strategy(Protocol):
 
 @cache
 def strategy_of(name: str) -> Strategy:
-    """The strategy with this ``topology.scheduler.strategy``; ``balanced`` for one that is not registered."""
+    """The strategy with this ``topology.scheduler.strategy``; ``balanced`` for one that is not
+    registered.
+    """
     module, _, attribute = STRATEGIES.get(name, STRATEGIES["balanced"]).partition(":")
     strategy: Strategy = getattr(importlib.import_module(module), attribute)()
     return strategy
@@ -83,10 +93,12 @@ class TopologyEvent:
         )
 
     def assign(self, allocated: Allocated) -> list[Row]:
-        """Rows of all its workers, those that stay as they are included; see :class:`TaskAssignment`.
+        """Rows of all its workers, those that stay as they are included; see
+        :class:`TaskAssignment`.
 
-        When it was refused a single row without a node, its ``units`` those without a slot and its ``text`` the
-        refusal. Otherwise the ``text`` of the first row holds the warnings, if there are any.
+        When it was refused a single row without a node, its ``units`` those without a slot and its
+        ``text`` the refusal. Otherwise the ``text`` of the first row holds the warnings, if there
+        are any.
         """
         if self._grants is None:
             # Without a history nothing is requested; all else that is granted the slots name.

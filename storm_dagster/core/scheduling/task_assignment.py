@@ -25,8 +25,9 @@ class Allocated:
 class TaskAssignment:
     """Assignment of one topology's executors to workers; ``out`` are its rows, one for each worker.
 
-    A row has the worker's slot, the first tasks of its executors (``units``) with the reason of each, and its
-    resources; ``number`` is its place among equals, ``against`` the next best supervisor for its slot.
+    A row has the worker's slot, the first tasks of its executors (``units``) with the reason of
+    each, and its resources; ``number`` is its place among equals, ``against`` the next best
+    supervisor for its slot.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class TaskAssignment:
         self.out: list[Row] = []
 
     def fail(self, refusal: Refusal) -> None:
-        """List the executors that have no worker now; in a rebalance all others stay where they are."""
+        """List the executors that have no worker now; in a rebalance all others stay where they
+        are.
+        """
         without = self.history.needed
         if self.about.event == "rebalance":
             held = {position for worker in self.history.old for position in worker.holds}
@@ -73,7 +76,9 @@ class TaskAssignment:
         memory: int = 0,
         cpu: int = 0,
     ) -> None:
-        """List a worker; without resources of its own it has the topology's. One without executors is not listed."""
+        """List a worker; without resources of its own it has the topology's. One without executors
+        is not listed.
+        """
         if positions:
             self.out.append(
                 {

@@ -1,7 +1,8 @@
-"""Plain values of a topology that the placement rules read: its conf, its components and its executors.
+"""Plain values of a topology that the placement rules read: its conf, its components and its
+executors.
 
-The rules know components by number and executors by position. Spark's Python workers import these modules: at
-import they need the standard library and constants of ``model`` only.
+The rules know components by number and executors by position. Spark's Python workers import these
+modules: at import they need the standard library and constants of ``model`` only.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def service_order(topologies: Sequence[TopologyToPlace]) -> list[TopologyToPlace
 
 
 def executors_of(topology: TopologyToPlace, codes: Codes) -> Executors:
-    """The topology's executors; a task in no group is one of its own. Numbers new components in ``codes``."""
+    """The topology's executors; a task in no group is one of its own. Numbers new components in
+    ``codes``.
+    """
     several = several_tasks(topology)
     unit = sorted(
         topology.tasks.keys() - {task for tasks in several.values() for task in tasks[1:]}
@@ -159,9 +162,9 @@ def worker_count(
 ) -> tuple[int, bool]:
     """Number of workers of a topology, and whether its topology master has one of them for itself.
 
-    ``executors`` is the parallelism of all components but the topology master. As in JStorm,
-    the smaller of the two, and one more for the master when it is to be alone, or when the conf does not say
-    and there are at least ten.
+    ``executors`` is the parallelism of all components but the topology master. As in JStorm, the
+    smaller of the two, and one more for the master when it is to be alone, or when the conf does
+    not say and there are at least ten.
     """
     count = executors if workers is None else min(workers, executors)
     alone = single_master if single_master is not None else count >= MASTER_ALONE_FROM

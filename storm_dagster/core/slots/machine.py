@@ -1,9 +1,10 @@
-"""State machine of one slot (port) of a supervisor, pure, after Storm 2's ``Slot`` (``docs/decisions.md#slot-machine``).
+"""State machine of one slot (port) of a supervisor, pure, after Storm 2's ``Slot``
+(``docs/decisions.md#slot-machine``).
 
-``step(slot, event, now, limits)`` gives the next slot and the instructions that the supervisor has to
-execute; what comes of an instruction comes back as another event. Times are seconds of one monotonic
-clock. The machine never has two processes in one slot: ``Launch`` is given only while none is known and
-none is being started.
+``step(slot, event, now, limits)`` gives the next slot and the instructions that the supervisor has
+to execute; what comes of an instruction comes back as another event. Times are seconds of one
+monotonic clock. The machine never has two processes in one slot: ``Launch`` is given only while
+none is known and none is being started.
 
 ========================  ==========================================================================
 state                     meaning
@@ -31,12 +32,16 @@ _KILL_AGAIN = 5.0
 
 
 def crash_delay(crashes: int, limits: SlotLimits) -> float:
-    """Pause before a restart, by crashes in a row: 0, 1, 2, 4 ... (``docs/decisions.md#restart-in-place``)."""
+    """Pause before a restart, by crashes in a row: 0, 1, 2, 4 ...
+    (``docs/decisions.md#restart-in-place``).
+    """
     return 0.0 if crashes <= 1 else min(limits.longest_delay, 2.0 ** min(crashes - 2, 30))
 
 
 def is_restarting(slot: Slot) -> bool:
-    """Whether a worker that ran here is being brought back in place (``SupervisorInfo.restarting``)."""
+    """Whether a worker that ran here is being brought back in place
+    (``SupervisorInfo.restarting``).
+    """
     return _same_topology(slot.wanted, slot.ran) and slot.state not in (
         "running",
         "waiting-for-update",
@@ -44,7 +49,8 @@ def is_restarting(slot: Slot) -> bool:
 
 
 def extend_deadline(slot: Slot, seconds: float) -> Slot:
-    """Extend the heartbeat deadline by ``seconds`` without a supervisor (a suspended machine, a stopped process).
+    """Extend the heartbeat deadline by ``seconds`` without a supervisor (a suspended machine, a
+    stopped process).
 
     Silence while nobody watched proves nothing about the worker.
     """
@@ -52,7 +58,9 @@ def extend_deadline(slot: Slot, seconds: float) -> Slot:
 
 
 def step(slot: Slot, event: model.Event, now: float, limits: SlotLimits) -> _Result:
-    """The slot after ``event``, and instructions. Late results that fit nothing any more change nothing."""
+    """The slot after ``event``, and instructions. Late results that fit nothing any more change
+    nothing.
+    """
     return _HANDLERS[type(event)](slot, event, now, limits)
 
 
@@ -69,7 +77,8 @@ def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits)
     if work == slot.wanted and lazy == slot.lazy:
         return slot, ()
     if work != slot.wanted and work != slot.counted:
-        # Other code starts with a clean slate: what a rollback brings back must not wait for what crashed.
+        # Other code starts with a clean slate: what a rollback brings back must not wait for what
+        # crashed.
         slot = replace(slot, crashes=0, not_before=0.0)
     slot = replace(slot, counted=None, wanted=work, lazy=lazy, reason="")
     if not _same_topology(work, slot.ran):
@@ -94,7 +103,8 @@ def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits)
 
 
 def _other_code(slot: Slot, now: float) -> _Result:
-    """Keep a process with other code of the topology running until the wanted code is here, or for good if lazy.
+    """Keep a process with other code of the topology running until the wanted code is here, or for
+    good if lazy.
 
     One that was started before the newest restart goes in any case.
     """
@@ -185,7 +195,8 @@ def _code_failed(slot: Slot, event: model.CodeFailed, now: float, limits: SlotLi
 
 def _launched(slot: Slot, event: model.Launched, now: float, limits: SlotLimits) -> _Result:
     if slot.worker is not None or (not slot.launching and not event.beating):
-        # A process that the machine did not ask for must not stay: two in one slot are never allowed.
+        # A process that the machine did not ask for must not stay: two in one slot are never
+        # allowed.
         return slot, (model.Kill(event.worker.id),)
     slot = replace(
         slot,
@@ -255,7 +266,8 @@ def _exited(slot: Slot, event: model.Exited, now: float, limits: SlotLimits) -> 
                 slot, not_before=now + limits.stopped_delay, reason="its worker was superseded"
             )
         else:
-            # Status 0 is a TERM that did not come from here: `stop` ends workers before their supervisor.
+            # Status 0 is a TERM that did not come from here: `stop` ends workers before their
+            # supervisor.
             least = limits.stopped_delay if event.status == 0 else 0.0
             slot = _count_crash(slot, now, limits, least)
             slot = replace(slot, reason=f"its worker {_describe_exit(event.status)}")

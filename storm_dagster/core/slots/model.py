@@ -1,4 +1,6 @@
-"""Values of the slot state machine: the slot, its events, its instructions, and the work that assignments want of it."""
+"""Values of the slot state machine: the slot, its events, its instructions, and the work that
+assignments want of it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,7 +54,9 @@ class SlotLimits:
     fetch_again_after: float = 3.0
     """After a fetch that failed and may succeed."""
     stopped_delay: float = 1.0
-    """After an exit that the supervisor did not order and that is no crash: time for its cause to be recorded."""
+    """After an exit that the supervisor did not order and that is no crash: time for its cause to
+    be recorded.
+    """
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class _OfCode:
     code_dir: str
 
 
-# -- events -----------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ class Assigned:
 
     work: Work | None
     lazy: bool = False
-    """A process of the same topology that runs other code may go on: the wanted code is for its next start."""
+    """A process of the same topology that runs other code may go on: the wanted code is for its
+    next start.
+    """
 
 
 class CodeReady(_OfCode):
@@ -111,7 +117,9 @@ class Beat(_OfWorker):
 
 @dataclass(frozen=True)
 class Exited(_OfWorker):
-    """The process is dead. ``status``: exit code, minus the signal's number, ``None`` when not known."""
+    """The process is dead. ``status``: exit code, minus the signal's number, ``None`` when not
+    known.
+    """
 
     status: int | None
 
@@ -125,7 +133,7 @@ Event: TypeAlias = (
     "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed | Beat | Exited | Tick"
 )
 
-# -- instructions -----------------------------------------------------------------------------------------
+# -- instructions ----------------------------------------------------------------------------------
 
 
 class Fetch(_OfCode):
@@ -192,14 +200,16 @@ class Slot:
     crashes: int = 0
     """Crashes in a row, none of them after a stable minute."""
     counted: Work | None = None
-    """The work that ``crashes`` were counted for by an earlier supervisor process, until something is wanted."""
+    """The work that ``crashes`` were counted for by an earlier supervisor process, until something
+    is wanted.
+    """
     ran: Work | None = None
     """The work of the last process that was seen to run here, while the same topology is wanted."""
     reason: str = ""
     """Reason, in words, why the wanted work does not run."""
 
 
-# -- what assignments want --------------------------------------------------------------------------------
+# -- what assignments want -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -208,11 +218,17 @@ class DesiredSlots:
 
     work: Mapping[int, Work]
     contested: Mapping[int, tuple[str, ...]]
-    """Port -> topology ids, ascending. Such a slot keeps what runs in it; nothing new is started there."""
+    """Port -> topology ids, ascending. Such a slot keeps what runs in it; nothing new is started
+    there.
+    """
     lazy: frozenset[int] = frozenset()
-    """Ports whose process may go on with other code of the same topology: the work is for its next start."""
+    """Ports whose process may go on with other code of the same topology: the work is for its next
+    start.
+    """
     memory: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """(Topology id, port) -> bytes that its worker is placed with (``worker.memory.size`` or the topology master's)."""
+    """(Topology id, port) -> bytes that its worker is placed with (``worker.memory.size`` or the
+    topology master's).
+    """
 
 
 def desired_slots(

@@ -9,7 +9,9 @@ from storm_dagster.model.topology import TopologySpec
 # Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 SUBMITTED_KEYS = "topology.submitted.keys"
-"""Under this key a stored conf names the keys that came with the submission, not from the topology's code."""
+"""Under this key a stored conf names the keys that came with the submission, not from the
+topology's code.
+"""
 OWNER_KEY = "topology.submitter.user"
 _LISTS = ("topology.users", "topology.groups")
 _KEEP_CONF = "topology.update.keep.conf"
@@ -21,19 +23,24 @@ UPGRADE_KEYS = frozenset(
         "topology.upgrade.worker.num",
     }
 )
-"""Keys that ask for a gray upgrade and choose its first workers: no version of the topology stores them."""
+"""Keys that ask for a gray upgrade and choose its first workers: no version of the topology stores
+them.
+"""
 _ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"}
 """Keys that speak of the one submission that they came with: no later one keeps them."""
 
 
 FORCED_SCHEDULER = "forced scheduler of nimbus.inimbus.class"
-"""Under this key the cluster's values name the strategy that a plug-in demands; no file can hold it."""
+"""Under this key the cluster's values name the strategy that a plug-in demands; no file can hold
+it.
+"""
 
 
 def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
     """Cluster conf overridden by the topology's: the conf of every decision about the topology.
 
-    Only the scheduler that the cluster forces (:data:`FORCED_SCHEDULER`) wins over the topology's own.
+    Only the scheduler that the cluster forces (:data:`FORCED_SCHEDULER`) wins over the topology's
+    own.
     """
     total = {**cluster, **topology}
     total.pop(FORCED_SCHEDULER, None)
@@ -45,8 +52,9 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
 def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
     """Conf of earlier submissions that an update keeps: keys that are not given again (or null).
 
-    With ``topology.update.keep.conf: false`` in ``submitted`` (or the cluster's conf) nothing is kept. A conf that was
-    stored before submissions were told from code names no keys: nothing of it is kept, either.
+    With ``topology.update.keep.conf: false`` in ``submitted`` (or the cluster's conf) nothing is
+    kept. A conf that was stored before submissions were told from code names no keys: nothing of it
+    is kept, either.
     """
     if not {**cluster, **submitted}.get(_KEEP_CONF, True):
         return {}
@@ -55,7 +63,8 @@ def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
 
 
 def limited_conf(user: str, given: Conf, former: Conf | None) -> dict[str, Any]:
-    """Owner and lists of a topology that a user submits who is no administrator, or of its ``former`` conf, which stay.
+    """Owner and lists of a topology that a user submits who is no administrator, or of its
+    ``former`` conf, which stay.
 
     :class:`NotAuthorized` for an update with other lists.
     """
@@ -83,7 +92,9 @@ def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:
 
 
 def message_timeout_secs(conf: Conf) -> int:
-    """``topology.message.timeout.secs``, the default delay of a kill and a rebalance; 30 when not set."""
+    """``topology.message.timeout.secs``, the default delay of a kill and a rebalance; 30 when not
+    set.
+    """
     timeout = conf.get("topology.message.timeout.secs")
     return int(timeout) if timeout else 30
 
@@ -93,10 +104,11 @@ def normalize_conf(
 ) -> dict[str, Any]:
     """The conf that is stored with the topology, of validated ones.
 
-    The author's conf, then the submission's, then what the system decides: name and id (left out while the topology
-    has none), the cluster's mode, workers, ackers (null becomes 1) and ``topology.max.task.parallelism`` of the
-    merged conf, so that a later change of the cluster's conf does not change a running topology. Normalizing twice
-    changes nothing. Raises :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
+    The author's conf, then the submission's, then what the system decides: name and id (left out
+    while the topology has none), the cluster's mode, workers, ackers (null becomes 1) and
+    ``topology.max.task.parallelism`` of the merged conf, so that a later change of the cluster's
+    conf does not change a running topology. Normalizing twice changes nothing. Raises
+    :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
     """
     own = {**topology.conf, **submitted}
     given = submitted.get(SUBMITTED_KEYS)

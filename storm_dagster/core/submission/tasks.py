@@ -1,4 +1,5 @@
-"""Components that the system adds; numbers of executors and tasks, task ids, and the executors that group them.
+"""Components that the system adds; numbers of executors and tasks, task ids, and the executors that
+group them.
 
 See ``docs/decisions.md#executor-unit`` and ``docs/decisions.md#task-numbering``.
 """
@@ -45,13 +46,15 @@ _BY_ID = GroupingSpec(type="fields", fields=("id",))
 
 
 def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
-    """The topology with ``__acker``, ``__topology_master`` and ``__system`` appended to its bolts, in this order.
+    """The topology with ``__acker``, ``__topology_master`` and ``__system`` appended to its bolts,
+    in this order.
 
-    The worker runs these ids natively; here they stand as ordinary components, so that task numbering, the placement and
-    ``show`` treat them like any other. The stored topology does not contain them.
-    ``conf`` is the total conf. ``__acker`` stands there even with no ackers (then without tasks), is
-    capped by ``topology.max.task.parallelism``, and hears every spout's init and every bolt's
-    ack, fail and reset stream; spouts hear its answers on direct streams. ``__system`` has no tasks.
+    The worker runs these ids natively; here they stand as ordinary components, so that task
+    numbering, the placement and ``show`` treat them like any other. The stored topology does not
+    contain them. ``conf`` is the total conf. ``__acker`` stands there even with no ackers (then
+    without tasks), is capped by ``topology.max.task.parallelism``, and hears every spout's init and
+    every bolt's ack, fail and reset stream; spouts hear its answers on direct streams. ``__system``
+    has no tasks.
     """
     ackers = conf.get("topology.acker.executors")
     ackers = 1 if ackers is None else ackers
@@ -78,10 +81,11 @@ def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
     """The topology with its final parallelism; normalizing twice changes nothing.
 
     ``conf`` is the total conf (cluster and topology). The parallelism of a component is that of
-    ``topology.bolt.parallelism``/``topology.spout.parallelism`` when it stands there, else the code's; then
-    at most ``topology.max.task.parallelism`` (the component's conf before the topology's).
-    ``topology.tasks`` (component before topology) is kept, capped likewise, when it is at least the
-    parallelism; a smaller one is dropped, because every executor has a task. Except 0: then the component does not run.
+    ``topology.bolt.parallelism``/``topology.spout.parallelism`` when it stands there, else the
+    code's; then at most ``topology.max.task.parallelism`` (the component's conf before the
+    topology's). ``topology.tasks`` (component before topology) is kept, capped likewise, when it is
+    at least the parallelism; a smaller one is dropped, because every executor has a task. Except 0:
+    then the component does not run.
     """
     changed: dict[str, dict[str, ComponentSpec]] = {}
     for kind, parts in (("bolt", spec.bolts), ("spout", spec.spouts)):
@@ -112,7 +116,9 @@ def _normalized(
 
 
 def wanted_executors(spec_with_system: TopologySpec) -> dict[str, int]:
-    """Component -> executors of a topology that has its system components; those without any are left out."""
+    """Component -> executors of a topology that has its system components; those without any are
+    left out.
+    """
     return {
         component_id: part.parallelism
         for component_id, _, part in spec_with_system.components()
@@ -133,10 +139,10 @@ def _task_count(part: ComponentSpec, conf: Conf) -> int:
 def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     """Task ids 1, 2, ... for a normalized topology that has its system components.
 
-    Bolts in declared order, then ``__acker``, then ``__topology_master``, then spouts in declared order;
-    one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps every block.
-    Components without tasks (``__system``; ``__acker`` without ackers) are not in the table.
-    Raises :class:`InvalidTopology` when there is no task of the user's.
+    Bolts in declared order, then ``__acker``, then ``__topology_master``, then spouts in declared
+    order; one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps
+    every block. Components without tasks (``__system``; ``__acker`` without ackers) are not in the
+    table. Raises :class:`InvalidTopology` when there is no task of the user's.
     """
     components: dict[str, ComponentTasks] = {}
     first = 1
@@ -164,7 +170,8 @@ def topology_master_task(table: TaskTable) -> int:
 
 
 def partition(ids: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
-    """The ids as ``groups`` runs of nearly equal length, larger ones first; never more groups than ids.
+    """The ids as ``groups`` runs of nearly equal length, larger ones first; never more groups than
+    ids.
 
     Five ids in three groups are 2, 2 and 1.
     """
@@ -181,8 +188,8 @@ def executors_of(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Component -> its executors, each a run of its task ids.
 
-    ``executors`` (component -> number, as in StormBase) may leave a component out: then each of its tasks
-    is an executor of its own.
+    ``executors`` (component -> number, as in StormBase) may leave a component out: then each of its
+    tasks is an executor of its own.
     """
     return {
         component_id: partition(part.ids, executors.get(component_id) or len(part.ids))
@@ -202,10 +209,10 @@ def rescale(
 ) -> TaskTable:
     """The task table for new numbers of executors.
 
-    A component in ``fixed`` keeps its ids, and more executors than tasks are refused; of any other the
-    tasks become as many as its executors: new ids above the highest of the topology, in the table's
-    order, and the highest ids are removed first. Ids of components that are not named never change.
-    Raises :class:`InvalidRequest`.
+    A component in ``fixed`` keeps its ids, and more executors than tasks are refused; of any other
+    the tasks become as many as its executors: new ids above the highest of the topology, in the
+    table's order, and the highest ids are removed first. Ids of components that are not named never
+    change. Raises :class:`InvalidRequest`.
     """
     highest = max((task for part in table.components.values() for task in part.ids), default=0)
     components = dict(table.components)

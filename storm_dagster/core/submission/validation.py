@@ -41,7 +41,9 @@ _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDE
 def normalize_submission(
     cluster: Conf, submitted: Conf, spec: TopologySpec, topology_id: str = ""
 ) -> tuple[dict[str, Any], TopologySpec]:
-    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
+    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what
+    cannot run.
+    """
     conf = normalize_conf(cluster, submitted, spec, topology_id)
     total = total_conf(cluster, conf)
     normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
@@ -133,7 +135,9 @@ def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
 
 
 def check_code_name(name: str, owner: str) -> None:
-    """``name`` is ``"module:QualName"`` that any process can import, else :class:`InvalidTopology`."""
+    """``name`` is ``"module:QualName"`` that any process can import, else
+    :class:`InvalidTopology`.
+    """
     if not _CODE_NAME.fullmatch(check_importable(name, owner)):
         raise InvalidTopology(f"{owner} runs {name!r}, which is not of the form 'module:name'")
 

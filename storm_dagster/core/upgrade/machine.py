@@ -1,8 +1,9 @@
-"""State machine of a gray upgrade: batches, moves of single workers, and the transitions of the whole upgrade.
+"""State machine of a gray upgrade: batches, moves of single workers, and the transitions of the
+whole upgrade.
 
-The supervisor of the topology master picks (:func:`pick`), each one moves its own workers (:func:`next_move`), the leader
-and the sensor end the upgrade (:func:`due`, :func:`transition`). Every worker is on one version at any instant:
-:func:`code_for` says on which.
+The supervisor of the topology master picks (:func:`pick`), each one moves its own workers
+(:func:`next_move`), the leader and the sensor end the upgrade (:func:`due`, :func:`transition`).
+Every worker is on one version at any instant: :func:`code_for` says on which.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -38,8 +39,9 @@ class Pick:
 def pick(snapshot: UpgradeSnapshot) -> Pick | None:
     """The next batch; ``None`` unless one was asked for and none is under way.
 
-    Afterwards nothing goes on by itself: ``continue`` is off, the list of workers is cleared, and so is a component
-    of which every worker was taken. A batch may be empty, when what was asked for has gone meanwhile.
+    Afterwards nothing goes on by itself: ``continue`` is off, the list of workers is cleared, and
+    so is a component of which every worker was taken. A batch may be empty, when what was asked for
+    has gone meanwhile.
     """
     record = snapshot.state.record
     if record is None or snapshot.phase != "requested":
@@ -62,10 +64,12 @@ def pick(snapshot: UpgradeSnapshot) -> Pick | None:
 def code_for(
     worker: WorkerSlot, assignment: Assignment, state: UpgradeState | None
 ) -> tuple[str, bool]:
-    """The code that the worker's next process runs, and whether a process that runs other code must go for it.
+    """The code that the worker's next process runs, and whether a process that runs other code must
+    go for it.
 
-    A worker that an upgrade did not take keeps its process: when the upgrade ends, its next start brings the
-    topology's code at that time. So ``complete_upgrade`` serves those who want only some workers upgraded.
+    A worker that an upgrade did not take keeps its process: when the upgrade ends, its next start
+    brings the topology's code at that time. So ``complete_upgrade`` serves those who want only some
+    workers upgraded.
     """
     phase = "former" if state is None else worker_phase(worker.address, state)
     if phase == "former" or state is None or state.record is None:
@@ -109,8 +113,9 @@ def next_move(
 ) -> Move | None:
     """The write about the worker ``address``, whose process is ``run``; ``None``: nothing now.
 
-    ``former`` is the assignment's code. With the new code all tasks must run before the worker counts as upgraded;
-    when they do not within ``launch_secs`` of the process's start, that fails the upgrade.
+    ``former`` is the assignment's code. With the new code all tasks must run before the worker
+    counts as upgraded; when they do not within ``launch_secs`` of the process's start, that fails
+    the upgrade.
     """
     phase, record = worker_phase(address, state), state.record
     if phase == "rolling back":
@@ -139,10 +144,11 @@ def next_move(
 def early_failure(
     address: str, state: UpgradeState, code_dir: str, text: str, *, boot_id: str, boot_now: float
 ) -> Move | None:
-    """The write about a failure (an exit, a hang, a start that did not come about) of that code in that slot.
+    """The write about a failure (an exit, a hang, a start that did not come about) of that code in
+    that slot.
 
-    ``None`` for the former code, and for a worker that has run the new code for more than a minute: that one is
-    restarted in place with the new code, like any other.
+    ``None`` for the former code, and for a worker that has run the new code for more than a minute:
+    that one is restarted in place with the new code, like any other.
     """
     record = state.record
     if record is None or record.rollback or code_dir != record.code_dir:
@@ -203,8 +209,9 @@ class UpgradeTransition:
     """Outcome of an event: base, record and code afterwards, and how they are written."""
 
     outcome: str
-    """``begun``, ``continued``, ``completed``, ``expired``, ``rolling back``, ``rolled back``, ``abandoned``,
-    ``unchanged``."""
+    """``begun``, ``continued``, ``completed``, ``expired``, ``rolling back``, ``rolled back``,
+    ``abandoned``, ``unchanged``.
+    """
     base: StormBase
     record: GrayUpgrade | None = None
     """``None``: the record goes, and with it the lists of workers."""
@@ -220,7 +227,9 @@ class UpgradeTransition:
 def transition(
     base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent
 ) -> UpgradeTransition:
-    """The transition of an upgrade under ``event``; :class:`Conflict` and :class:`InvalidRequest` as of the checks."""
+    """The transition of an upgrade under ``event``; :class:`Conflict` and :class:`InvalidRequest`
+    as of the checks.
+    """
     record, reason = snapshot.state.record, event.reason or ""
     if event.action == "begin":
         check_begin(base, snapshot)
@@ -285,7 +294,9 @@ def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
 
 
 def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
-    """Whether a transition whose reply was lost took effect. A rollback needs no asking: its status shows it."""
+    """Whether a transition whose reply was lost took effect. A rollback needs no asking: its status
+    shows it.
+    """
     record = snapshot.state.record
     if sent.step == "gray_upgrade":
         # The supervisor may have picked its batch since; no other upgrade has its code.
@@ -305,7 +316,9 @@ def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) 
 
 
 def check_begin(base: StormBase, snapshot: UpgradeSnapshot) -> None:
-    """:class:`Conflict` unless an upgrade may begin now; :class:`InvalidRequest` without a topology master of its own."""
+    """:class:`Conflict` unless an upgrade may begin now; :class:`InvalidRequest` without a topology
+    master of its own.
+    """
     if snapshot.phase not in ("ended", "rolling back"):
         raise Conflict(
             f"topology {base.name!r} is being upgraded already: go on without new code, complete the upgrade, or roll it "
@@ -340,7 +353,9 @@ def check_continue(base: StormBase, snapshot: UpgradeSnapshot, selection: Select
 
 
 def check_ending(base: StormBase, *, back: bool) -> None:
-    """:class:`Conflict` unless an upgrade is under way that can be completed, or rolled ``back`` (again)."""
+    """:class:`Conflict` unless an upgrade is under way that can be completed, or rolled ``back``
+    (again).
+    """
     if base.status != "UPGRADING" and not (back and base.status == "ROLLBACK"):
         what = "roll back" if back else "complete"
         raise Conflict(

@@ -1,4 +1,6 @@
-"""State of a gray upgrade and its workers, and requests for it: which come next, and whether that and the code can be."""
+"""State of a gray upgrade and its workers, and requests for it: which come next, and whether that
+and the code can be.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +15,9 @@ from storm_dagster.model.verbs import parse_workers
 from storm_dagster.model.view import UpgradeState
 
 UpgradePhase = Literal["ended", "requested", "upgrading", "paused", "rolling back"]
-"""``ended``: there is no record; ``requested``: a batch is not picked yet; ``paused``: no batch is under way."""
+"""``ended``: there is no record; ``requested``: a batch is not picked yet; ``paused``: no batch is
+under way.
+"""
 WorkerPhase = Literal["former", "upgrading", "upgraded", "rolling back"]
 
 
@@ -60,13 +64,17 @@ class UpgradeSnapshot:
 
     @cached_property
     def candidates(self) -> tuple[WorkerSlot, ...]:
-        """Every worker that an upgrade may take: all but the topology master's, lowest host and port first."""
+        """Every worker that an upgrade may take: all but the topology master's, lowest host and
+        port first.
+        """
         able = (worker for worker in self.assignment.workers if worker != self.master)
         return tuple(sorted(able, key=lambda worker: (worker.host, worker.port, worker.node)))
 
     @cached_property
     def workers(self) -> dict[str, WorkerPhase]:
-        """``host:port`` -> state of each candidate. What was taken from a lost host is elsewhere and does not count."""
+        """``host:port`` -> state of each candidate. What was taken from a lost host is elsewhere
+        and does not count.
+        """
         return {
             worker.address: worker_phase(worker.address, self.state) for worker in self.candidates
         }
@@ -96,7 +104,9 @@ class UpgradeSnapshot:
 
 @dataclass(frozen=True)
 class Selection:
-    """Workers that the caller asked for. Workers count before the component, the component before the bare number."""
+    """Workers that the caller asked for. Workers count before the component, the component before
+    the bare number.
+    """
 
     workers: tuple[str, ...] = ()
     """``host:port``."""
@@ -115,7 +125,9 @@ class Selection:
 
 
 def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
-    """The selection in the keys ``topology.upgrade.workers``, ``.component`` and ``.worker.num``."""
+    """The selection in the keys ``topology.upgrade.workers``, ``.component`` and
+    ``.worker.num``.
+    """
     return Selection(
         workers=parse_workers(conf.get("topology.upgrade.workers") or ()),
         component=conf.get("topology.upgrade.component") or None,
@@ -124,7 +136,9 @@ def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
 
 
 def selected(selection: Selection | GrayUpgrade, snapshot: UpgradeSnapshot) -> list[WorkerSlot]:
-    """The candidates that a selection names, lowest host and port first, before its number limits them."""
+    """The candidates that a selection names, lowest host and port first, before its number limits
+    them.
+    """
     able = list(snapshot.candidates)
     if selection.workers:
         return [worker for worker in able if worker.address in selection.workers]
@@ -172,7 +186,8 @@ def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
 
 
 def check_master_alone(snapshot: UpgradeSnapshot) -> None:
-    """:class:`InvalidRequest` unless the topology master has a worker of its own: it drives the upgrade.
+    """:class:`InvalidRequest` unless the topology master has a worker of its own: it drives the
+    upgrade.
 
     The assignment decides, not the conf: what counts is where the topology master really runs.
     """
@@ -192,8 +207,9 @@ def check_master_alone(snapshot: UpgradeSnapshot) -> None:
 def check_compatible(name: str, old: TopologySpec, new: TopologySpec) -> None:
     """:class:`InvalidTopology` unless both have the same components, streams and groupings.
 
-    What a component does may change, its parallelism is that of the running topology. Another wiring would mix:
-    an old task would send by the old rule what a new one expects by the new, and the same key could reach two tasks.
+    What a component does may change, its parallelism is that of the running topology. Another
+    wiring would mix: an old task would send by the old rule what a new one expects by the new, and
+    the same key could reach two tasks.
     """
     remedy = "beside the old: use `storm-dagster update`, which replaces the whole topology"
     for kind, before, after in (("spout", old.spouts, new.spouts), ("bolt", old.bolts, new.bolts)):

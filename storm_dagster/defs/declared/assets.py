@@ -1,4 +1,6 @@
-"""The assets of one declared topology: the topology itself, and its spouts and bolts in the lineage."""
+"""The assets of one declared topology: the topology itself, and its spouts and bolts in the
+lineage.
+"""
 
 import json
 import re
@@ -26,9 +28,11 @@ def topology_assets(
     automation_condition: dg.AutomationCondition | None,
     **common: Any,
 ) -> list[StormAsset]:
-    """The topology first, then its components; only the topology when its target cannot be described.
+    """The topology first, then its components; only the topology when its target cannot be
+    described.
 
-    ``common`` are attributes of all: group name, owners and tags. Spouts depend on the topology, bolts on the components whose streams they read.
+    ``common`` are attributes of all: group name, owners and tags. Spouts depend on the topology,
+    bolts on the components whose streams they read.
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])

@@ -41,7 +41,9 @@ class GrayAttributes(_Strict):
 
 
 class FreshnessAttributes(_Strict):
-    """Limits of the check `fresh`: minutes since all tasks of the topology were last seen running."""
+    """Limits of the check `fresh`: minutes since all tasks of the topology were last seen
+    running.
+    """
 
     warn_minutes: int = described("freshness.warn_minutes", default=10, ge=6)
     fail_minutes: int = described("freshness.fail_minutes", default=20, ge=7)
@@ -80,8 +82,8 @@ def check_results(
 ) -> dict[str, dg.AssetCheckResult]:
     """Results of all wanted checks but `fresh`. ``document`` is `show`, ``None`` when nothing runs.
 
-    With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the document has no
-    statistics, and limits are not checked.
+    With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the
+    document has no statistics, and limits are not checked.
     """
     if actual is None or actual.status == "KILLED":
         document = None
@@ -145,7 +147,9 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetChe
 
 
 def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> dg.AssetCheckResult:
-    """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in epoch seconds."""
+    """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in
+    epoch seconds.
+    """
     age = math.inf if seen is None else max(0.0, now - seen) / 60
     return dg.AssetCheckResult(
         passed=age <= limits.warn_minutes,
@@ -165,7 +169,8 @@ def _as_declared(
     differ = differences(declaration, described, actual)
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"
-    # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no fault.
+    # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no
+    # fault.
     heavy = [
         part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")
     ]

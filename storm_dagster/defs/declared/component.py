@@ -44,14 +44,18 @@ from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.names import check_topology_name
 
 _FEW = 20
-"""Up to so many declared topologies of a project have jobs of their own: three hundred jobs help nobody."""
+"""Up to so many declared topologies of a project have jobs of their own: three hundred jobs help
+nobody.
+"""
 
 
 _loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
 
 
 def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
-    """Topologies that the project has declared so far in this load; each load has a component tree of its own."""
+    """Topologies that the project has declared so far in this load; each load has a component tree
+    of its own.
+    """
     global _loaded
     if _loaded[0] is not tree:
         _loaded = (tree, {})
@@ -62,7 +66,9 @@ _SCAFFOLDED = Path(__file__).with_name("scaffolded_topology.txt")
 
 
 class StormTopologyScaffolder(Scaffolder):
-    """Scaffolder of ``dg``: a word count under the name of the folder, and a ``defs.yaml`` that declares it."""
+    """Scaffolder of ``dg``: a word count under the name of the folder, and a ``defs.yaml`` that
+    declares it.
+    """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
         """Write both; files that exist are not overwritten."""
@@ -92,16 +98,17 @@ class StormTopologyScaffolder(Scaffolder):
 class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     """A topology that is to run.
 
-    Yields the asset ``topologies/<name>`` (materializing it brings about what is declared), an asset for each
-    spout and bolt, checks that all tasks run and that what runs is what is declared, and the jobs ``submit_<name>``,
-    ``deploy_<name>`` and ``kill_<name>``. The first one of a project also yields what they share: the sensor
-    ``declared_topologies_sensor`` and the jobs ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``.
-    Changes are runs in the code location of the cluster. Loading connects to nothing; a target that cannot be
-    imported is shown as such.
+    Yields the asset ``topologies/<name>`` (materializing it brings about what is declared), an
+    asset for each spout and bolt, checks that all tasks run and that what runs is what is declared,
+    and the jobs ``submit_<name>``, ``deploy_<name>`` and ``kill_<name>``. The first one of a
+    project also yields what they share: the sensor ``declared_topologies_sensor`` and the jobs
+    ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``. Changes are runs in the code
+    location of the cluster. Loading connects to nothing; a target that cannot be imported is shown
+    as such.
     """
 
-    # What the fields mean stands in catalog.yaml. Defaults are values: Dagster 1.12 takes no factories. pydantic copies
-    # them for each instance.
+    # What the fields mean stands in catalog.yaml. Defaults are values: Dagster 1.12 takes no
+    # factories. pydantic copies them for each instance.
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     name: str = described("topology.name")
@@ -144,7 +151,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def get_translator(self) -> StormTranslator:
-        """Override it to rename or annotate the assets of the topology, its spouts and its bolts."""
+        """Override it to rename or annotate the assets of the topology, its spouts and its
+        bolts.
+        """
         return StormTranslator()
 
     def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
@@ -154,8 +163,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The definitions.
 
-        A wrong name, an unknown conf key (with the nearest known one), and a name that another ``defs.yaml``
-        of the project declares are errors; a target that cannot be described and a cluster out of reach are not.
+        A wrong name, an unknown conf key (with the nearest known one), and a name that another
+        ``defs.yaml`` of the project declares are errors; a target that cannot be described and a
+        cluster out of reach are not.
         """
         check_topology_name(self.name)
         place = context.path / "defs.yaml"
@@ -176,7 +186,8 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             if key in self.conf and key != "topology.workers"
         }
         if self.deploy == "gray":
-            # Workers are upgraded one by one under a topology master that shares a worker with nobody.
+            # Workers are upgraded one by one under a topology master that shares a worker with
+            # nobody.
             chosen.setdefault("topology.master.single.worker", True)
         declaration = Declaration(
             name=self.name,
@@ -191,7 +202,8 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         described = describe_declared(declaration)
         if described.problem is not None:
-            # The location loads all the same; `dg check defs` and its log are where people look first.
+            # The location loads all the same; `dg check defs` and its log are where people look
+            # first.
             logging.getLogger("dagster.storm_dagster").warning(
                 f"topology {self.name!r} of {place} cannot be deployed: {described.problem}"
             )

@@ -1,7 +1,8 @@
-"""A topology as ``defs.yaml`` declares it, what its target turns out to be, and how what runs differs from it.
+"""A topology as ``defs.yaml`` declares it, what its target turns out to be, and how what runs
+differs from it.
 
-Targets are described in a child process, never imported here. Descriptions are kept on disk under the hash of
-the code they were made from, because every run loads the definitions again.
+Targets are described in a child process, never imported here. Descriptions are kept on disk under
+the hash of the code they were made from, because every run loads the definitions again.
 """
 
 import hashlib
@@ -58,7 +59,9 @@ class Described:
     spec: TopologySpec | None = None
     """``None``: it cannot be described, ``problem`` has the reason."""
     code_version: str | None = None
-    """Hash of the code that travels and of the conf; ``None`` when the target does not even exist."""
+    """Hash of the code that travels and of the conf; ``None`` when the target does not even
+    exist.
+    """
     problem: str | None = None
     on_disk: str | None = None
     """Hash of the files that it was described from, the ``defs.yaml`` included."""
@@ -81,7 +84,9 @@ class Actual:
     code_dir: str = ""
     """Prefix of its code's blobs: another one for every deploy, whatever the code."""
     upgrading_to: str | None = None
-    """Version of the code that a gray upgrade under way brings; ``None``: none is, or it is not from here."""
+    """Version of the code that a gray upgrade under way brings; ``None``: none is, or it is not
+    from here.
+    """
     upgraded: int = 0
     """Workers that it has upgraded."""
 
@@ -107,7 +112,9 @@ class LoadedFiles:
         self._stamps, self._changed = described.stamps, False
 
     def changed(self) -> bool:
-        """Whether their content differs. It is read only after a modification time, size or folder changed."""
+        """Whether their content differs. It is read only after a modification time, size or folder
+        changed.
+        """
         if not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
             # A target that could not be found has no files to look at: it is looked for each time.
             now = describe_files(self._declaration)
@@ -198,8 +205,8 @@ def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> Described
 def describe_declared(declaration: Declaration) -> Described:
     """Describe the target; whatever is wrong with it is the ``problem``, nothing is raised.
 
-    A description is made once for each content of the code (and each interpreter); a failure is tried again
-    after five minutes, or when the code changes.
+    A description is made once for each content of the code (and each interpreter); a failure is
+    tried again after five minutes, or when the code changes.
     """
     files = describe_files(declaration)
     if files.problem is not None or files.code_version is None:
@@ -213,7 +220,9 @@ def describe_declared(declaration: Declaration) -> Described:
 
 
 def describe_files(declaration: Declaration) -> Described:
-    """The target's files alone, their hash in place of the code version; what cannot be read is the ``problem``."""
+    """The target's files alone, their hash in place of the code version; what cannot be read is the
+    ``problem``.
+    """
     place = declaration.declared_in
     try:
         target = parse_target(declaration.target)
@@ -246,7 +255,8 @@ def differences(
     """Differences from the declaration: part -> text; empty when there are none.
 
     Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
-    ``parallelism.<component>``. A conf that differs is a difference of the code as well: both travel together.
+    ``parallelism.<component>``. A conf that differs is a difference of the code as well: both
+    travel together.
     """
     found: dict[str, str] = {}
     if described.problem is not None:

@@ -1,7 +1,8 @@
-"""Reconciliation of a declared topology: submit, hot deploy, gray upgrade, rebalance, activate, each through nimbus.
+"""Reconciliation of a declared topology: submit, hot deploy, gray upgrade, rebalance, activate,
+each through nimbus.
 
-Every change is a run in the code location of the cluster, as from the command line; nothing here writes
-cluster state.
+Every change is a run in the code location of the cluster, as from the command line; nothing here
+writes cluster state.
 """
 
 import json
@@ -48,14 +49,16 @@ Notify = Callable[[str], None]
 
 
 class LeftToQueue(Exception):
-    """The change is a queued run of the instance of this very run, whose slot it may be waiting for."""
+    """The change is a queued run of the instance of this very run, whose slot it may be waiting
+    for.
+    """
 
 
 def read_actual(
     cluster: StormClusterState, blobs: BlobStore, name: str, view: ClusterView | None = None
 ) -> Actual | None:
-    """The running topology as ZooKeeper (``view``, else read now) and its stored conf have it; ``None`` when there
-    is none.
+    """The running topology as ZooKeeper (``view``, else read now) and its stored conf have it;
+    ``None`` when there is none.
 
     :class:`Unavailable` when the cluster is out of reach.
     """
@@ -86,8 +89,8 @@ def alone(
 ) -> Iterator[bool]:
     """One deploy of a declared topology at a time, whatever started it and wherever it runs.
 
-    Waits while a run deploys another version; ``False`` at once while one deploys this very version: there is
-    nothing to do. :class:`Conflict` after five minutes.
+    Waits while a run deploys another version; ``False`` at once while one deploys this very
+    version: there is nothing to do. :class:`Conflict` after five minutes.
     """
     path, deadline = paths.deploy(name), time.monotonic() + _WAIT_SECS
     mine = json.dumps({"run": run_id, "version": version}).encode()
@@ -128,7 +131,9 @@ def _version_in(conf: Mapping[str, Any]) -> str | None:
 
 
 def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
-    """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this run."""
+    """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this
+    run.
+    """
     until = time.monotonic() + _QUEUED_SECS
 
     def check(run: Mapping[str, Any]) -> None:
@@ -159,7 +164,9 @@ class Reconciler:
     described: Described
     policy: DeployPolicy
     batch: Mapping[str, Any]
-    """The component whose workers a gray upgrade takes first, if any, and the number of workers in each batch."""
+    """The component whose workers a gray upgrade takes first, if any, and the number of workers in
+    each batch.
+    """
     token: str
     notify: Notify
     shares_queue: Callable[[str], bool]
@@ -182,9 +189,10 @@ class Reconciler:
     ) -> list[str]:
         """Change what differs from the declaration; what was done, in words.
 
-        With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that does not run. With
-        policy ``manual`` its code is. Raises the typed error of whatever refuses, and :class:`LeftToQueue` where
-        ``shares_queue`` says of a run of nimbus that it waits in the caller's queue.
+        With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that
+        does not run. With policy ``manual`` its code is. Raises the typed error of whatever
+        refuses, and :class:`LeftToQueue` where ``shares_queue`` says of a run of nimbus that it
+        waits in the caller's queue.
         """
         declaration, described, name, done = (
             self.declaration,
@@ -259,10 +267,12 @@ class Reconciler:
         return f"hot deploy of {version}"
 
     def _upgrade_all_workers(self, handle: str | None) -> None:
-        """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch after batch.
+        """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch
+        after batch.
 
-        Returns when the upgrade is complete. :class:`InvalidTopology` when the new code made it roll back,
-        :class:`Unavailable` after 15 minutes; what is under way then goes on, and so does the next call.
+        Returns when the upgrade is complete. :class:`InvalidTopology` when the new code made it
+        roll back, :class:`Unavailable` after 15 minutes; what is under way then goes on, and so
+        does the next call.
         """
         name, deadline = self.declaration.name, time.monotonic() + _LONGEST_SECS
         if handle is not None:
@@ -304,7 +314,9 @@ class Reconciler:
 
 
 def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the next call, by `show` of the topology: the component's workers, and then the others."""
+    """The body of the next call, by `show` of the topology: the component's workers, and then the
+    others.
+    """
     left = {worker for worker, state in document["upgrade"]["workers"].items() if state == "former"}
     component = batch.get("component")
     of_component = {
@@ -318,7 +330,9 @@ def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[st
 
 
 def _batch_over(document: Mapping[str, Any] | None) -> bool:
-    """Whether no batch is under way, nor an upgrade of which every worker is through about to be ended."""
+    """Whether no batch is under way, nor an upgrade of which every worker is through about to be
+    ended.
+    """
     if document is None or document["status"] != "UPGRADING":
         return True
     upgrade = document.get("upgrade")

@@ -37,7 +37,9 @@ _AUTOMATIC_TAGS = {
     "dagster/auto_materialize",
     "dagster/from_automation_condition",
 }
-"""Tags of runs that a schedule, sensor or automation condition launched. Without one, somebody did."""
+"""Tags of runs that a schedule, sensor or automation condition launched. Without one, somebody
+did.
+"""
 
 _CAUSE_TAG = "storm/deploys"
 _FINAL_TAG = "storm/final_error"
@@ -47,7 +49,9 @@ _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 30.0, 1800.0
 
 @contextmanager
 def mark_final_failure(context: dg.AssetExecutionContext) -> Iterator[None]:
-    """Inside, an error that the same code would only meet again is noted at the run, for the sensor and for people."""
+    """Inside, an error that the same code would only meet again is noted at the run, for the sensor
+    and for people.
+    """
     try:
         yield
     except StormDagsterError as error:
@@ -65,11 +69,12 @@ def deploy_request(
     actual: Actual | None,
     now: float,
 ) -> dg.RunRequest | None:
-    """The run that deploys the declared code, or goes on with its gray upgrade; ``None`` when there is nothing to do.
+    """The run that deploys the declared code, or goes on with its gray upgrade; ``None`` when there
+    is nothing to do.
 
-    ``now`` is epoch seconds. A topology that was killed stays killed: somebody wanted that. One for each change of the code, again
-    after an outage: what failed because of the code itself, and what somebody cancelled, is not asked for again until
-    the code changes.
+    ``now`` is epoch seconds. A topology that was killed stays killed: somebody wanted that. One for
+    each change of the code, again after an outage: what failed because of the code itself, and what
+    somebody cancelled, is not asked for again until the code changes.
     """
     cause = _cause(declaration, described, actual)
     if cause is None or run_under_way(instance, now, tags=topology_tags(declaration.name)):
@@ -88,7 +93,9 @@ def deploy_request(
 
 
 def _cause(declaration: Declaration, described: Described, actual: Actual | None) -> str | None:
-    """Name of the deploy that is due, different from those of earlier deploys; ``None`` when none is due."""
+    """Name of the deploy that is due, different from those of earlier deploys; ``None`` when none
+    is due.
+    """
     version = described.code_version
     if actual is None or version is None:
         return None
@@ -96,7 +103,8 @@ def _cause(declaration: Declaration, described: Described, actual: Actual | None
     if "code" not in differ or "target" in differ:
         return None
     if actual.status == "UPGRADING" and actual.upgrading_to == version:
-        # The run that drove it may have died. Its batches are seldom asked for twice: the key names who is through.
+        # The run that drove it may have died. Its batches are seldom asked for twice: the key names
+        # who is through.
         return f"{actual.code_dir}:{version}:{actual.upgraded}"
     if actual.status not in ("ACTIVE", "INACTIVE"):
         return None
@@ -107,7 +115,9 @@ def _cause(declaration: Declaration, described: Described, actual: Actual | None
 REBALANCE_JOB = "rebalance_declared"
 """The job that rebalances a declared topology."""
 DEPLOY_TAG = {"storm/deploy": "declared"}
-"""Tag of our jobs that deploy: their runs materialize nothing when no version changed. Other runs always do."""
+"""Tag of our jobs that deploy: their runs materialize nothing when no version changed. Other runs
+always do.
+"""
 
 
 class DeployConfig(dg.Config):
@@ -329,7 +339,8 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
             return f"{name} cannot be deployed: {differ['target']}"
         if "running" in differ and newest_version(instance, topology.key) is not None:
             return f"{name} was ended: it stays so until somebody deploys it by hand"
-        # A run would load the newer files, and leave the same difference from those that are loaded here.
+        # A run would load the newer files, and leave the same difference from those that are loaded
+        # here.
         newer = topology.files.changed()
         left_alone = ("code", "conf") if topology.policy == "manual" or newer else ()
         if all(part.partition(".")[0] in left_alone for part in differ):

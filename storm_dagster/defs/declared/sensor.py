@@ -1,7 +1,9 @@
-"""`declared_topologies_sensor`: one for all declared topologies of a code location, and the jobs that they share.
+"""`declared_topologies_sensor`: one for all declared topologies of a code location, and the jobs
+that they share.
 
-It keeps nothing but the time of its last tick: what it observed before is the newest observation of each asset.
-Observations follow changes of state. While nothing changes, a small one every 10 minutes confirms that all tasks run.
+It keeps nothing but the time of its last tick: what it observed before is the newest observation of
+each asset. Observations follow changes of state. While nothing changes, a small one every 10
+minutes confirms that all tasks run.
 """
 
 import json
@@ -92,7 +94,9 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                 events += _new_version(instance, topology, snapshot)
                 declaration, described = topology.declaration, topology.described
                 if topology.policy == "manual" or topology.files.changed():
-                    continue  # A run would load the newer files, and leave the same difference from those of here.
+                    # A run would load the newer files, and leave the same difference from those of
+                    # here.
+                    continue
                 if request := deploy_request(
                     instance, topology.key, declaration, described, snapshot.actual, now
                 ):
@@ -111,7 +115,9 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
 def _look(
     declared: list[DeclaredTopology], instance: dg.DagsterInstance
 ) -> tuple[dict[str, DeclaredSnapshot], str]:
-    """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
+    """Snapshots of the topologies of one cluster, taken in one session, and the error that ended
+    it.
+    """
     found: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
         nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
@@ -144,7 +150,8 @@ def state_events(
 ) -> list[Any]:
     """Events to record, ``before`` being the newest observation; none while that still holds.
 
-    ``look`` is ``None`` while the cluster is out of reach, by ``trouble``; a tick last saw it at ``ticked``.
+    ``look`` is ``None`` while the cluster is out of reach, by ``trouble``; a tick last saw it at
+    ``ticked``.
     """
     key, former = topology.key, str(before.get("state", ""))
     times = [before.get(LAST_UPDATED), ticked if before.get("runs") else None]

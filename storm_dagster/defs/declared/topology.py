@@ -1,4 +1,6 @@
-"""A declared topology with its settings, and snapshots of its running state with the metadata that show it."""
+"""A declared topology with its settings, and snapshots of its running state with the metadata that
+show it.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +98,9 @@ class DeclaredTopology:
     def connect(
         self, ticks_in: dg.DagsterInstance | None = None
     ) -> Iterator[tuple[StormClusterState, BlobStore]]:
-        """One session, of a tick in that instance; :class:`Unavailable` when the cluster is out of reach."""
+        """One session, of a tick in that instance; :class:`Unavailable` when the cluster is out of
+        reach.
+        """
         with self.zookeeper.cluster(ticks_in) as cluster, self.blobstore.blobs(cluster) as blobs:
             yield cluster, blobs
 
@@ -107,7 +111,9 @@ class DeclaredTopology:
         view: ClusterView,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     ) -> DeclaredSnapshot:
-        """Take a snapshot. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
+        """Take a snapshot. ``measure`` asks nimbus for `show`, with the statistics that only limits
+        need.
+        """
         actual = read_actual(cluster, blobs, self.name, view)
         document, measured = None, None
         if actual is not None:
@@ -173,7 +179,9 @@ def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
 def workers_markdown(
     document: Mapping[str, Any], services: Mapping[str, str | None]
 ) -> dg.MarkdownMetadataValue:
-    """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP service."""
+    """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP
+    service.
+    """
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
     for worker in document["workers"][:MOST_LOGS]:
         linked = log_link(

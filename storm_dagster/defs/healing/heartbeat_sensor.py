@@ -1,8 +1,10 @@
-"""The healing sensor: it blocks on ZooKeeper watches and requests a reassignment when tasks are dead.
+"""The healing sensor: it blocks on ZooKeeper watches and requests a reassignment when tasks are
+dead.
 
-A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a thread. Watches only
-end its waiting; every decision is made from one view of the cluster. Because limits pass without any event, it also
-polls every five seconds. While a run that it requested does not start, it gives up ``/healer``: the leader heals then.
+A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a
+thread. Watches only end its waiting; every decision is made from one view of the cluster. Because
+limits pass without any event, it also polls every five seconds. While a run that it requested does
+not start, it gives up ``/healer``: the leader heals then.
 """
 
 import json
@@ -63,16 +65,20 @@ _TICK_SECS = 45.0
 _POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
 _BETWEEN_POLLS_SECS = 0.5
-# Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
+# Longer than the pause between two ticks: after more, silence of the sensor is not silence of a
+# worker.
 _BLIND_SECS = 20.0
 # A run that has not started by then waits behind somebody's queue.
 _LONGEST_QUEUE_SECS = 30.0
-# A run that was killed hard stays "started" for ever; it must not keep its topology from being healed.
+# A run that was killed hard stays "started" for ever; it must not keep its topology from being
+# healed.
 _LONGEST_RUN_SECS = 360.0
 
 
 class _Watch:
-    """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as armed."""
+    """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as
+    armed.
+    """
 
     def __init__(self, cluster: StormClusterState) -> None:
         self.cluster = cluster
@@ -96,14 +102,17 @@ class _Watch:
     def interrupted(self) -> bool:
         """Whether the connection broke since the last call.
 
-        An outage that ends ours ends the sessions of workers and supervisors too: that their nodes are
-        gone then is no evidence about them."""
+        An outage that ends ours ends the sessions of workers and supervisors too: that their nodes
+        are gone then is no evidence about them.
+        """
         broken = self._interrupted.is_set()
         self._interrupted.clear()
         return broken
 
     def poll(self) -> ClusterView:
-        """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
+        """Arm everything, then read: what changes after the view was read wakes the next
+        :meth:`wait`.
+        """
         self._changed.clear()
         self._polled_at = time.monotonic()
         if self._reads is None:
@@ -116,7 +125,8 @@ class _Watch:
         if held:
             # 0 on another state store.
             session = 0 if self._reads is None else self.cluster.session.session_id
-            # Another armed sensor (a code reload in progress) may hold it: then it is ours after its end.
+            # Another armed sensor (a code reload in progress) may hold it: then it is ours after
+            # its end.
             if not session or self._held_in != session:
                 mine = state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
                 self._held_in = session if mine else 0
@@ -134,7 +144,9 @@ class _Watch:
         self._published = alarm
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something changes, at most ``seconds``; changes that follow each other are seen together."""
+        """Sleep until something changes, at most ``seconds``; changes that follow each other are
+        seen together.
+        """
         self._changed.wait(max(0.0, seconds))
         time.sleep(max(0.0, min(seconds, self._polled_at + _BETWEEN_POLLS_SECS - time.monotonic())))
 
@@ -145,9 +157,11 @@ _MOST_KEPT = 2
 
 @contextmanager
 def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
-    """A watch of that cluster; its session and what it has read are kept for the next tick, ``/healer`` is not.
+    """A watch of that cluster; its session and what it has read are kept for the next tick,
+    ``/healer`` is not.
 
-    :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist."""
+    :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist.
+    """
     key = json.dumps(
         {name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str
     )
@@ -169,7 +183,9 @@ def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
 def unfinished_topologies(
     instance: dg.DagsterInstance, names: DagsterNames
 ) -> tuple[set[str], str | None]:
-    """Ids of the topologies that a reassignment is working on now, and the run that does not start, if any."""
+    """Ids of the topologies that a reassignment is working on now, and the run that does not start,
+    if any.
+    """
     records = instance.get_run_records(
         filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES),
         limit=100,
@@ -179,7 +195,8 @@ def unfinished_topologies(
     now = time.time()
     for record in records:
         age = now - record.create_timestamp.timestamp()
-        # However old: a queued one will run once the queue lets it, and another would only wait behind it.
+        # However old: a queued one will run once the queue lets it, and another would only wait
+        # behind it.
         if age > _LONGEST_RUN_SECS and record.dagster_run.status != dg.DagsterRunStatus.QUEUED:
             continue
         if age > _LONGEST_QUEUE_SECS and record.dagster_run.status in WAITING_STATUSES:
@@ -196,7 +213,9 @@ def unfinished_topologies(
 
 
 def restart_observations(found: Iterable[Restart], key: dg.AssetKey) -> list[dg.AssetObservation]:
-    """One observation for each topology whose workers were restarted in place by their supervisors."""
+    """One observation for each topology whose workers were restarted in place by their
+    supervisors.
+    """
     by_name = multimap((restart.name, restart) for restart in found)
     return [
         dg.AssetObservation(
@@ -219,7 +238,9 @@ def restart_observations(found: Iterable[Restart], key: dg.AssetKey) -> list[dg.
 def recovery_observations(
     found: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
 ) -> list[dg.AssetObservation]:
-    """Each recovery, at its topology's partition and at the cluster's workers, where Dagster plots the seconds."""
+    """Each recovery, at its topology's partition and at the cluster's workers, where Dagster plots
+    the seconds.
+    """
     observations: list[dg.AssetObservation] = []
     for recovery in found:
         metadata = {
@@ -307,7 +328,8 @@ class _Tick:
         while True:
             result = self.poll(watch)
             if result.requests:
-                # What dies together is seen together: one run for all of it, and no second blind window.
+                # What dies together is seen together: one run for all of it, and no second blind
+                # window.
                 time.sleep(_COALESCE_SECS)
                 result = self.poll(watch)
             self.memory = result.memory
@@ -327,7 +349,9 @@ class _Tick:
             watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
 
     def poll(self, watch: _Watch) -> _PollResult:
-        """Decide by the cluster's current state; after an outage everything gets its full time again."""
+        """Decide by the cluster's current state; after an outage everything gets its full time
+        again.
+        """
         view = watch.poll()
         self.epoch = view.epoch
         if watch.interrupted():
@@ -370,7 +394,8 @@ class _Tick:
                 asked=asked,
                 observed=observed,
             ),
-            # A limit that passes at this very moment is looked at a little later, never in a busy loop.
+            # A limit that passes at this very moment is looked at a little later, never in a busy
+            # loop.
             next_check=max(now + _COALESCE_SECS, next_check),
             text=seen_text(view, step.observation)
             + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
@@ -389,10 +414,12 @@ def build_heartbeat_sensor(
 ) -> dg.SensorDefinition:
     """The sensor that heals. It uses the resource ``storm_zookeeper`` of its code location.
 
-    ``names`` are those of the cluster, as :func:`build_storm_resources` takes them too. ``tick_secs`` bounds a tick
-    (at most 55: :class:`InvalidRequest`). It launches ``job``, by default the one that is called
-    ``reassign_topologies``; alone, give it ``build_reassign_job()``, whose resources are ``storm_zookeeper``,
-    ``storm_blobstore`` and ``storm_spark``: :func:`build_storm_resources` makes them."""
+    ``names`` are those of the cluster, as :func:`build_storm_resources` takes them too.
+    ``tick_secs`` bounds a tick (at most 55: :class:`InvalidRequest`). It launches ``job``, by
+    default the one that is called ``reassign_topologies``; alone, give it ``build_reassign_job()``,
+    whose resources are ``storm_zookeeper``, ``storm_blobstore`` and ``storm_spark``:
+    :func:`build_storm_resources` makes them.
+    """
     names = names or DagsterNames()
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
         raise InvalidRequest(
@@ -412,7 +439,8 @@ def build_heartbeat_sensor(
                 requests = tick.run(watch, deadline)
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
         except Unavailable as error:
-            # What was seen before the connection was lost stands; the gap that follows grants new time.
+            # What was seen before the connection was lost stands; the gap that follows grants new
+            # time.
             lost = error.message
             tick.grant_new_time()
             if not tick.seen:

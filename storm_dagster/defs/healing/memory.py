@@ -1,5 +1,5 @@
-"""Memory of the heartbeat sensor between its ticks, what it tells of restarts and recoveries, and the run requests made
-from causes.
+"""Memory of the heartbeat sensor between its ticks, what it tells of restarts and recoveries, and
+the run requests made from causes.
 
 A recovery lasts from the poll that missed a worker to the one that saw all run again.
 """
@@ -28,7 +28,9 @@ CAUSE_TAG = "storm/cause"
 _LONGEST_KEY = 240
 _MOST_RECENT = 8
 RecoveryMemory = Mapping[str, tuple[int, float | None]]
-"""Topology id -> (version of its assignment when all ran last, boot clock since when some do not)."""
+"""Topology id -> (version of its assignment when all ran last, boot clock since when some do
+not).
+"""
 _EARLY_RUNS = 7
 _LATE_RUN_SECS = 8 * 3600.0
 _MOST_OBSERVED = 10
@@ -42,9 +44,13 @@ class HealingMemory(HealingState, frozen=True):
     """Memory of the sensor between two polls."""
 
     used: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Cause key -> highest attempt number that was ever in a run key, for the current assignments."""
+    """Cause key -> highest attempt number that was ever in a run key, for the current
+    assignments.
+    """
     workers: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
+    """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8
+    characters).
+    """
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
     asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
     """Cause key -> (boot clock of its last run request, capacity of the cluster then)."""
@@ -52,10 +58,12 @@ class HealingMemory(HealingState, frozen=True):
     """Topology id -> (observations of restarts and recoveries today, boot clock of the last)."""
 
     def to_record(self) -> bytes:
-        """All but what changes with every heartbeat: in a healthy cluster the same bytes after every poll.
+        """All but what changes with every heartbeat: in a healthy cluster the same bytes after
+        every poll.
 
-        Counters that were seen to move are left out. Who reads the record sees them for the first time, and grants
-        them one full timeout."""
+        Counters that were seen to move are left out. Who reads the record sees them for the first
+        time, and grants them one full timeout.
+        """
         topologies = {
             topology_id: replace(part, beats=_UNSEEN)
             for topology_id, part in self.liveness.topologies.items()
@@ -74,8 +82,9 @@ class _CursorText(msgspec.Struct, frozen=True):
 class HealingCursor:
     """The sensor's cursor: which record in ZooKeeper holds its memory, and when it polled last.
 
-    The code server's process keeps the newest memories as well, complete, so that counters are judged over ticks of
-    any length without a write."""
+    The code server's process keeps the newest memories as well, complete, so that counters are
+    judged over ticks of any length without a write.
+    """
 
     _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MOST_RECENT)
 
@@ -124,8 +133,9 @@ def restarts(
 ) -> tuple[list[Restart], dict[str, dict[str, str]]]:
     """Workers that were replaced in place since ``known``, and what to hand in next time.
 
-    A slot that is empty just now keeps its last token, so that a restart is seen however long it took.
-    Slots that the assignment no longer names are forgotten."""
+    A slot that is empty just now keeps its last token, so that a restart is seen however long it
+    took. Slots that the assignment no longer names are forgotten.
+    """
     found: list[Restart] = []
     tokens: dict[str, dict[str, str]] = {}
     for topology_id, topology in view.topologies.items():
@@ -173,8 +183,9 @@ def recoveries(
 ) -> tuple[list[Recovery], dict[str, tuple[int, float | None]]]:
     """Topologies that are complete again, and what to hand in next time.
 
-    A change of the assignment while all workers live (rebalance, deploy) is none: a recovery begins only
-    when a worker is missing under the assignment under which all ran."""
+    A change of the assignment while all workers live (rebalance, deploy) is none: a recovery begins
+    only when a worker is missing under the assignment under which all ran.
+    """
     found: list[Recovery] = []
     known: dict[str, tuple[int, float | None]] = {}
     for topology in view.topologies.values():
@@ -206,10 +217,13 @@ def recoveries(
 def assign_attempt_numbers(
     view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
 ) -> tuple[list[Attempt], dict[str, int]]:
-    """The attempts under numbers that no run key of theirs had before, and what to hand in next time.
+    """The attempts under numbers that no run key of theirs had before, and what to hand in next
+    time.
 
     A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
-    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten."""
+    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are
+    forgotten.
+    """
     in_force = {
         f"{one.id}:{one.assignment_at.version}"
         for one in view.topologies.values()
@@ -225,8 +239,9 @@ def spare_runs(
 ) -> tuple[list[Attempt], dict[str, tuple[float, str]]]:
     """The attempts that are worth a run, and what to hand in next time.
 
-    While the cluster offers nothing else than when it was tried last, a cause that persists gets at most ten runs a
-    day: the first seven as they come, then one every eight hours."""
+    While the cluster offers nothing else than when it was tried last, a cause that persists gets at
+    most ten runs a day: the first seven as they come, then one every eight hours.
+    """
     used, supervisors = view.used_ports(), view.supervisors.items()
     ports = {
         node: [*info.ports, info.started, *sorted(used.get(node, ()))] for node, info in supervisors
@@ -251,7 +266,8 @@ def spare_observations(
 ) -> tuple[list[_Seen], dict[str, tuple[int, float]]]:
     """Restarts or recoveries that are worth an observation, and what to hand in next time.
 
-    A topology whose workers crash all the time gets the first ten of a day, then one an hour."""
+    A topology whose workers crash all the time gets the first ten of a day, then one an hour.
+    """
     known = {key: each for key, each in observed.items() if 0 <= now - each[1] < _DAY_SECS}
     kept: list[_Seen] = []
     for each in found:
@@ -266,9 +282,10 @@ def spare_observations(
 def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.RunRequest]:
     """One run for each cause, as a person would count them.
 
-    A lost host is one cause however many topologies and slots it held; everything else is one cause for
-    each topology. The run key is ``topology:generation:cause:attempt``, so that a tick that is repeated,
-    after a code reload or a restart of the daemon, starts nothing twice."""
+    A lost host is one cause however many topologies and slots it held; everything else is one cause
+    for each topology. The run key is ``topology:generation:cause:attempt``, so that a tick that is
+    repeated, after a code reload or a restart of the daemon, starts nothing twice.
+    """
     groups: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
         cause = attempt.cause

@@ -26,7 +26,9 @@ from storm_dagster.operations.results import ReassignResult
 
 
 def _causes_now(ops: OperationsContext) -> list[Cause]:
-    """Causes for a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
+    """Causes for a run launched by hand: every assigned slot without a live worker, without waiting
+    for limits.
+    """
     impatient = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
     found = observe(
         ops.cluster.load_view(),

@@ -26,7 +26,9 @@ from storm_dagster.packaging.target import target_roots
 
 
 def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
-    """The cluster's folder; a form may name another one in the project alone, for it is closed to other users."""
+    """The cluster's folder; a form may name another one in the project alone, for it is closed to
+    other users.
+    """
     own = zookeeper.home_path()
     home = home_dir(named) if named else own
     with step_errors():
@@ -77,13 +79,15 @@ def start_local_cluster(
 def stop_local_cluster(
     context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource
 ) -> None:
-    """Stop the cluster. When this very Dagster belongs to it, the end comes right after the run's."""
+    """Stop the cluster. When this very Dagster belongs to it, the end comes right after the
+    run's.
+    """
     home = _home(config.home, zookeeper)
     with step_errors():
         cluster = ClusterFile.read(home)
         if cluster and cluster.dagster and cluster.dagster.home == os.environ.get("DAGSTER_HOME"):
-            # Detached and late, so that this run can still record its success; without the mark by which
-            # `stop` finds the cluster's processes, so that it does not end itself.
+            # Detached and late, so that this run can still record its success; without the mark by
+            # which `stop` finds the cluster's processes, so that it does not end itself.
             environment = {key: value for key, value in os.environ.items() if key != CLUSTER_MARK}
             subprocess.Popen(
                 [sys.executable, "-c", _LATER, sys.executable, str(home)],

@@ -27,8 +27,8 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
 _POLL_SECS = 0.5
-# After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and does it
-# itself when neither is there.
+# After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and
+# does it itself when neither is there.
 _GRACE_SECS = 2.0
 # A run that waits holds a process: longer delays are left to the leader and lifecycle_sensor.
 _LONGEST_WAIT_SECS = 600
@@ -89,7 +89,9 @@ def _kill(run: _VerbRun) -> _Report:
 
 
 def _await_removal(ops: OperationsContext, report: LifecycleResult) -> LifecycleResult:
-    """Wait until the killed topology is gone; remove it here when nobody has by the end of its delay."""
+    """Wait until the killed topology is gone; remove it here when nobody has by the end of its
+    delay.
+    """
     deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
     while ops.monotonic() < deadline:
         if report.topology_id not in ops.cluster.load_view().topologies:
@@ -204,7 +206,9 @@ _EFFECTS: Mapping[str, Callable[..., _Report]] = {
     "complete-upgrade": _complete,
     "rollback": lambda run: _watch(run, run.operate()),
 }
-"""Verbs whose runs do more than their operation. Those that bring code take the handle of its upload, too."""
+"""Verbs whose runs do more than their operation. Those that bring code take the handle of its
+upload, too.
+"""
 
 
 def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, Any]]:
@@ -222,8 +226,9 @@ def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, A
 
 
 def _done_by_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
-    """Whether the leader did what this run was launched for: doing it again may undo what came after. Who executes the
-    run again wants it done."""
+    """Whether the leader did what this run was launched for: doing it again may undo what came
+    after. Who executes the run again wants it done.
+    """
     request = context.run.tags.get(REQUEST_TAG) if context.run.parent_run_id is None else None
     ops.cluster.state.sync_path(paths.UNREPORTED)
     return request is not None and request.encode() in (

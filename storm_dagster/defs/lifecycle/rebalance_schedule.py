@@ -1,8 +1,10 @@
-"""`rebalance_schedule`: every 10 minutes, a run for each topology whose placement has a clearly better one.
+"""`rebalance_schedule`: every 10 minutes, a run for each topology whose placement has a clearly
+better one.
 
 A check costs no run: the plain-Python planner computes the plan (it agrees with the PySpark planner
-task for task). Only when that improves the balance by more than ``topology.rebalance.threshold`` does
-`rebalance_topology` plan with PySpark and move tasks; otherwise the tick's skip reason explains it.
+task for task). Only when that improves the balance by more than ``topology.rebalance.threshold``
+does `rebalance_topology` plan with PySpark and move tasks; otherwise the tick's skip reason
+explains it.
 """
 
 import logging
@@ -53,7 +55,9 @@ def _busy(topology: TopologyView, now_secs: int) -> str | None:
 
 
 def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
-    """The fewest moves that restore balance, 0 when they are not worth a run; and what they gain, in words."""
+    """The fewest moves that restore balance, 0 when they are not worth a run; and what they gain,
+    in words.
+    """
     report = rebalance(ops, topology.id, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
         return 0, "it is balanced, no plan would change it"
@@ -97,12 +101,13 @@ def build_rebalance_schedule(
     in_cluster_location: bool = False,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING,
 ) -> dg.ScheduleDefinition:
-    """A schedule that rebalances each topology (of ``topologies``, default: all) that gains from it.
+    """A schedule that rebalances each topology (of ``topologies``, default: all) that gains from
+    it.
 
-    It uses the resources ``storm_zookeeper``, ``storm_blobstore`` and ``storm_nimbus`` of its code location
-    (:func:`build_storm_resources`, under the same ``names``) and brings its own job, which asks the cluster to rebalance. In the
-    code location that holds the cluster's own definitions, ``in_cluster_location`` launches `rebalance_topology`
-    directly.
+    It uses the resources ``storm_zookeeper``, ``storm_blobstore`` and ``storm_nimbus`` of its code
+    location (:func:`build_storm_resources`, under the same ``names``) and brings its own job, which
+    asks the cluster to rebalance. In the code location that holds the cluster's own definitions,
+    ``in_cluster_location`` launches `rebalance_topology` directly.
     """
     names = names or DagsterNames()
     only = (

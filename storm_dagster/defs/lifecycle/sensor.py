@@ -1,7 +1,7 @@
 """The sensor that finishes what waits: delayed removals and rebalances, unfinished activations.
 
-It also keeps the partitions in step with the cluster: a topology that lives has a key, wherever it was
-submitted; the key of one that was seen alive and is gone is dropped.
+It also keeps the partitions in step with the cluster: a topology that lives has a key, wherever it
+was submitted; the key of one that was seen alive and is gone is dropped.
 """
 
 import hashlib
@@ -41,8 +41,9 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
     """Whether nobody needs the partition key of a topology that is gone from this cluster.
 
-    It stays while a submission of the name is under way, and while a topology of that name lives in another cluster
-    whose code location in this instance has the same partitions: both are then without a name.
+    It stays while a submission of the name is under way, and while a topology of that name lives in
+    another cluster whose code location in this instance has the same partitions: both are then
+    without a name.
     """
     submitting = run_under_way(
         instance, job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}
@@ -53,7 +54,9 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
 def _alive_elsewhere(
     instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str
 ) -> bool:
-    """Whether a sensor of our name saw a topology of that name alive in another cluster, as far as marks tell."""
+    """Whether a sensor of our name saw a topology of that name alive in another cluster, as far as
+    marks tell.
+    """
     try:
         states = instance.all_instigator_state()
     except Exception:
@@ -65,7 +68,9 @@ def _alive_elsewhere(
 
 
 def name_marks(names: Iterable[str]) -> str:
-    """Four hexadecimal digits for each name, for a cursor; above 400 names one star, which holds them all."""
+    """Four hexadecimal digits for each name, for a cursor; above 400 names one star, which holds
+    them all.
+    """
     marks = sorted({hashlib.sha256(name.encode()).hexdigest()[:4] for name in names})
     return "".join(marks) if len(marks) <= _MOST_MARKS else "*"
 
@@ -92,7 +97,8 @@ def lifecycle_sensor(
             registered = set(context.instance.get_dynamic_partitions(names.partitions))
             alive = {topology.base.name for topology in view.topologies.values()}
             before = set(known.alive) & registered
-            # A key that was never seen alive belongs to a submission that is being prepared, by hand or by a run.
+            # A key that was never seen alive belongs to a submission that is being prepared, by
+            # hand or by a run.
             gone = sorted(
                 n for n in before - alive if may_drop(context.instance, names, n, cluster_id)
             )

@@ -1,7 +1,8 @@
-"""Alerts in open-source Dagster: :func:`build_alert_sensor` calls a function of yours once for each problem.
+"""Alerts in open-source Dagster: :func:`build_alert_sensor` calls a function of yours once for each
+problem.
 
-Alert policies are a feature of Dagster+. Evaluations of checks that come from sensors fail no run either, so that
-Dagster's own `run_failure_sensor` does not see them.
+Alert policies are a feature of Dagster+. Evaluations of checks that come from sensors fail no run
+either, so that Dagster's own `run_failure_sensor` does not see them.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ from storm_dagster.model.dagster_names import DagsterNames
 _MOST_OPEN = 64
 _MOST_RUNS = 500
 _LONGEST_SECS = 30.0
-# A run that failed and was never repeated does not concern the present; the next failure is a new problem.
+# A run that failed and was never repeated does not concern the present; the next failure is a new
+# problem.
 _FORGET_SECS = 86_400
 
 
@@ -52,7 +54,9 @@ def _mark(alert: Alert) -> str:
 
 
 def alerts_to_send(found: Iterable[Alert], open_problems: Mapping[str, float]) -> list[Alert]:
-    """Those of ``found`` that are news when ``open_problems`` are known: the last state of each key counts."""
+    """Those of ``found`` that are news when ``open_problems`` are known: the last state of each key
+    counts.
+    """
     last = {alert.key: alert for alert in found}
     return [alert for alert in last.values() if alert.resolved == (_mark(alert) in open_problems)]
 
@@ -93,7 +97,9 @@ def check_alerts(
 def run_alerts(
     instance: dg.DagsterInstance, names: DagsterNames, since: float, repository: str | None
 ) -> tuple[list[Alert], float]:
-    """Runs of ours that succeeded or failed after ``since``, in that order, and from where to go on."""
+    """Runs of ours that succeeded or failed after ``since``, in that order, and from where to go
+    on.
+    """
     records = instance.get_run_records(
         dg.RunsFilter(
             statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
@@ -149,12 +155,13 @@ def build_alert_sensor(
 ) -> dg.SensorDefinition:
     """A sensor that calls ``on_alert`` when a check or a run of ours fails, and when that is over.
 
-    It watches the asset checks of ``selection`` (all assets of kind ``storm``) and the runs of the jobs of
-    ``cluster`` and of declared topologies. ``on_alert`` is called once for each problem and once at its end, at
-    least once if it raises or if Dagster dies meanwhile: it is then called again at the next tick. It should return
-    within seconds. Checks of severity WARN, such as a host from whose loss the cluster heals, count with
-    ``warnings``. A failed run is over when the job succeeds for the same topology, and forgotten after a day. Of
-    more than 64 problems at once the rest waits.
+    It watches the asset checks of ``selection`` (all assets of kind ``storm``) and the runs of the
+    jobs of ``cluster`` and of declared topologies. ``on_alert`` is called once for each problem and
+    once at its end, at least once if it raises or if Dagster dies meanwhile: it is then called
+    again at the next tick. It should return within seconds. Checks of severity WARN, such as a host
+    from whose loss the cluster heals, count with ``warnings``. A failed run is over when the job
+    succeeds for the same topology, and forgotten after a day. Of more than 64 problems at once the
+    rest waits.
     """
     names = DagsterNames(cluster)
 

@@ -1,8 +1,9 @@
-"""Asset checks: the correctness rules of the cluster, asked of the live cluster. They change nothing.
+"""Asset checks: the correctness rules of the cluster, asked of the live cluster. They change
+nothing.
 
-They cover all topologies at once, so that they can be run from the UI without a partition. They are left
-out of `submit_topology`, whose run has exactly six steps; `supervisor_sensor` evaluates them whenever the
-cluster changes.
+They cover all topologies at once, so that they can be run from the UI without a partition. They are
+left out of `submit_topology`, whose run has exactly six steps; `supervisor_sensor` evaluates them
+whenever the cluster changes.
 """
 
 import json
@@ -57,7 +58,9 @@ CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
     for rule in RULES
     if rule.by_view
 }
-"""Check -> the asset it stands at, its severity, and the rule in words: the rules that one view decides."""
+"""Check -> the asset it stands at, its severity, and the rule in words: the rules that one view
+decides.
+"""
 
 
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
@@ -134,7 +137,9 @@ def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
 
 
 def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
-    """No active topology has a bottleneck, a growing lag or another finding of ``show``; else each with its remedy."""
+    """No active topology has a bottleneck, a growing lag or another finding of ``show``; else each
+    with its remedy.
+    """
     with step_errors(), zookeeper.cluster() as cluster:
         view, security, now = cluster.load_view(), Security.of(zookeeper.conf()), int(time.time())
         active = [one for one in view.topologies.values() if one.base.status == "ACTIVE"]
@@ -219,8 +224,8 @@ PLACEMENT_CHECKS: Mapping[str, Callable[[_CheckedTopology], Iterator[str]]] = {
 }
 """Check of `storm/assignment` -> its function for one topology.
 
-Healing leaves alone what lives, so an assignment may be uneven for a while: these warn, and a rebalance fixes what they
-find.
+Healing leaves alone what lives, so an assignment may be uneven for a while: these warn, and a
+rebalance fixes what they find.
 """
 
 

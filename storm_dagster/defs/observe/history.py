@@ -1,8 +1,8 @@
-"""What nobody needs any more goes: `prune_history` deletes old runs of our jobs, and old ticks of our sensors and schedules,
-`clean_inbox` what was seen to be garbage long enough.
+"""What nobody needs any more goes: `prune_history` deletes old runs of our jobs, and old ticks of
+our sensors and schedules, `clean_inbox` what was seen to be garbage long enough.
 
-Dagster keeps runs for ever, and ticks that launched something too. What others run is never touched, and neither is
-the run that made what an asset, or a topology that lives, shows now.
+Dagster keeps runs for ever, and ticks that launched something too. What others run is never
+touched, and neither is the run that made what an asset, or a topology that lives, shows now.
 """
 
 import json
@@ -33,11 +33,15 @@ _PAGE = 100
 DECLARED = ""
 """In the place of a cluster: the declared topologies of the code location."""
 _own: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
-"""``jobs`` or ``clocks`` (sensors and schedules), and cluster -> their names that this process has built for it."""
+"""``jobs`` or ``clocks`` (sensors and schedules), and cluster -> their names that this process has
+built for it.
+"""
 
 
 def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definitions:
-    """Note that jobs, sensors and schedules of ``definitions`` are ours, so that their history is; returns them."""
+    """Note that jobs, sensors and schedules of ``definitions`` are ours, so that their history is;
+    returns them.
+    """
     _own["jobs", cluster].update(job.name for job in definitions.jobs or ())
     clocks = (*(definitions.sensors or ()), *(definitions.schedules or ()))
     _own["clocks", cluster].update(clock.name for clock in clocks)
@@ -45,18 +49,24 @@ def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definit
 
 
 def own(names: DagsterNames, kind: Literal["jobs", "clocks"]) -> set[str]:
-    """Names of our jobs, or sensors and schedules, in this code location, which every run loads as a whole."""
+    """Names of our jobs, or sensors and schedules, in this code location, which every run loads as
+    a whole.
+    """
     return _own[kind, names.cluster] | _own[kind, DECLARED]
 
 
 def is_own_run(run: Any, names: DagsterNames, repository: str | None) -> bool:
-    """Whether a run is one of our jobs', launched in the code location ``repository`` (``None``: any)."""
+    """Whether a run is one of our jobs', launched in the code location ``repository`` (``None``:
+    any).
+    """
     ours = TOPOLOGY_TAG in run.tags or run.job_name in own(names, "jobs")
     return ours and repository in (None, run.tags.get(REPOSITORY_TAG))
 
 
 def newest_observation(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
-    """Values of the metadata of the asset's newest observation, and ``at``, its time; empty when there is none."""
+    """Values of the metadata of the asset's newest observation, and ``at``, its time; empty when
+    there is none.
+    """
     for record in instance.fetch_observations(key, limit=1).records:
         metadata = record.asset_observation.metadata if record.asset_observation else {}
         return {**{name: value.value for name, value in metadata.items()}, "at": record.timestamp}
@@ -71,9 +81,11 @@ def prune_runs(
     repository: str | None = None,
     most: int = _MOST_DELETED,
 ) -> int:
-    """Delete the oldest of our runs that ended and were created before ``before``, at most ``most``; returns how many.
+    """Delete the oldest of our runs that ended and were created before ``before``, at most
+    ``most``; returns how many.
 
-    A run that made the newest materialization of an asset, or of the partition of a topology that lives, stays.
+    A run that made the newest materialization of an asset, or of the partition of a topology that
+    lives, stays.
     """
     alive = set(instance.get_dynamic_partitions(names.partitions))
     tags = {REPOSITORY_TAG: repository} if repository is not None else {}
@@ -117,7 +129,8 @@ def prune_ticks(
     *,
     repository: str | None = None,
 ) -> int:
-    """Delete ticks from before ``before`` of our sensors and schedules; returns of how many of those.
+    """Delete ticks from before ``before`` of our sensors and schedules; returns of how many of
+    those.
 
     The newest tick of each stays: Dagster goes on from there.
     """
@@ -200,8 +213,8 @@ def observation(
 def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     """Remove garbage, in fenced steps.
 
-    What was seen when stands in the newest observation of `storm/cluster/inbox`, because a schedule has no cursor. The
-    leader cleans too; whichever comes second finds nothing.
+    What was seen when stands in the newest observation of `storm/cluster/inbox`, because a schedule
+    has no cursor. The leader cleans too; whichever comes second finds nothing.
     """
     key = handles.zookeeper.asset_key(INBOX)
     with operations(context, handles) as ops:

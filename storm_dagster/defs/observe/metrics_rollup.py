@@ -1,10 +1,10 @@
 """`roll_up_metrics` and its schedule: what the components did in each hour, with PySpark.
 
-Workers count for as long as a topology lives. The run of an hour, right after its end, stores one sample of those
-counters for every component in ``samples/hour=…`` and what they grew by since the sample of the hour before in
-``hourly/hour=…``: Parquet below ``HOME/metrics``, for a named cluster below ``HOME/metrics/<name>``, seen by the Spark
-server. A run reads two hours, however long the history is, and drops what is older than
-``dagster.metrics.retention.hours``.
+Workers count for as long as a topology lives. The run of an hour, right after its end, stores one
+sample of those counters for every component in ``samples/hour=…`` and what they grew by since the
+sample of the hour before in ``hourly/hour=…``: Parquet below ``HOME/metrics``, for a named cluster
+below ``HOME/metrics/<name>``, seen by the Spark server. A run reads two hours, however long the
+history is, and drops what is older than ``dagster.metrics.retention.hours``.
 """
 
 import shutil
@@ -39,7 +39,9 @@ _HOURLY = f"{_NAMED}seconds double, {_NUMBERS}"
 
 
 def samples_of(documents: Iterable[Mapping[str, Any]], now: float) -> list[tuple[Any, ...]]:
-    """One row for each component that runs, in the order of the schema; latencies are means over its tasks."""
+    """One row for each component that runs, in the order of the schema; latencies are means over
+    its tasks.
+    """
     at = datetime.fromtimestamp(int(now), tz=timezone.utc)
     rows: list[tuple[Any, ...]] = []
     for document in documents:
@@ -78,10 +80,12 @@ def _samples(session: "SparkSession", root: Path, hour: datetime) -> "DataFrame 
 def roll_up_hour(
     session: "SparkSession", root: Path, hour: datetime, rows: list[tuple[Any, ...]] | None
 ) -> "DataFrame":
-    """Roll up ``hour`` from its sample and that of the hour before; repeated, the result is the same.
+    """Roll up ``hour`` from its sample and that of the hour before; repeated, the result is the
+    same.
 
-    ``rows`` are stored as the hour's sample unless it has one. A component that the hour before does not know, and a
-    counter that fell was reset: all that it counts is new. :class:`Unavailable` without a sample.
+    ``rows`` are stored as the hour's sample unless it has one. A component that the hour before
+    does not know, and a counter that fell was reset: all that it counts is new.
+    :class:`Unavailable` without a sample.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -125,7 +129,9 @@ def roll_up_hour(
 
 
 def drop_older(session: "SparkSession", root: Path, oldest: datetime) -> None:
-    """Remove every hour before ``oldest``; where only the Spark server sees the folder, empty the newest of them."""
+    """Remove every hour before ``oldest``; where only the Spark server sees the folder, empty the
+    newest of them.
+    """
     kinds = {"samples": _SAMPLES, "hourly": _HOURLY}
     gone = oldest - timedelta(hours=1)
     if root.is_dir():

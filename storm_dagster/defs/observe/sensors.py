@@ -35,7 +35,9 @@ from storm_dagster.model.view import ClusterView
 
 
 def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue]:
-    """Links to the current state of the topologies, or of one, at the leader at ``http``; none without a leader."""
+    """Links to the current state of the topologies, or of one, at the leader at ``http``; none
+    without a leader.
+    """
     one = f"/{name}" if name else ""
     page = f"/topologies{one}" if name else "/"
     pages = (
@@ -216,7 +218,8 @@ def digest(value: Any) -> str:
 
 
 def _due(cursor: Mapping[str, Any], now: float) -> bool:
-    # Another machine's clock may have written the cursor: a time in the future never silences the sensor.
+    # Another machine's clock may have written the cursor: a time in the future never silences the
+    # sensor.
     return not 0 <= now - number(cursor.get("at"), now + 1) < _pause(cursor)
 
 
@@ -230,7 +233,9 @@ def number(value: Any, otherwise: float) -> float:
 
 
 def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
-    """The time of an observation, and how long none may follow: what never rests is looked at less and less."""
+    """The time of an observation, and how long none may follow: what never rests is looked at less
+    and less.
+    """
     pause = _pause(cursor)
     restless = 0 <= now - number(cursor.get("at"), now + 1) < 4 * pause
     return {
@@ -246,11 +251,12 @@ def cluster_events(
     now: float,
     shown: Callable[[dg.AssetKey], dg.AssetKey] = lambda key: key,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Events for what is new in ``view`` since ``cursor``, and the next cursor; ``http`` is the leader's address.
+    """Events for what is new in ``view`` since ``cursor``, and the next cursor; ``http`` is the
+    leader's address.
 
-    Checks are evaluated when their findings change, at most once a minute. State is observed when it changes, at
-    most once a minute, and after each observation that follows soon upon another one half as often, down to once an
-    hour.
+    Checks are evaluated when their findings change, at most once a minute. State is observed when
+    it changes, at most once a minute, and after each observation that follows soon upon another one
+    half as often, down to once an hour.
     """
     events: list[Any] = []
     observed: dict[str, tuple[Any, Callable[[], dg.AssetObservation]]] = {

@@ -1,7 +1,8 @@
 """Resources: handles by which assets, ops and sensors reach the cluster.
 
-A resource finds what runs and never owns its life. Building one connects to nothing: definitions load
-without a cluster. Connections are opened inside ``with`` blocks, in the process that uses them.
+A resource finds what runs and never owns its life. Building one connects to nothing: definitions
+load without a cluster. Connections are opened inside ``with`` blocks, in the process that uses
+them.
 """
 
 import subprocess
@@ -37,9 +38,12 @@ def local_cluster_runs(home: Path) -> bool:
 
 
 def run_cli(*arguments: str) -> dict[str, Any]:
-    """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
+    """Run a verb of the command line in a process of its own; its JSON document, or its typed
+    error.
+    """
     try:
-        # This run may belong to another cluster, which must not take the new one for its own when it ends.
+        # This run may belong to another cluster, which must not take the new one for its own when
+        # it ends.
         done = command.run_cli(
             *arguments, "--json", env={command.CLUSTER_MARK: ""}, timeout=_LONGEST_SECS
         )
@@ -53,8 +57,8 @@ def run_cli(*arguments: str) -> dict[str, Any]:
 def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) -> None:
     """Start a local cluster in ``home``; returns when it is ready. It outlives this process.
 
-    Only the job `start_local_cluster`, and resources with ``spawn: true`` (development), start daemons from here. A
-    sensor or a submission without that flag never does.
+    Only the job `start_local_cluster`, and resources with ``spawn: true`` (development), start
+    daemons from here. A sensor or a submission without that flag never does.
     """
     run_cli(
         *("dev", "--detach", "--ports", "auto", "--home", str(home)),
@@ -63,10 +67,11 @@ def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) ->
 
 
 def ensure_local_cluster(home: Path) -> None:
-    """Start the smallest useful cluster in ``home`` when none runs there, and wait until it is ready.
+    """Start the smallest useful cluster in ``home`` when none runs there, and wait until it is
+    ready.
 
-    Two runs that find none at once start one: the second is refused by `dev` and uses the first's. Raises
-    :class:`Unavailable` when none is ready within five minutes.
+    Two runs that find none at once start one: the second is refused by `dev` and uses the first's.
+    Raises :class:`Unavailable` when none is ready within five minutes.
     """
     if local_cluster_runs(home) and ClusterFile.read(home) is not None:
         return
@@ -93,8 +98,8 @@ _BUILT_IN_CODE = (
 class ClusterHandle(dg.ConfigurableResource):
     """Location of the cluster: a local cluster's HOME, or a conf folder.
 
-    Its fields are given where it is built, and are no run config: whoever may launch a run could otherwise name the
-    cluster that gets the run's signatures, or plug-ins that the run imports.
+    Its fields are given where it is built, and are no run config: whoever may launch a run could
+    otherwise name the cluster that gets the run's signatures, or plug-ins that the run imports.
     """
 
     home: str | None = described("cluster.home", default=None)
@@ -106,7 +111,9 @@ class ClusterHandle(dg.ConfigurableResource):
     _closed: dg.ResourceDefinition | None = PrivateAttr(default=None)
 
     def get_resource_definition(self) -> Any:
-        """The definition, always the same one, with the fields as they were given and an empty config schema."""
+        """The definition, always the same one, with the fields as they were given and an empty
+        config schema.
+        """
         if self._closed is None:
             made = super().get_resource_definition()
             fields = made.config_field
@@ -132,9 +139,9 @@ class ClusterHandle(dg.ConfigurableResource):
     def conf(self, ticks_in: dg.DagsterInstance | None = None) -> ClusterConf:
         """The merged conf, read now: a cluster that was restarted meanwhile is found again.
 
-        A sensor or schedule that built the resource itself passes the instance that it ``ticks_in``. With ``spawn`` a
-        local cluster is started first when none runs, except in a tick: a cluster that was stopped would come back by
-        itself.
+        A sensor or schedule that built the resource itself passes the instance that it
+        ``ticks_in``. With ``spawn`` a local cluster is started first when none runs, except in a
+        tick: a cluster that was stopped would come back by itself.
         """
         if self.spawn and self._ticks_in is None:
             ensure_local_cluster(self.home_path())
@@ -149,7 +156,9 @@ class ClusterHandle(dg.ConfigurableResource):
 
 
 class _Connected(ClusterHandle):
-    """Opens connections once, and keeps them until the end of the run or tick; then ephemeral nodes vanish."""
+    """Opens connections once, and keeps them until the end of the run or tick; then ephemeral nodes
+    vanish.
+    """
 
     _held: ExitStack | None = PrivateAttr(default=None)
 
@@ -174,8 +183,8 @@ class ZooKeeperResource(_Connected):
     def cluster(self, ticks_in: dg.DagsterInstance | None = None) -> Iterator[StormClusterState]:
         """The cluster's state; outside of a run or tick a session of its own, closed at the end.
 
-        :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist: it is never created
-        from here.
+        :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist: it is never
+        created from here.
         """
         if self._held is None:
             with StormClusterState.open(self.conf(ticks_in).values) as cluster:

@@ -30,13 +30,15 @@ class Handles:
 
 @contextmanager
 def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[OperationsContext]:
-    """The operations' context, connected inside, of the run with that id, else of a tick; typed errors pass.
+    """The operations' context, connected inside, of the run with that id, else of a tick; typed
+    errors pass.
 
-    ``epoch`` stays open: a submission's stages take the one in their staging record, everything else the
-    current one.
+    ``epoch`` stays open: a submission's stages take the one in their staging record, everything
+    else the current one.
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
-        # In a tick PySpark would change the environment of the project's code server, which its own runs inherit.
+        # In a tick PySpark would change the environment of the project's code server, which its own
+        # runs inherit.
         conf, planner = (
             handles.zookeeper.conf(),
             handles.spark.planner(cluster) if run else plan_placement,
@@ -64,18 +66,20 @@ def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
 
 def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
     """Remember at the run its token, and that it staged the submission: for its later steps, its
-    re-executions, and people who search."""
+    re-executions, and people who search.
+    """
     wanted = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
     if wanted.items() - tags_of(context).items():
         context.instance.add_run_tags(context.run.run_id, wanted)
 
 
 def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> str:
-    """The token whose staging this step works on: the run's, else the newest of the topology's name.
+    """The token whose staging this step works on: the run's, else the newest of the topology's
+    name.
 
-    A run that did not stage it itself (a re-execution from a later stage, or a stage alone) takes it over:
-    the current epoch, once. :class:`NotAlive` when nothing is staged under the name, :class:`InvalidRequest`
-    when the run's token belongs to another topology.
+    A run that did not stage it itself (a re-execution from a later stage, or a stage alone) takes
+    it over: the current epoch, once. :class:`NotAlive` when nothing is staged under the name,
+    :class:`InvalidRequest` when the run's token belongs to another topology.
     """
     tags = tags_of(context)
     token = tags.get(TOKEN_TAG)

@@ -1,4 +1,5 @@
-"""The ``nimbus`` resource, and ``supervisors`` and ``workers``: what runs, found through ZooKeeper; tails, dumps, restarts.
+"""The ``nimbus`` resource, and ``supervisors`` and ``workers``: what runs, found through ZooKeeper;
+tails, dumps, restarts.
 
 They never own a life: a worker that is restarted here is started again by its supervisor.
 """
@@ -45,7 +46,9 @@ class NimbusResource(ClusterHandle):
             return client.get("/v1/topologies")["topologies"]
 
     def topology(self, name: str) -> dict[str, Any]:
-        """One topology, as `storm-dagster show NAME --json` shows it; :class:`NotAlive` when there is none."""
+        """One topology, as `storm-dagster show NAME --json` shows it; :class:`NotAlive` when there
+        is none.
+        """
         with self.client() as client:
             return client.get(f"/v1/topologies/{name}")
 
@@ -58,10 +61,11 @@ def upload_of(
     conf: Mapping[str, Any],
     allow_degraded: bool = False,
 ) -> str | None:
-    """The upload that a form means: the caller's ``handle``, else one made here of its TARGET; ``None`` without both.
+    """The upload that a form means: the caller's ``handle``, else one made here of its TARGET;
+    ``None`` without both.
 
-    :class:`InvalidRequest` when both are given, and for a TARGET or a conf with which a form could run programs that
-    are not the project's; errors of packing and uploading otherwise.
+    :class:`InvalidRequest` when both are given, and for a TARGET or a conf with which a form could
+    run programs that are not the project's; errors of packing and uploading otherwise.
     """
     if handle and target:
         raise InvalidRequest(
@@ -147,7 +151,9 @@ class WorkersResource(_Finder):
         )
 
     def tail(self, worker: RunningWorker, lines: int = 100) -> str:
-        """The last lines of the worker's log; :class:`Unavailable` when it is not on this machine."""
+        """The last lines of the worker's log; :class:`Unavailable` when it is not on this
+        machine.
+        """
         path = (
             self.home_path()
             / "logs"
@@ -168,15 +174,18 @@ class WorkersResource(_Finder):
         return "\n".join(text.splitlines()[-lines:])
 
     def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
-        """Stack of every thread of the worker, asked of the worker itself; :class:`Unavailable` if it is silent."""
+        """Stack of every thread of the worker, asked of the worker itself; :class:`Unavailable` if
+        it is silent.
+        """
         key = link_key_of(Security.of(self.conf()), worker.topology_id)
         return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
 
     def restart(self, worker: RunningWorker) -> int:
-        """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was signaled.
+        """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was
+        signaled.
 
-        Only on the worker's own machine, and only exactly that process (pid, start and boot are compared):
-        :class:`Unavailable` otherwise.
+        Only on the worker's own machine, and only exactly that process (pid, start and boot are
+        compared): :class:`Unavailable` otherwise.
         """
         for record in RunFile.read_all(self.home_path()):
             same = (record.role, record.id) == ("worker", f"{worker.node}-{worker.port}")

@@ -1,6 +1,7 @@
 """The ``spark`` resource: dagster-pyspark's session, on Spark Connect or on a classic master.
 
-pyspark and dagster-pyspark are imported when a session is first asked for, not when definitions load.
+pyspark and dagster-pyspark are imported when a session is first asked for, not when definitions
+load.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ class SparkResource(ClusterHandle):
     """Spark for placements, and a session for the user's own assets."""
 
     def pyspark(self, conf: dict[str, Any] | None = None) -> "LazyPySparkResource":
-        """dagster-pyspark's resource for the cluster's Spark: ``spark.remote`` (Connect), else ``spark.master``.
+        """dagster-pyspark's resource for the cluster's Spark: ``spark.remote`` (Connect), else
+        ``spark.master``.
 
         A session of its own, never the placement's. ``conf`` is added to the session's conf.
         """
@@ -58,7 +60,8 @@ class SparkResource(ClusterHandle):
     def planner(self, cluster: StormClusterState) -> Planner:
         """The PySpark assignment over the pinned session; connects when it is first called.
 
-        :class:`Unavailable` from the call when Spark is out of reach: what to do then is the caller's choice.
+        :class:`Unavailable` from the call when Spark is out of reach: what to do then is the
+        caller's choice.
         """
 
         def plan(batch: PlacementBatch) -> PlacementResult:
@@ -77,7 +80,9 @@ class SparkResource(ClusterHandle):
 
 
 def open_session(where: Mapping[str, str]) -> "SparkSession":
-    """A session by dagster-pyspark's resource, for a Spark conf that names ``spark.remote`` or ``spark.master``."""
+    """A session by dagster-pyspark's resource, for a Spark conf that names ``spark.remote`` or
+    ``spark.master``.
+    """
     from dagster_pyspark import LazyPySparkResource
 
     session = LazyPySparkResource(spark_config=dict(where)).spark_session

@@ -1,7 +1,7 @@
 """A submission as six assets. Each calls one stage, which reads its input back from the blob store.
 
-Assets return only metadata: ZooKeeper and the blob store hold the truth, nothing passes through Dagster's
-storage, so that any stage can be run again alone, in another process.
+Assets return only metadata: ZooKeeper and the blob store hold the truth, nothing passes through
+Dagster's storage, so that any stage can be run again alone, in another process.
 """
 
 import time
@@ -55,7 +55,8 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     name = check_topology_name(context.partition_key)
     if not context.instance.has_dynamic_partition(names.partitions, name):
         if TOKEN_TAG in context.run.tags:
-            # Nimbus added the key before it launched this run; the end of a killed namesake has taken it since.
+            # Nimbus added the key before it launched this run; the end of a killed namesake has
+            # taken it since.
             context.instance.add_dynamic_partitions(names.partitions, [name])
             return name
         raise InvalidRequest(
@@ -74,8 +75,8 @@ def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResul
 def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
     """The token in the run's tags, when it means this submission.
 
-    "Open in Launchpad" copies the tags of an earlier run: with another TARGET given, that is another
-    submission, unless the run is a re-execution of the first.
+    "Open in Launchpad" copies the tags of an earlier run: with another TARGET given, that is
+    another submission, unless the run is a re-execution of the first.
     """
     if config.target and context.run.root_run_id is None:
         return None
@@ -96,7 +97,9 @@ def _summary(report: RebalanceResult) -> dict[str, Any]:
 
 
 def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -> dict[str, Any]:
-    """Metadata of what the rebalance would do; nothing changes. What does not fit is refused here."""
+    """Metadata of what the rebalance would do; nothing changes. What does not fit is refused
+    here.
+    """
     report = rebalance(ops, name, **config.model_dump(), dry_run=True)
     metadata = _summary(report)
     if report.placement is not None:
@@ -114,7 +117,9 @@ def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -
 def publish_rebalance(
     context: dg.AssetExecutionContext, ops: OperationsContext, name: str, names: DagsterNames
 ) -> dict[str, Any]:
-    """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment now in force."""
+    """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment
+    now in force.
+    """
     # The form of the run stands on the first of the two assets.
     forms: Any = context.run.run_config.get("ops") or {}
     form = (forms.get(names.stage_op("assignment")) or {}).get("config") or {}
@@ -159,7 +164,8 @@ def topology_conf(
         )
     with operations(context, handles) as ops:
         if token is None:
-            # Launched by hand. Without anything to submit, what is staged for the name is submitted as it is.
+            # Launched by hand. Without anything to submit, what is staged for the name is submitted
+            # as it is.
             token = _staged_before(ops, name) if handle is None else context.run.run_id
         check_token(token)
         tag_run(context, token)
@@ -260,7 +266,9 @@ _plain_stage(keys.ACTIVE_TOPOLOGY, submission.activate_topology, active_metadata
 
 
 def build_submission_assets(names: DagsterNames) -> list[dg.AssetsDefinition]:
-    """The six, in order. One partition for each topology that lives: one history per name across deploys."""
+    """The six, in order. One partition for each topology that lives: one history per name across
+    deploys.
+    """
     stages = [cluster_key(names, key) for _, key in _STAGES]
     return [
         dg.asset(

@@ -1,4 +1,6 @@
-"""One page of a log, by position and size, whatever the size of the file; and the text of stacks."""
+"""One page of a log, by position and size, whatever the size of the file; and the text of
+stacks.
+"""
 
 import codecs
 import os
@@ -33,7 +35,9 @@ class RangeNotSatisfiable(InvalidRequest):
 
 
 def check_encoding(name: str | None) -> str:
-    """The codec of that name, one of a few that only decode text; :class:`InvalidRequest` for any other."""
+    """The codec of that name, one of a few that only decode text; :class:`InvalidRequest` for any
+    other.
+    """
     try:
         found = codecs.lookup(name or "utf-8").name
     except (LookupError, ValueError):
@@ -74,7 +78,9 @@ def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
 
 
 def whole_characters(raw: bytes, encoding: str, *, cut_before: bool) -> str:
-    """Text of a page: characters that the page's ends cut are left out, bytes that are none become U+FFFD."""
+    """Text of a page: characters that the page's ends cut are left out, bytes that are none become
+    U+FFFD.
+    """
     if encoding == "utf-8":
         if cut_before:
             skip = next((index for index, byte in enumerate(raw[:3]) if byte & 0xC0 != 0x80), 0)

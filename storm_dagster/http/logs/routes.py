@@ -1,4 +1,6 @@
-"""The routes of log files: JStorm's ``/logview?cmd=...`` and the pages that Storm's log links lead to."""
+"""The routes of log files: JStorm's ``/logview?cmd=...`` and the pages that Storm's log links lead
+to.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -39,7 +41,9 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u202a-\u202e\
 
 
 def log_page(*, path: str, name: str, text: str, start: int, length: int, size: int) -> str:
-    """HTML of the part of a log, with links to the other parts. Control and bidi characters are shown as ``\\ufffd``."""
+    """HTML of the part of a log, with links to the other parts. Control and bidi characters are
+    shown as ``\\ufffd``.
+    """
     shown = escape(_UNSEEN.sub("\ufffd", text))
     last = max(0, size - length)
     places = {
@@ -86,7 +90,7 @@ class LogRoutes:
         }
         api.add("storm_dagster.http.logs", handlers, {"log command": Literal[_COMMANDS]})
 
-    # -- JStorm ------------------------------------------------------------------------------------------
+    # -- JStorm ------------------------------------------------------------------------------------
 
     def logview(self, request: Request) -> Response:
         """``GET /logview?cmd=...``."""
@@ -167,7 +171,7 @@ class LogRoutes:
             {"num_match": len(found), "match_results": matches, "next_offset": following}
         )
 
-    # -- Storm -------------------------------------------------------------------------------------------
+    # -- Storm -------------------------------------------------------------------------------------
 
     def _page(self, tree: LogTree, request: Request) -> Response:
         name = _required(request, "file")

@@ -8,7 +8,9 @@ from typing import BinaryIO, Literal
 
 BLOCK = 131_072
 MOST_BLOCKS = 1024
-"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go on."""
+"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go
+on.
+"""
 _SECS = 2.0
 """Longest time that one request searches, seconds."""
 _LONGEST_CONTEXT = 64 * 1024
@@ -33,7 +35,8 @@ class Search:
 
 
 def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
-    """Up to ``most`` matches within the budget, by their offset, and where to go on (``None``: all was searched).
+    """Up to ``most`` matches within the budget, by their offset, and where to go on (``None``: all
+    was searched).
 
     A key is bytes: binary logs and any encoding will do.
     """

@@ -1,8 +1,8 @@
 """Files below one folder, reached by names that are not trusted.
 
-A name is walked one part at a time with open folders, and no link is ever followed: whatever is swapped
-meanwhile, nothing outside of the folder is opened. A file that does not exist and one that may not be read give
-the very same error.
+A name is walked one part at a time with open folders, and no link is ever followed: whatever is
+swapped meanwhile, nothing outside of the folder is opened. A file that does not exist and one that
+may not be read give the very same error.
 """
 
 import os
@@ -41,7 +41,9 @@ class LogTree:
         self._root = root
 
     def open(self, name: str) -> tuple[BinaryIO, int]:
-        """The file and its size at this moment; :class:`KeyNotFound` for whatever is not a file below the root."""
+        """The file and its size at this moment; :class:`KeyNotFound` for whatever is not a file
+        below the root.
+        """
         parts = _parts(name)
         if not parts:
             raise _nothing()

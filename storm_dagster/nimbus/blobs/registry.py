@@ -1,10 +1,11 @@
 """Registrations of blobs in ZooKeeper: which nimbus holds which blob.
 
-``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its content;
-``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash that belongs to it.
-The number tells *who* has the newest content, the highest; the hash *what* it is, so that each nimbus decides alone
-whether it holds it (``docs/decisions.md#blob-ownership``).
-Blobs of topologies and of users are registered; staged and uploaded ones come and go with their submission.
+``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its
+content; ``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash
+that belongs to it. The number tells *who* has the newest content, the highest; the hash *what* it
+is, so that each nimbus decides alone whether it holds it (``docs/decisions.md#blob-ownership``).
+Blobs of topologies and of users are registered; staged and uploaded ones come and go with their
+submission.
 """
 
 import logging
@@ -41,21 +42,28 @@ class Registered:
     """Name of the node of each holder -> its address and the number of its content."""
 
     def newest_holders(self) -> list[str]:
-        """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth fetching."""
+        """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth
+        fetching.
+        """
         top = max((number for _, number in self.holders.values()), default=0)
         return sorted(address for address, number in self.holders.values() if number == top > 0)
 
     def next_sequence(self) -> int:
-        """The number of a new content: above all others that the key has had, whoever died in between."""
+        """The number of a new content: above all others that the key has had, whoever died in
+        between.
+        """
         highest = self.record.sequence if self.record is not None else 0
         return 1 + max([highest, *(number for _, number in self.holders.values())])
 
 
 def is_registered_kind(key: str) -> bool:
-    """Whether blobs under that key are registered: those of a topology, except its placement document, and of users.
+    """Whether blobs under that key are registered: those of a topology, except its placement
+    document, and of users.
 
-    The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes. A user's blob
-    that is registered is never taken for a deleted one, whoever leads when its only holder returns."""
+    The report is for people; leaving it out keeps a submission within its budget of ZooKeeper
+    writes. A user's blob that is registered is never taken for a deleted one, whoever leads when
+    its only holder returns.
+    """
     return not key.startswith(("staging.", "staging-of.", "upload.")) and not key.endswith(
         "-placement.json"
     )
@@ -72,7 +80,8 @@ class BlobRegistry:
         self._state = cluster.state
         self._cached = cached or cluster.state
         self.me = me
-        # key -> (sequence, session): what this process registered, to spare a read per key and round.
+        # key -> (sequence, session): what this process registered, to spare a read per key and
+        # round.
         self._mine: dict[str, tuple[int, int]] = {}
 
     def keys(self, watch: bool = False) -> list[str]:
@@ -89,7 +98,9 @@ class BlobRegistry:
         return self._cached.find_children(paths.TOPOLOGY) or []
 
     def survey(self, keys: Iterable[str]) -> dict[str, Registered]:
-        """As :meth:`read`, of the cache: what did not change costs no request. A damaged record hides its blob alone."""
+        """As :meth:`read`, of the cache: what did not change costs no request. A damaged record
+        hides its blob alone.
+        """
         return self.read(keys, self._cached)
 
     def read(self, keys: Iterable[str], state: ClusterState | None = None) -> dict[str, Registered]:
@@ -115,9 +126,12 @@ class BlobRegistry:
         return found
 
     def register_written(self, meta: BlobMeta, *, epoch: int) -> int:
-        """Register content that this nimbus, leading in ``epoch``, has just stored; its sequence number.
+        """Register content that this nimbus, leading in ``epoch``, has just stored; its sequence
+        number.
 
-        A content that is the recorded one already gets no new number. ``Fenced`` when the epoch is over."""
+        A content that is the recorded one already gets no new number. ``Fenced`` when the epoch is
+        over.
+        """
         for _ in range(_ATTEMPTS):
             now = self.read([meta.key])[meta.key]
             try:
@@ -156,9 +170,11 @@ class BlobRegistry:
             )
 
     def register_held(self, meta: BlobMeta, now: Registered | None = None) -> bool:
-        """Register that this nimbus holds the recorded content; ``False`` when its content is another one.
+        """Register that this nimbus holds the recorded content; ``False`` when its content is
+        another one.
 
-        :class:`Conflict` when the registrations of the key change meanwhile."""
+        :class:`Conflict` when the registrations of the key change meanwhile.
+        """
         now = now or self.read([meta.key])[meta.key]
         if now.record is None or now.record.sha256 != meta.sha256:
             self.unregister(meta.key, now)
@@ -190,7 +206,9 @@ class BlobRegistry:
                 self._state.delete_node(paths.blob(key, node))
 
     def forget(self, key: str, *, epoch: int) -> None:
-        """Remove the key and its number, in one transaction; nothing happens when it is not registered."""
+        """Remove the key and its number, in one transaction; nothing happens when it is not
+        registered.
+        """
         for _ in range(_ATTEMPTS):
             self._mine.pop(key, None)
             holders = self._state.find_children(paths.blob(key))
@@ -213,7 +231,9 @@ class BlobRegistry:
 
 
 def split_holder(holder: str) -> tuple[str, int]:
-    """``"nimbus-1:7800-4"`` -> ``("nimbus-1:7800", 4)``: split at the last dash (hosts may contain dashes)."""
+    """``"nimbus-1:7800-4"`` -> ``("nimbus-1:7800", 4)``: split at the last dash (hosts may contain
+    dashes).
+    """
     address, dash, number = holder.rpartition("-")
     if not dash or not address or not number.isdecimal():
         raise Corrupt(

@@ -1,4 +1,6 @@
-"""The blob store of one nimbus: its own disk, the registration in ZooKeeper, and the copies elsewhere."""
+"""The blob store of one nimbus: its own disk, the registration in ZooKeeper, and the copies
+elsewhere.
+"""
 
 import copy
 import logging
@@ -27,7 +29,9 @@ class WriteTerms:
     epoch: int | None = None
     """The epoch that the writer acts for; ``None``: whichever is current."""
     minimum: int | None = None
-    """Nimbuses that must hold the blob; ``None``: ``topology.min.replication.count`` of the cluster."""
+    """Nimbuses that must hold the blob; ``None``: ``topology.min.replication.count`` of the
+    cluster.
+    """
     allow_degraded: bool = False
 
 
@@ -35,8 +39,10 @@ class NimbusBlobStore:
     """A :class:`~storm_dagster.blobstore.store.BlobStore` whose writes need leadership.
 
     A write is stored here, registered (topology blobs), copied to the minimum of nimbuses, and then
-    acknowledged. It is repeatable: the same content under the same key changes nothing the second time.
-    A shared store (fsspec) has neither registrations nor copies: every nimbus sees the same blobs."""
+    acknowledged. It is repeatable: the same content under the same key changes nothing the second
+    time. A shared store (fsspec) has neither registrations nor copies: every nimbus sees the same
+    blobs.
+    """
 
     def __init__(
         self,
@@ -58,7 +64,9 @@ class NimbusBlobStore:
         self._terms = WriteTerms()
 
     def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobStore":
-        """The same store on such terms (:class:`~storm_dagster.blobstore.store.ReplicatedStore`)."""
+        """The same store on such terms
+        (:class:`~storm_dagster.blobstore.store.ReplicatedStore`).
+        """
         other = copy.copy(self)
         other._terms = WriteTerms(minimum=minimum, allow_degraded=True)
         return other
@@ -91,7 +99,9 @@ class NimbusBlobStore:
     def put_file(
         self, key: str, path: Path, sha256: str, terms: WriteTerms
     ) -> tuple[BlobMeta, int]:
-        """Take over a received file (it is moved or copied away); the blob and how many nimbuses hold it."""
+        """Take over a received file (it is moved or copied away); the blob and how many nimbuses
+        hold it.
+        """
         epoch = self._status.require(terms.epoch)
         meta = self.base.adopt(key, path, sha256)
         return meta, self._spread(meta, epoch, terms)
@@ -108,7 +118,9 @@ class NimbusBlobStore:
         return None if stored is None else stored[0]
 
     def accept_replica(self, key: str, sha256: str, path: Path | None) -> BlobMeta:
-        """Store a copy that the leader sent (its epoch has been checked); without ``path`` by hash alone."""
+        """Store a copy that the leader sent (its epoch has been checked); without ``path`` by hash
+        alone.
+        """
         if self.shared:
             raise InvalidRequest("this nimbus has a shared blob store: it takes no copies")
         meta = (

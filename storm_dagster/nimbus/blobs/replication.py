@@ -1,7 +1,8 @@
-"""Copies of blobs on other nimbuses, confirmed before a write is acknowledged (``docs/decisions.md#push-replication``).
+"""Copies of blobs on other nimbuses, confirmed before a write is acknowledged
+(``docs/decisions.md#push-replication``).
 
-A copy is first offered by its hash alone: a follower that has the content already, under whatever key,
-stores it without a transfer.
+A copy is first offered by its hash alone: a follower that has the content already, under whatever
+key, stores it without a transfer.
 """
 
 import logging
@@ -30,7 +31,9 @@ _AT_ONCE = 4
 _MOST_WAITING = 64
 """Pushes that wait for one peer; what is beyond them it fetches itself when it synchronizes."""
 LONGEST_WAIT_SECS = 20.0
-"""A write that waits for copies is answered before the client, who waits 30 s for an answer, gives up without a reason."""
+"""A write that waits for copies is answered before the client, who waits 30 s for an answer, gives
+up without a reason.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class NimbusPeer:
 class Replicator:
     """Pushes blobs to the followers. ``peers`` is called again for each push and each retry.
 
-    ``absent`` gives the addresses of nimbuses that should be there and are not, for the error."""
+    ``absent`` gives the addresses of nimbuses that should be there and are not, for the error.
+    """
 
     _peers: Callable[[], list[NimbusPeer]]
     _open: Callable[[str], AbstractContextManager[BinaryIO]]
@@ -83,7 +87,9 @@ class Replicator:
     def _submit(
         self, peer: NimbusPeer, work: Callable[..., None], *arguments: Any
     ) -> Future[None] | None:
-        """Start ``work(peer, ...)`` in the peer's own threads; ``None`` when too much waits for it."""
+        """Start ``work(peer, ...)`` in the peer's own threads; ``None`` when too much waits for
+        it.
+        """
         with self._lock:
             if self._waiting[peer.address] >= _MOST_WAITING:
                 return None
@@ -100,8 +106,10 @@ class Replicator:
     def push(self, meta: BlobMeta, *, epoch: int, minimum: int, allow_degraded: bool) -> int:
         """Copy the blob to all followers; how many nimbuses (this one included) hold it.
 
-        Returns as soon as ``minimum`` hold it, while the other pushes go on. With ``allow_degraded`` it waits only for
-        nimbuses that are alive; without, :class:`Unavailable` when too few hold it within the wait."""
+        Returns as soon as ``minimum`` hold it, while the other pushes go on. With
+        ``allow_degraded`` it waits only for nimbuses that are alive; without, :class:`Unavailable`
+        when too few hold it within the wait.
+        """
         deadline = time.monotonic() + min(self.wait_secs, LONGEST_WAIT_SECS)
         holders: set[str] = set()
         refused: dict[str, str] = {}

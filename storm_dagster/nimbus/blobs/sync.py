@@ -1,7 +1,7 @@
 """Synchronization of this nimbus's blobs by pulling; ``replication`` pushes.
 
-What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this very cluster
-says so for a while: an empty root, or that of another cluster, never costs a blob.
+What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this
+very cluster says so for a while: an empty root, or that of another cluster, never costs a blob.
 """
 
 import logging
@@ -35,7 +35,9 @@ _FOLLOW_SECS = 20.0
 
 
 class BlobSync:
-    """Pulling of blobs by one nimbus. :meth:`run_once` is called from one thread; the counts from any."""
+    """Pulling of blobs by one nimbus. :meth:`run_once` is called from one thread; the counts from
+    any.
+    """
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._cluster, self._registry, self._status = nimbus.cluster, nimbus.registry, nimbus.status
@@ -56,9 +58,11 @@ class BlobSync:
     def missing(
         self, wake: Wake | None = None
     ) -> tuple[dict[str, Registered], dict[str, Registered]]:
-        """The blobs that active topologies need and this nimbus lacks (or has in an old version), and all needed.
+        """The blobs that active topologies need and this nimbus lacks (or has in an old version),
+        and all needed.
 
-        Reads only. ``wake`` is called when a blob is registered or removed."""
+        Reads only. ``wake`` is called when a blob is registered or removed.
+        """
         if self._blobs.shared:
             return {}, {}
         if wake is not None:
@@ -82,8 +86,9 @@ class BlobSync:
     def run_once(self, wake: Wake | None = None) -> int:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
 
-        Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's root; then nothing
-        was changed."""
+        Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's
+        root; then nothing was changed.
+        """
         self._cluster.check_cluster_id()
         lacking, needed = self.missing(wake)
         self._register(entry for key, entry in needed.items() if key not in lacking)
@@ -105,9 +110,12 @@ class BlobSync:
         return len(left)
 
     def _take_registered(self, needed: set[str]) -> None:
-        """Blobs of topologies that are being submitted still: shown (also after a lost session), and fetched.
+        """Blobs of topologies that are being submitted still: shown (also after a lost session),
+        and fetched.
 
-        Their submission waits for these copies; a session that ended took the announcements with it."""
+        Their submission waits for these copies; a session that ended took the announcements with
+        it.
+        """
         if self._blobs.shared:
             return
         for entry in self._registry.survey(sorted(set(self._registry.keys()) - needed)).values():
@@ -167,7 +175,9 @@ class BlobSync:
             self._blobs.drop_replica(meta.key)
 
     def _follow_leader(self, needed: set[str]) -> None:
-        """A follower takes over the leader's other blobs (staged, uploaded, reports), and drops its old ones."""
+        """A follower takes over the leader's other blobs (staged, uploaded, reports), and drops its
+        old ones.
+        """
         known = self._status.known
         if self._blobs.shared or known.leader in (None, self._status.me) or not known.leader_http:
             return
@@ -187,7 +197,8 @@ class BlobSync:
         mine = {meta.key: meta for meta in self._base.list()}
         for key, blob in theirs.items():
             held = mine.get(key)
-            # What is registered comes by that; what was registered once is gone, even if a new leader still has it.
+            # What is registered comes by that; what was registered once is gone, even if a new
+            # leader still has it.
             if (
                 key in needed
                 or is_registered_kind(key)
@@ -202,8 +213,9 @@ class BlobSync:
                 _log.info("%s cannot be fetched from the leader: %s", key, error)
         gone = set(mine) - set(theirs) - needed - registered
         if mine and not set(mine) & set(theirs):
-            # A leader that has nothing of ours may have begun with an empty disk: that orders nothing about blobs of
-            # users. Those of topologies and submissions go all the same, for ZooKeeper names what is needed of them.
+            # A leader that has nothing of ours may have begun with an empty disk: that orders
+            # nothing about blobs of users. Those of topologies and submissions go all the same, for
+            # ZooKeeper names what is needed of them.
             gone = {key for key in gone if id_of_blob_key(key) or not is_registered_kind(key)}
         now = time.monotonic()
         self._unneeded = {key: self._unneeded.get(key, now) for key in gone}
@@ -213,7 +225,9 @@ class BlobSync:
                 self._blobs.drop_replica(key)
 
     def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
-        """Store a blob of another nimbus, when it has the hash that is announced, and ``sha256`` if that is given."""
+        """Store a blob of another nimbus, when it has the hash that is announced, and ``sha256`` if
+        that is given.
+        """
         with self._http.stream(
             "GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
         ) as response:

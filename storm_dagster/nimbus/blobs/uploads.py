@@ -1,8 +1,8 @@
 """Upload sessions: three parts under one opaque handle (``docs/decisions.md#upload-handles``).
 
-A handle is a random word that nimbus made up; no path or key of a caller is ever used. Parts become blobs
-``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it out. Transfers in progress lie in the inbox,
-``HOME/nimbus/<id>/inbox``, whose cleaner is JStorm's.
+A handle is a random word that nimbus made up; no path or key of a caller is ever used. Parts become
+blobs ``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it
+out. Transfers in progress lie in the inbox, ``HOME/nimbus/<id>/inbox``, whose cleaner is JStorm's.
 """
 
 import logging
@@ -38,7 +38,9 @@ _MOST_CANCELLED = 10_000
 
 
 def check_share(owners: Iterable[str | None], what: str) -> None:
-    """:class:`Unavailable` when the user whose request is answered has too many of these sessions open."""
+    """:class:`Unavailable` when the user whose request is answered has too many of these sessions
+    open.
+    """
     user = LIMITED_USER.get()
     if user is not None and sum(owner == user for owner in owners) >= MOST_OF_A_USER:
         raise Unavailable(
@@ -49,9 +51,9 @@ def check_share(owners: Iterable[str | None], what: str) -> None:
 class Uploads:
     """The upload sessions of this nimbus.
 
-    A session that is left idle for ``expiry_secs`` before it is finished expires with all its parts, at the
-    latest half of that time later. A finished one stays until the cleaner takes it. For whoever is neither its user nor an
-    administrator there is no such session.
+    A session that is left idle for ``expiry_secs`` before it is finished expires with all its
+    parts, at the latest half of that time later. A finished one stays until the cleaner takes it.
+    For whoever is neither its user nor an administrator there is no such session.
     """
 
     def __init__(self, blobs: NimbusBlobStore, *, expiry_secs: float, now: float) -> None:
@@ -88,7 +90,9 @@ class Uploads:
         return handle
 
     def bind(self, handle: str) -> None:
-        """Store whose upload it is, for later leaders and for its submission, which that limits, whoever launches it."""
+        """Store whose upload it is, for later leaders and for its submission, which that limits,
+        whoever launches it.
+        """
         key = f"upload.{handle}.submitter"
         if (user := LIMITED_USER.get()) is not None and not self._blobs.exists(key):
             self._blobs.put(key, user.encode())
@@ -108,8 +112,9 @@ class Uploads:
     def touch(self, handle: str) -> None:
         """Refresh the session; :class:`KeyNotFound` when there is none (any more).
 
-        A session of an earlier leader is known by the parts that it has already. Once it is finished (or has
-        all its parts, in an earlier leader's session) it takes nothing more: :class:`Conflict`.
+        A session of an earlier leader is known by the parts that it has already. Once it is
+        finished (or has all its parts, in an earlier leader's session) it takes nothing more:
+        :class:`Conflict`.
         """
         self.check(handle)
         if self._open.touch(handle) is not None:
@@ -130,7 +135,9 @@ class Uploads:
         self._open.touch(handle)
 
     def stored(self, handle: str) -> None:
-        """Note a stored part; that of a session cancelled meanwhile is dropped again (:class:`KeyNotFound`)."""
+        """Note a stored part; that of a session cancelled meanwhile is dropped again
+        (:class:`KeyNotFound`).
+        """
         if handle in self._cancelled:
             self._drop(handle)
         self.refresh(handle)
@@ -202,7 +209,8 @@ def new_inbox_file(inbox: Path) -> Path:
 
 
 def clean_inbox(inbox: Path, *, expiration_secs: float, now: float) -> list[str]:
-    """Remove entries whose modification time + ``expiration_secs`` is not after ``now`` (epoch seconds).
+    """Remove entries whose modification time + ``expiration_secs`` is not after ``now`` (epoch
+    seconds).
 
     Links are removed, never followed. Returns the names of what was removed.
     """

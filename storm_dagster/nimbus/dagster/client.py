@@ -1,9 +1,10 @@
 """Dagster by plain HTTP: launching runs and reading how they went, without importing dagster.
 
-If Dagster does not respond within ``timeout`` seconds (5 in nimbus), the call raises :class:`Unavailable`; a request
-that Dagster refuses raises :class:`InvalidRequest`. Nothing here is retried, because the caller knows whether there is
-another way. Where there is none (:meth:`DagsterClient.launch_once`), a Dagster that is alive has more time to launch a
-run: on a busy machine it is slow, not away.
+If Dagster does not respond within ``timeout`` seconds (5 in nimbus), the call raises
+:class:`Unavailable`; a request that Dagster refuses raises :class:`InvalidRequest`. Nothing here is
+retried, because the caller knows whether there is another way. Where there is none
+(:meth:`DagsterClient.launch_once`), a Dagster that is alive has more time to launch a run: on a
+busy machine it is slow, not away.
 """
 
 import logging
@@ -52,8 +53,8 @@ class FoundRun:
 class DagsterClient:
     """Calls of one Dagster webserver; safe to share between threads.
 
-    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster. ``launch_secs`` is the
-    time that :meth:`launch_once` gives Dagster, seconds.
+    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster.
+    ``launch_secs`` is the time that :meth:`launch_once` gives Dagster, seconds.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class DagsterClient:
         return f"{site}/runs/{run_id}" if (site := self.site) else None
 
     def add_partition(self, key: str, patience: float | None = None) -> None:
-        """Register the partition key ``key`` within ``patience`` seconds; it may be registered already."""
+        """Register the partition key ``key`` within ``patience`` seconds; it may be registered
+        already.
+        """
         variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
         expected = ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError")
         doing = f"registering partition {key!r}"
@@ -109,7 +112,9 @@ class DagsterClient:
         *,
         patience: float | None = None,
     ) -> str:
-        """Launch a run of ``job`` and return its id; ``patience`` (seconds) replaces the timeout."""
+        """Launch a run of ``job`` and return its id; ``patience`` (seconds) replaces the
+        timeout.
+        """
         job = self.names.name(job)
         all_tags = {**PRIORITY_TAGS, **tags}
         params = {
@@ -138,10 +143,11 @@ class DagsterClient:
     ) -> str:
         """Launch the run that the tag ``identity`` of ``tags`` identifies, and return its id.
 
-        For a caller that has no other way. Dagster must show within the timeout that it is alive, and then has
-        ``launch_secs`` to register ``partition`` and to launch. If its response is missing, the run is looked up by
-        the tag, because Dagster may have launched it. :class:`Unavailable` if there is no such run: it may still
-        appear, so the caller repeats the launch with the same tag or not at all.
+        For a caller that has no other way. Dagster must show within the timeout that it is alive,
+        and then has ``launch_secs`` to register ``partition`` and to launch. If its response is
+        missing, the run is looked up by the tag, because Dagster may have launched it.
+        :class:`Unavailable` if there is no such run: it may still appear, so the caller repeats the
+        launch with the same tag or not at all.
         """
         self._transport.require_life()
         deadline = time.monotonic() + self._launch_secs
@@ -160,7 +166,9 @@ class DagsterClient:
             return run_id
 
     def _launched_run(self, job: str, tag: str, value: str) -> str | None:
-        """Id of the newest run with that tag, unless it failed; ``None`` too if Dagster does not respond."""
+        """Id of the newest run with that tag, unless it failed; ``None`` too if Dagster does not
+        respond.
+        """
         try:
             run = self.find_run(tag, value, job=job, patience=LOOKUP_SECS)
         except Unavailable as error:
@@ -173,7 +181,9 @@ class DagsterClient:
     def find_run(
         self, tag: str, value: str, *, job: str | None = None, patience: float | None = None
     ) -> FoundRun | None:
-        """The newest run with that tag (and job), or ``None``; ``patience`` (seconds) replaces the timeout."""
+        """The newest run with that tag (and job), or ``None``; ``patience`` (seconds) replaces the
+        timeout.
+        """
         run_filter: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
         if job is not None:
             run_filter["pipelineName"] = self.names.name(job)
@@ -185,7 +195,9 @@ class DagsterClient:
         )
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""
+        """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no
+        such run.
+        """
         if not _RUN_ID.fullmatch(run_id):
             raise KeyNotFound(
                 f"{run_id!r:.80} is not a run id: use the one that the submission returned"
@@ -220,7 +232,8 @@ class DagsterClient:
     def report_event(self, event: DagsterEvent, origin: Mapping[str, Any]) -> None:
         """Log an event that a component reported, with ``origin`` among its metadata.
 
-        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may later.
+        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may
+        later.
         """
         document = {
             "asset_key": list(event.key),
@@ -259,7 +272,9 @@ class DagsterClient:
         *expected: str,
         patience: float | None = None,
     ) -> Mapping[str, Any]:
-        """The ``expected`` answer to what needs our code location; if it is another one, the location may not be loaded."""
+        """The ``expected`` answer to what needs our code location; if it is another one, the
+        location may not be loaded.
+        """
         result = self._transport.graphql(operation, variables, patience)
         if result["__typename"] in expected:
             return result
@@ -278,7 +293,9 @@ def location_problem(
     repositoryLocationName: str,
     repositoryName: str,
 ) -> Misconfigured | Unavailable | None:
-    """The problem of the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
+    """The problem of the code location that conf names, by the workspace's entries; ``None`` when
+    it is loaded.
+    """
     name = repositoryLocationName
     entry = next((entry for entry in entries if entry["name"] == name), None)
     if entry is None:
@@ -310,7 +327,8 @@ def run_document(
 ) -> dict[str, Any]:
     """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
 
-    Steps are in the order in which they began; those still to come follow in the order of the stages.
+    Steps are in the order in which they began; those still to come follow in the order of the
+    stages.
     """
     names = names or DagsterNames()
     stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}
@@ -355,10 +373,11 @@ def run_document(
 def _error_of(
     status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames
 ) -> dict[str, str] | None:
-    """The typed error that a step left in its failure's metadata, else what is known of the failure.
+    """The typed error that a step left in its failure's metadata, else what is known of the
+    failure.
 
-    A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was wrong with the
-    request, and what it had begun is taken up when it is made again.
+    A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was
+    wrong with the request, and what it had begun is taken up when it is made again.
     """
     if status not in ("FAILURE", "CANCELED"):
         return None

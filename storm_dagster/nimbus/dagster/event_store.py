@@ -30,8 +30,9 @@ class EventStore:
     def store(self, topology_id: str, documents: list[Any], *, declared: bool) -> dict[str, Any]:
         """Store the events; the response of ``POST /v1/topologies/{name}/events``.
 
-        Events of a topology that is ``declared`` in another Dagster are stored here, too. If this Dagster does not
-        define their asset, ``undefined`` says so, because no automation condition sees the event then.
+        Events of a topology that is ``declared`` in another Dagster are stored here, too. If this
+        Dagster does not define their asset, ``undefined`` says so, because no automation condition
+        sees the event then.
         """
         stored: list[str] = []
         refused: dict[str, str] = {}

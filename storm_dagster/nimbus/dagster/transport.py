@@ -1,8 +1,9 @@
 """Transport to Dagster's webserver: addresses, credentials, and responses as typed errors.
 
-What a later try may heal is :class:`Unavailable`; what somebody has to set right first (credentials that are
-refused, a path that is no GraphQL) is :class:`Misconfigured` and names the conf key. Credentials go into headers
-only: no error, log line or link of this module holds one. Nothing is retried here.
+What a later try may heal is :class:`Unavailable`; what somebody has to set right first (credentials
+that are refused, a path that is no GraphQL) is :class:`Misconfigured` and names the conf key.
+Credentials go into headers only: no error, log line or link of this module holds one. Nothing is
+retried here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def queries() -> Mapping[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class DagsterAccess:
-    """The address of a Dagster and the credentials of each request. Its ``repr`` holds no credential."""
+    """The address of a Dagster and the credentials of each request. Its ``repr`` holds no
+    credential.
+    """
 
     url: str
     """GraphQL address without user and password: it may be shown."""
@@ -56,8 +59,8 @@ class DagsterAccess:
     def of(conf: Any, url: str | None = None) -> DagsterAccess | None:
         """By ``dagster.graphql.*`` of a conf; ``url`` is the address if the conf names none.
 
-        ``None`` when there is no address. :class:`Misconfigured` for an address that is none, headers that are no
-        text, and two different values for the header ``Authorization``.
+        ``None`` when there is no address. :class:`Misconfigured` for an address that is none,
+        headers that are no text, and two different values for the header ``Authorization``.
         """
         given = conf.get("dagster.graphql.url") or url
         if not given:
@@ -90,7 +93,8 @@ class DagsterAccess:
         return self.url.rstrip("/").removesuffix("/graphql")
 
     def headers(self) -> dict[str, str]:
-        """The credentials. A token file is read at each call, so that a renewed token counts at once.
+        """The credentials. A token file is read at each call, so that a renewed token counts at
+        once.
 
         :class:`Misconfigured` when it is empty, missing, or can be read by others.
         """
@@ -140,9 +144,10 @@ class DagsterAccess:
 class DagsterTransport:
     """Requests to one Dagster webserver; safe to share between threads.
 
-    Where the conf names no credentials, requests are signed by ``security``, as ``storm-dagster web`` wants it; that
-    tells another server nothing. ``access`` is asked before each request, because a local webserver may start after this nimbus; ``None`` means
-    that no Dagster is configured. An answer that does not come within ``timeout`` seconds is :class:`Unavailable`.
+    Where the conf names no credentials, requests are signed by ``security``, as ``storm-dagster
+    web`` wants it; that tells another server nothing. ``access`` is asked before each request,
+    because a local webserver may start after this nimbus; ``None`` means that no Dagster is
+    configured. An answer that does not come within ``timeout`` seconds is :class:`Unavailable`.
     """
 
     def __init__(
@@ -189,7 +194,9 @@ class DagsterTransport:
     def graphql(
         self, operation: str, variables: Mapping[str, Any], patience: float | None = None
     ) -> dict[str, Any]:
-        """The answer to an operation of ``queries.graphql``, within ``patience`` seconds (default: the timeout)."""
+        """The answer to an operation of ``queries.graphql``, within ``patience`` seconds (default:
+        the timeout).
+        """
         access = self._require()
         query, field = queries()[operation]
         document = self.post(
@@ -207,9 +214,11 @@ class DagsterTransport:
         return result
 
     def report(self, route: str, body: Mapping[str, Any]) -> None:
-        """Post an asset event to the webserver's REST route, ``report_asset_materialization/`` for example.
+        """Post an asset event to the webserver's REST route, ``report_asset_materialization/`` for
+        example.
 
-        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may later.
+        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may
+        later.
         """
         answer = self._send(f"{self._require().site}/{route}", body, self._timeout)
         if not answer.is_success:
@@ -260,7 +269,9 @@ class DagsterTransport:
         return access
 
     def _slow(self, access: DagsterAccess, secs: float) -> str:
-        """Error text of a request without a response in time; it names the part that does not respond."""
+        """Error text of a request without a response in time; it names the part that does not
+        respond.
+        """
         with suppress(httpx.HTTPError):
             if self._http.get(
                 f"{access.site}/server_info", **self._shown(access), timeout=1.0

@@ -35,12 +35,13 @@ async def receive_file(
     idle_secs: float,
     touch: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[tuple[Path, str]]:
-    """Write the request's body to a fresh file of ``inbox``; the file, which goes in the end, and the body's hash.
+    """Write the request's body to a fresh file of ``inbox``; the file, which goes in the end, and
+    the body's hash.
 
-    Refused with :class:`InvalidRequest` before more than ``most_bytes`` were read, when the body breaks
-    off, or when its hash is not that of the header ``X-Content-SHA256`` (which may be absent);
-    :class:`Unavailable` after ``idle_secs`` without a byte or when the disk fails. ``touch`` is called with
-    each chunk. Nothing is left of a refused body.
+    Refused with :class:`InvalidRequest` before more than ``most_bytes`` were read, when the body
+    breaks off, or when its hash is not that of the header ``X-Content-SHA256`` (which may be
+    absent); :class:`Unavailable` after ``idle_secs`` without a byte or when the disk fails.
+    ``touch`` is called with each chunk. Nothing is left of a refused body.
     """
     announced = request.headers.get("x-content-sha256")
     expected = check_sha256(announced) if announced is not None else None

@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus.
 
-Labels come from fixed sets (route patterns, statuses) and from running topologies (their components, and the
-at most 100 metrics of a task), never from requests.
+Labels come from fixed sets (route patterns, statuses) and from running topologies (their
+components, and the at most 100 metrics of a task), never from requests.
 """
 
 from collections import Counter as Tally
@@ -67,7 +67,9 @@ class Metrics:
 
 
 class _ClusterMetrics(Collector):
-    """Gauges that are read at the moment of a scrape; without ZooKeeper only those of the process."""
+    """Gauges that are read at the moment of a scrape; without ZooKeeper only those of the
+    process.
+    """
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus

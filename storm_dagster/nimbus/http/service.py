@@ -1,4 +1,6 @@
-"""The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages; events of workers."""
+"""The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages;
+events of workers.
+"""
 
 import hmac
 import threading

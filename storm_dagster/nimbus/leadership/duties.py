@@ -1,7 +1,8 @@
 """Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
 
-Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves due transitions
-and healing to them, for as long as a run should take (``docs/decisions.md#healing-sensor``).
+Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader
+leaves due transitions and healing to them, for as long as a run should take
+(``docs/decisions.md#healing-sensor``).
 """
 
 import logging
@@ -37,10 +38,11 @@ _REPORT_SECS = 10.0
 
 
 class _Rounds(ABC):
-    """Rounds of duties in a thread of their own; none while this nimbus does not lead. Each duty fails alone.
+    """Rounds of duties in a thread of their own; none while this nimbus does not lead. Each duty
+    fails alone.
 
-    Everything that it remembers is forgotten when leadership changes: a new leader grants one full timeout
-    from its own election, for it has not seen anything yet.
+    Everything that it remembers is forgotten when leadership changes: a new leader grants one full
+    timeout from its own election, for it has not seen anything yet.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
@@ -143,7 +145,9 @@ class LeaderDuties(_Rounds):
             self._nimbus.unreported.add(ctx, done.name, text, gone=done.action == "remove")
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
-        """Upgrades end at once, also while a sensor is armed: what fails must not go on until its next tick."""
+        """Upgrades end at once, also while a sensor is armed: what fails must not go on until its
+        next tick.
+        """
         if not upgrades_under_way(self._nimbus.cached):
             return
         for report in advance_upgrades(ctx, self._upgrades, self._nimbus.shown_view()):
@@ -171,10 +175,12 @@ class LeaderDuties(_Rounds):
 
 
 class LeaderHealing(_Rounds):
-    """Reassignment of what is dead: at once while no sensor is armed, else what no run healed for the backstop time.
+    """Reassignment of what is dead: at once while no sensor is armed, else what no run healed for
+    the backstop time.
 
-    It has a thread of its own, so that no slow duty delays it. A cause is judged again, by ZooKeeper itself, when it is
-    acted on, and one that a run heals at the same time is void: nothing moves twice.
+    It has a thread of its own, so that no slow duty delays it. A cause is judged again, by
+    ZooKeeper itself, when it is acted on, and one that a run heals at the same time is void:
+    nothing moves twice.
     """
 
     def _forget(self) -> None:

@@ -28,9 +28,9 @@ _UNANSWERED = 3
 class Election:
     """Runs :meth:`run_once` at each wake-up and every five seconds, in one thread.
 
-    ``initialize(epoch)`` is the leader's initialization. When it raises, or an attempt fails in another way,
-    leadership is dropped, the reason is logged, and this nimbus waits as a follower for 1, 2, 4 ... 60 s before it
-    tries again, while others may lead.
+    ``initialize(epoch)`` is the leader's initialization. When it raises, or an attempt fails in
+    another way, leadership is dropped, the reason is logged, and this nimbus waits as a follower
+    for 1, 2, 4 ... 60 s before it tries again, while others may lead.
     """
 
     def __init__(self, nimbus: Nimbus, sync: BlobSync, initialize: Callable[[int], None]) -> None:
@@ -52,7 +52,8 @@ class Election:
         self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop``. Errors are logged and the round repeated; only another cluster's id ends it.
+        """Run until ``stop``. Errors are logged and the round repeated; only another cluster's id
+        ends it.
 
         Raises :class:`Conflict` when the root became another cluster's.
         """
@@ -70,7 +71,9 @@ class Election:
                 self._wake.wait(min(0.2, max(0.0, deadline - time.monotonic())))
 
     def _attempt(self) -> float:
-        """:meth:`run_once`; an attempt that fails, for whatever reason, ends as a follower that waits."""
+        """:meth:`run_once`; an attempt that fails, for whatever reason, ends as a follower that
+        waits.
+        """
         try:
             return self.run_once()
         except Unavailable:
@@ -79,7 +82,9 @@ class Election:
             return self._give_up("an election attempt failed", error)
 
     def _give_up(self, what: str, error: Exception) -> float:
-        """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
+        """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in
+        seconds.
+        """
         self._failures += 1
         pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
         self._not_before = time.monotonic() + pause
@@ -162,7 +167,9 @@ class Election:
         return CHECK_SECS
 
     def _deaf(self) -> Unavailable | None:
-        """Why clients do not reach this leader under the address that it announces, when another nimbus could lead."""
+        """Why clients do not reach this leader under the address that it announces, when another
+        nimbus could lead.
+        """
         url = f"{self._nimbus.identity.http}/healthz"
         try:
             self._http.get(url)

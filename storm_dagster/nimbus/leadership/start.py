@@ -1,4 +1,6 @@
-"""Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id, container."""
+"""Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id,
+container.
+"""
 
 import logging
 import threading
@@ -30,9 +32,10 @@ _TOLERATED = 30
 class ContainerHeartbeat:
     """Mutual heartbeat with the container that nimbus runs in (JStorm's, by files).
 
-    Each side touches a file in its folder (``own``, ``container``) every few seconds, named by the present time in
-    seconds; the other one checks for a newer name. The age is taken from this process's own clock since the newest name
-    last changed: a clock that is set meanwhile, here or there, ends nobody.
+    Each side touches a file in its folder (``own``, ``container``) every few seconds, named by the
+    present time in seconds; the other one checks for a newer name. The age is taken from this
+    process's own clock since the newest name last changed: a clock that is set meanwhile, here or
+    there, ends nobody.
     """
 
     container: Path
@@ -108,7 +111,8 @@ def check_mode(conf: ClusterConf) -> None:
 def thrift_host(conf: ClusterConf, host: str) -> str:
     """Address of the Thrift service: at ``host``, which beyond loopback takes TLS.
 
-    Thrift's calls have no place for a secret, so that without certificates only this machine may call.
+    Thrift's calls have no place for a secret, so that without certificates only this machine may
+    call.
     """
     if Security.of(conf).tls or address_beyond_loopback(host) is None:
         return host
@@ -119,7 +123,9 @@ def thrift_host(conf: ClusterConf, host: str) -> str:
 
 
 def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
-    """The store of ``nimbus.blobstore.class``: a folder of this nimbus, or an fsspec URL that all share."""
+    """The store of ``nimbus.blobstore.class``: a folder of this nimbus, or an fsspec URL that all
+    share.
+    """
     place = conf["blobstore.dir"]
     if conf["nimbus.blobstore.class"] == "fsspec":
         if not place:
@@ -132,7 +138,9 @@ def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
 
 
 def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> CachedReads | None:
-    """The two-level read cache (``nimbus.cache.class``, ``nimbus.cache.reset``); ``None`` on another state store."""
+    """The two-level read cache (``nimbus.cache.class``, ``nimbus.cache.reset``); ``None`` on
+    another state store.
+    """
     if not isinstance(cluster.state, ZooKeeperClusterState):
         return None
     disk = open_disk_cache(
@@ -142,7 +150,9 @@ def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> C
 
 
 def container_heartbeat(conf: ClusterConf, folder: Path) -> ContainerHeartbeat | None:
-    """The beats exchanged with nimbus's container, when ``container.nimbus.heartbeat`` names its folder."""
+    """The beats exchanged with nimbus's container, when ``container.nimbus.heartbeat`` names its
+    folder.
+    """
     place = conf["container.nimbus.heartbeat"]
     if not place:
         return None
@@ -157,8 +167,8 @@ def container_heartbeat(conf: ClusterConf, folder: Path) -> ContainerHeartbeat |
 def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClusterState:
     """The cluster state, its id compared with the one that this nimbus remembers.
 
-    Only a nimbus that remembers no id and has no blobs creates a root: for any other, a root that is absent
-    means a wrong path or lost state, and it refuses to start.
+    Only a nimbus that remembers no id and has no blobs creates a root: for any other, a root that
+    is absent means a wrong path or lost state, and it refuses to start.
     """
     path = folder / "cluster_id"
     try:

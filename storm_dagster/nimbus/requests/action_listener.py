@@ -1,14 +1,16 @@
-"""The action listener: a class of the user that is notified of actions on topologies, in order (Storm, JStorm).
+"""The action listener: a class of the user that is notified of actions on topologies, in order
+(Storm, JStorm).
 
-``nimbus.topology.action.notifier.plugin.class: "module:Class"``. The leader makes one instance and calls::
+``nimbus.topology.action.notifier.plugin.class: "module:Class"``. The leader makes one instance and
+calls::
 
     prepare(conf)                    once, with the cluster conf        (optional)
     notify(topology_id, action)      for each action
     cleanup()                        when this nimbus leads no more     (optional)
 
-The class cannot disturb the cluster: it is called in a thread of its own, its errors are logged, and a call that
-does not end delays later calls only. The next leader notifies of the actions that a former one did not finish; the
-one under way then is repeated.
+The class cannot disturb the cluster: it is called in a thread of its own, its errors are logged,
+and a call that does not end delays later calls only. The next leader notifies of the actions that a
+former one did not finish; the one under way then is repeated.
 """
 
 import logging
@@ -54,7 +56,9 @@ def load_listener(name: str) -> Any:
 
 
 class ActionNotifier:
-    """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
+    """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a
+    listener it ends.
+    """
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
@@ -119,7 +123,9 @@ class ActionNotifier:
             )
 
     def _call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
-        """Call in a thread of its own; whether it returned within ``wait_secs``. Its errors are logged."""
+        """Call in a thread of its own; whether it returned within ``wait_secs``. Its errors are
+        logged.
+        """
         self._idle.clear()
 
         def run() -> None:

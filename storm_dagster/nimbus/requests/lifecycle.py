@@ -1,8 +1,9 @@
 """Changes of running topologies at the leader: as Dagster runs, or by itself in an emergency.
 
-:meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission with
-``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb ``gray-upgrade``
-(:mod:`storm_dagster.nimbus.thrift.submission`), each with the ``handle`` of the uploaded parts.
+:meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission
+with ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb
+``gray-upgrade`` (:mod:`storm_dagster.nimbus.thrift.submission`), each with the ``handle`` of the
+uploaded parts.
 """
 
 import logging
@@ -36,12 +37,14 @@ class LifecycleRequests:
         self._nimbus = nimbus
 
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the change: ``{"run_id", "id", "name", "status"}``, with new code also ``conf``: what differs in it.
+        """Start the change: ``{"run_id", "id", "name", "status"}``, with new code also ``conf``:
+        what differs in it.
 
-        ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the leader did it itself
-        (:attr:`Verb.leader`); all others are then :class:`Unavailable`. :class:`NotAlive` for an
-        unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
-        is changed: the response describes the change, for a rebalance with the plan.
+        ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the
+        leader did it itself (:attr:`Verb.leader`); all others are then :class:`Unavailable`.
+        :class:`NotAlive` for an unknown topology, :class:`Conflict` when its status does not allow
+        the change. With ``dry_run`` nothing is changed: the response describes the change, for a
+        rebalance with the plan.
         """
         row = VERBS.get(verb)
         if row is None:

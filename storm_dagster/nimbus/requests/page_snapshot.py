@@ -1,7 +1,7 @@
 """Snapshots of a topology for its pages: one set for REST, Thrift and metrics.
 
-Pure: from a view of the cluster, the topology master's answer and the errors. :class:`~.reading.ClusterReader`
-gives them (``snapshot(name)``) with everything filled in.
+Pure: from a view of the cluster, the topology master's answer and the errors.
+:class:`~.reading.ClusterReader` gives them (``snapshot(name)``) with everything filled in.
 """
 
 from collections import Counter
@@ -48,7 +48,9 @@ class ExecutorSnapshot:
     first: int
     last: int
     node: str | None
-    """Supervisor id; ``None`` while it is not placed. ``host`` and ``port`` are then empty and 0."""
+    """Supervisor id; ``None`` while it is not placed. ``host`` and ``port`` are then empty
+    and 0.
+    """
     host: str
     port: int
     uptime_secs: int
@@ -66,7 +68,9 @@ class ExecutorSnapshot:
 
     @cached_property
     def capacity(self) -> float:
-        """Share of the last ten minutes (or of its life) that a bolt's executor spent in ``execute``."""
+        """Share of the last ten minutes (or of its life) that a bolt's executor spent in
+        ``execute``.
+        """
         if self.kind != "bolt" or not self.uptime_secs:
             return 0.0
         totals = self.windows[_CAPACITY_WINDOW].totals(include_sys=True)
@@ -100,7 +104,9 @@ class ComponentSnapshot:
         return sum(one.waiting for one in self.executors)
 
     def load_document(self) -> dict[str, Any]:
-        """How loaded it is, for ``show --json``: queue, capacity and lag now, latencies of the last ten minutes."""
+        """How loaded it is, for ``show --json``: queue, capacity and lag now, latencies of the last
+        ten minutes.
+        """
         recent = self.windows[_CAPACITY_WINDOW]
         keys = sorted({key for by_key in recent.latencies.values() for key in by_key})
         return {
@@ -178,12 +184,16 @@ class TopologySnapshot:
         return sum(1 for worker in self.workers if worker.pid is not None)
 
     def shown(self, kind: Kind, include_sys: bool) -> list[ComponentSnapshot]:
-        """Its spouts or bolts in order of their ids; those of the system only with ``include_sys``."""
+        """Its spouts or bolts in order of their ids; those of the system only with
+        ``include_sys``.
+        """
         every = [part for _, part in sorted(self.components.items()) if part.kind == kind]
         return [part for part in every if include_sys or not part.is_system]
 
     def totals(self, window: str, *, include_sys: bool = False) -> dict[str, float]:
-        """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""
+        """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency
+        of spouts.
+        """
         shown = [part for part in self.components.values() if include_sys or not part.is_system]
         every = [part.windows[window].totals(include_sys=include_sys) for part in shown]
         spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(
@@ -255,7 +265,9 @@ def snapshot_topology(
     now_secs: int,
     errors: Iterable[tuple[str, TaskError]] = (),
 ) -> TopologySnapshot:
-    """A topology's snapshot; ``report`` is its master's answer, ``errors`` are (component, error), newest first."""
+    """A topology's snapshot; ``report`` is its master's answer, ``errors`` are (component, error),
+    newest first.
+    """
     table = topology.tasks or TaskTable(components={})
     reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
     slots = {task: worker for worker in topology.workers for task in worker.ids}

@@ -1,4 +1,6 @@
-"""The read side of the service: views that many requests share for a moment, and the documents made of them."""
+"""The read side of the service: views that many requests share for a moment, and the documents made
+of them.
+"""
 
 import json
 import threading
@@ -72,7 +74,8 @@ class ClusterReader:
         with self._view_lock:
             if self._view is None or time.monotonic() - self._view[0] > _VIEW_SECS:
                 loaded = self._nimbus.shown_view()
-                # Counted from now on: of a large cluster, reading takes longer than a view is shared.
+                # Counted from now on: of a large cluster, reading takes longer than a view is
+                # shared.
                 self._view = (time.monotonic(), loaded)
             return self._view[1]
 
@@ -128,7 +131,9 @@ class ClusterReader:
         return read_state(topology, component, self.security, key=key, limit=limit, after=after)
 
     def dead_letters(self, name: str, replay: bool = False, **asked: str | None) -> dict[str, Any]:
-        """``dead-letters --json``: a page of dead letters, which are emitted again with ``replay``."""
+        """``dead-letters --json``: a page of dead letters, which are emitted again with
+        ``replay``.
+        """
         return dead_letters(
             topology_by_name(self.view(), name), self.security, replay=replay, **asked
         )
@@ -146,7 +151,9 @@ class ClusterReader:
             return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
 
     def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
-        """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by worker."""
+        """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by
+        worker.
+        """
         if topology.base.status not in ("UPGRADING", "ROLLBACK"):
             return {}
         if topology.assignment is None or topology.tasks is None:
@@ -157,7 +164,8 @@ class ClusterReader:
         }
 
     def conf(self, name: str) -> Mapping[str, Any] | None:
-        """The conf by which requests for a topology are authorized; ``None`` when it does not run or cannot be read.
+        """The conf by which requests for a topology are authorized; ``None`` when it does not run
+        or cannot be read.
 
         Then only administrators may do anything with it: what is not known is allowed to nobody.
         """
@@ -170,7 +178,9 @@ class ClusterReader:
         return document if isinstance(document, Mapping) else None
 
     def snapshot(self, name: str) -> TopologySnapshot:
-        """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""
+        """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is
+        none.
+        """
         topology = topology_by_name(self.view(), name)
         stats, errors = (
             self._stats_of(topology),
@@ -179,11 +189,15 @@ class ClusterReader:
         return snapshot_topology(topology, stats, now_secs=int(time.time()), errors=errors)
 
     def stats(self, name: str) -> Mapping[str, Any] | None:
-        """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
+        """The topology master's answer for a topology by name or id (``None`` without one), at most
+        1 s old.
+        """
         return self._stats_of(topology_by_name(self.view(), name))
 
     def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
-        """Snapshots of every topology, without errors; statistics of those whose topology master responds in time."""
+        """Snapshots of every topology, without errors; statistics of those whose topology master
+        responds in time.
+        """
         topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
         pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
@@ -197,11 +211,15 @@ class ClusterReader:
         return found
 
     def runnable(self, name: str) -> Runnable:
-        """Normalized topology and total conf of a running topology (by name or id), read from its blobs."""
+        """Normalized topology and total conf of a running topology (by name or id), read from its
+        blobs.
+        """
         return load_runnable(self._reading_context(), topology_by_name(self.view(), name))
 
     def shown_conf(self, topology_id: str) -> dict[str, Any]:
-        """Total conf of a running topology without secrets; a limited user sees the topology's part of it."""
+        """Total conf of a running topology without secrets; a limited user sees the topology's part
+        of it.
+        """
         conf = mask(self.runnable(topology_id).conf)
         if LIMITED_USER.get() is None:
             return conf
@@ -226,8 +244,9 @@ class ClusterReader:
         return held
 
     def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
-        """Why each task of a topology is where it is, as the run that published it stored it, and why
-        others do not run; with ``task`` also what its worker was chosen against."""
+        """Why each task of a topology is where it is, as the run that published it stored it, and
+        why others do not run; with ``task`` also what its worker was chosen against.
+        """
         view = self.view()
         topology = topology_by_name(view, name)
         key = placement_key(topology.id)
@@ -287,13 +306,17 @@ class ClusterReader:
         }
 
     def figures(self, topology: TopologyView) -> tuple[Mapping[str, Any] | None, float]:
-        """For a page: the statistics, which are those of a minute ago at worst, and their age in seconds."""
+        """For a page: the statistics, which are those of a minute ago at worst, and their age in
+        seconds.
+        """
         return self._stats.latest(
             topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS
         )
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
-        """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``); empty without any."""
+        """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``);
+        empty without any.
+        """
         question = HistoryQuestion(component, day)
         found, _ = self._history.latest(
             (topology.id, component, day),

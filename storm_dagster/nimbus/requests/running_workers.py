@@ -1,4 +1,5 @@
-"""Running workers asked by nimbus: log levels, stacks of threads, and what tasks keep (keyed state, dead letters).
+"""Running workers asked by nimbus: log levels, stacks of threads, and what tasks keep (keyed state,
+dead letters).
 
 Changed levels are kept for workers that begin later.
 """
@@ -37,10 +38,11 @@ class WorkerLevels:
         self._security = Security.of(nimbus.conf)
 
     def change(self, topology: TopologyView, changes: Mapping[str, LevelChange]) -> None:
-        """Change levels in every worker of the topology, and in those that will be started in their places.
+        """Change levels in every worker of the topology, and in those that will be started in their
+        places.
 
-        At the leader. :class:`Unavailable` when a worker did not answer: the others have changed then, and that one
-        does when it starts again.
+        At the leader. :class:`Unavailable` when a worker did not answer: the others have changed
+        then, and that one does when it starts again.
         """
         epoch = self._nimbus.status.require()
         if not changes:
@@ -81,7 +83,8 @@ def stacks_of_worker(
 ) -> dict[str, Any]:
     """Thread -> frames of one worker.
 
-    :class:`KeyNotFound` when the topology has no worker there, :class:`Unavailable` when that does not run or answer.
+    :class:`KeyNotFound` when the topology has no worker there, :class:`Unavailable` when that does
+    not run or answer.
     """
     for worker in topology.workers:
         if (worker.host, worker.port) != (host, port):
@@ -98,7 +101,9 @@ def stacks_of_worker(
 
 
 def stacks_at(view: ClusterView, port: int, security: Security) -> str:
-    """The stacks of every worker of the cluster on that port, as text; :class:`KeyNotFound` when there is none."""
+    """The stacks of every worker of the cluster on that port, as text; :class:`KeyNotFound` when
+    there is none.
+    """
     blocks: list[str] = []
     for topology in view.topologies.values():
         for worker in topology.workers:
@@ -126,13 +131,15 @@ def read_state(
     limit: str | None = None,
     after: str | None = None,
 ) -> dict[str, Any]:
-    """``{"id", "component", "entries": [{"task", "key", "value"}], "next"}``: a page of at most ``limit`` entries.
+    """``{"id", "component", "entries": [{"task", "key", "value"}], "next"}``: a page of at most
+    ``limit`` entries.
 
-    Tasks come in ascending order, each with its keys in the order in which they were first set; ``next`` (``None`` at
-    the end) is the ``after`` of the following page. A long value has the beginning of its text as ``shown``. With
-    ``key`` only that key, by its text or, when that is JSON, by the decoded value; each task may have one.
-    :class:`KeyNotFound` for an unknown component, :class:`InvalidRequest` for one without state,
-    :class:`Unavailable` while a task of it does not run.
+    Tasks come in ascending order, each with its keys in the order in which they were first set;
+    ``next`` (``None`` at the end) is the ``after`` of the following page. A long value has the
+    beginning of its text as ``shown``. With ``key`` only that key, by its text or, when that is
+    JSON, by the decoded value; each task may have one. :class:`KeyNotFound` for an unknown
+    component, :class:`InvalidRequest` for one without state, :class:`Unavailable` while a task of
+    it does not run.
     """
     components = _components(topology)
     part = components.get(component)
@@ -161,7 +168,8 @@ def dead_letters(
     after: str | None = None,
     replay: bool = False,
 ) -> dict[str, Any]:
-    """``{"id", "letters": [...], "next"}``: a page of the dead letters of a spout, or of all; as :func:`read_state`.
+    """``{"id", "letters": [...], "next"}``: a page of the dead letters of a spout, or of all; as
+    :func:`read_state`.
 
     With ``replay`` the spouts emit them again; those that were already, or cannot be, are left out.
     """
@@ -191,9 +199,11 @@ def _read_pages(
     after: str | None,
     question: Callable[[int, int, int], dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The ``entries`` that the workers of these tasks (ascending) give, and where the following page begins.
+    """The ``entries`` that the workers of these tasks (ascending) give, and where the following
+    page begins.
 
-    ``question`` makes the arguments of :func:`_ask` from a task, an offset and the number of entries wanted.
+    ``question`` makes the arguments of :func:`_ask` from a task, an offset and the number of
+    entries wanted.
     """
     most, first, offset = _limit(limit), *_begin(after)
     deadline = time.monotonic() + _ALL_SECS

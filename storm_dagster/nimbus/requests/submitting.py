@@ -1,4 +1,6 @@
-"""A submission at the leader: checked, made idempotent by its token, and launched as a Dagster run."""
+"""A submission at the leader: checked, made idempotent by its token, and launched as a Dagster
+run.
+"""
 
 import threading
 import time
@@ -21,7 +23,9 @@ from storm_dagster.operations.submit.staging import check_token, read_token
 
 _REMEMBERED_SECS = 600.0
 _POLL_SECS = 0.5
-"""So old may the knowledge be that a run goes on: of a hundred callers with one name few ask Dagster."""
+"""So old may the knowledge be that a run goes on: of a hundred callers with one name few ask
+Dagster.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,18 @@ class _UnderWay:
 
 
 class Submissions:
-    """Launches submissions. The same token, however often and from however many callers, makes one run."""
+    """Launches submissions. The same token, however often and from however many callers, makes one
+    run.
+    """
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._tokens: TimeCacheMap[str, str] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
-        """Token -> name of each launch that was sent to Dagster: its run may exist even if no response came."""
+        """Token -> name of each launch that was sent to Dagster: its run may exist even if no
+        response came.
+        """
         self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
@@ -53,7 +61,8 @@ class Submissions:
         """Launch the run of a submission: ``{"run_id", "token"}``.
 
         A token that was used before answers with its run (or, when that failed, with a new one).
-        :class:`AlreadyAlive` when a topology of the name exists under another token, or is being submitted.
+        :class:`AlreadyAlive` when a topology of the name exists under another token, or is being
+        submitted.
         """
         asked = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
@@ -91,7 +100,9 @@ class Submissions:
         return self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB, patience=LOOKUP_SECS)
 
     def _refuse_under_way(self, name: str, token: str) -> None:
-        """:class:`AlreadyAlive` while the run of another submission of the name goes on: only one can win."""
+        """:class:`AlreadyAlive` while the run of another submission of the name goes on: only one
+        can win.
+        """
         other = self._names.get(name)
         if other is None or other.token == token:
             return

@@ -1,4 +1,6 @@
-"""Answers of topology masters: each is asked once for all who want to know the same at the same time."""
+"""Answers of topology masters: each is asked once for all who want to know the same at the same
+time.
+"""
 
 import logging
 import threading
@@ -21,7 +23,9 @@ Ask = Callable[[], Mapping[str, Any] | None]
 
 _ANSWER_SECS = 1.0
 _LEFT_ALONE_SECS = 2.0
-"""A topology master that did not answer is left alone for this long, so that pages do not wait for it each time."""
+"""A topology master that did not answer is left alone for this long, so that pages do not wait for
+it each time.
+"""
 _LONGEST_WAIT_SECS = 10.0
 """For a request of somebody else, which may have to wait for a thread."""
 
@@ -69,10 +73,12 @@ class TopologyStats:
 
 
 class SharedAnswers:
-    """The newest answer for each key, at most ``secs`` old; whoever asks meanwhile waits for the same request.
+    """The newest answer for each key, at most ``secs`` old; whoever asks meanwhile waits for the
+    same request.
 
-    However many keys there are, none drops the answer of another: what is older than ``oldest_secs`` goes. With
-    ``times`` an answer is only fresh for so many times the processor time that its own thread took for it.
+    However many keys there are, none drops the answer of another: what is older than
+    ``oldest_secs`` goes. With ``times`` an answer is only fresh for so many times the processor
+    time that its own thread took for it.
     """
 
     def __init__(self, secs: float, times: float | None = None, oldest_secs: float = 60.0) -> None:
@@ -83,7 +89,9 @@ class SharedAnswers:
         """When it came, for how long it is fresh, and the answer."""
 
     def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
-        """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without one in time."""
+        """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without
+        one in time.
+        """
         future, mine = self._begin(key)
         if mine:
             self._finish(key, ask, future)
@@ -95,7 +103,8 @@ class SharedAnswers:
     def latest(
         self, key: Hashable, ask: Ask, askers: Executor, wait_secs: float
     ) -> tuple[Mapping[str, Any] | None, float]:
-        """The answer if it comes within ``wait_secs``, else the one before (``None``: none of the last minute).
+        """The answer if it comes within ``wait_secs``, else the one before (``None``: none of the
+        last minute).
 
         And its age in seconds. The request goes on in ``askers`` meanwhile.
         """

@@ -1,6 +1,8 @@
-"""Outbox of what leaders did while Dagster was away, in ZooKeeper until Dagster takes it (best effort).
+"""Outbox of what leaders did while Dagster was away, in ZooKeeper until Dagster takes it (best
+effort).
 
-One bounded record at ``/unreported``, which a new leader takes over; the oldest events are dropped first.
+One bounded record at ``/unreported``, which a new leader takes over; the oldest events are dropped
+first.
 """
 
 import logging
@@ -49,7 +51,9 @@ class LeaderOutbox:
         return len(self._events)
 
     def take_over(self, ctx: OperationsContext) -> None:
-        """Begin as the leader, with what former leaders did not report; a damaged record counts as empty."""
+        """Begin as the leader, with what former leaders did not report; a damaged record counts as
+        empty.
+        """
         raw = ctx.cluster.state.get_data(paths.UNREPORTED)
         record = _UnreportedEvents()
         try:
@@ -77,7 +81,9 @@ class LeaderOutbox:
             self._store(ctx)
 
     def take(self, ctx: OperationsContext, request: str) -> None:
-        """Note that the leader does this request itself: a run of it that Dagster launches after all does nothing."""
+        """Note that the leader does this request itself: a run of it that Dagster launches after
+        all does nothing.
+        """
         with self._lock:
             requests = (*self._record.requests, request)[-_MOST_EVENTS:]
             self._record = self._record.model_copy(update={"requests": requests})
@@ -94,7 +100,9 @@ class LeaderOutbox:
             )
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
-        """Report the events, oldest first, until Dagster does not answer; how many were reported."""
+        """Report the events, oldest first, until Dagster does not answer; how many were
+        reported.
+        """
         reported = 0
         done: set[int] = set()
         with self._lock:

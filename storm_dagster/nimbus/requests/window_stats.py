@@ -1,9 +1,10 @@
-"""Statistics by window and stream, made of the reports of a topology master: the one source of every page (REST, Thrift).
+"""Statistics by window and stream, made of the reports of a topology master: the one source of
+every page (REST, Thrift).
 
-A task reports exact counts of each window, and by stream what it emitted, transferred and executed. What a
-bolt acked and failed and its latencies are known for the task as a whole; with one input they belong to it,
-with several they are shared out by what was executed from each. A spout's acks are shared out in the same way
-by what it emitted on each stream.
+A task reports exact counts of each window, and by stream what it emitted, transferred and executed.
+What a bolt acked and failed and its latencies are known for the task as a whole; with one input
+they belong to it, with several they are shared out by what was executed from each. A spout's acks
+are shared out in the same way by what it emitted on each stream.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def split_input(key: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Statistics of one window, summed; latencies are means over what was counted, in milliseconds."""
+    """Statistics of one window, summed; latencies are means over what was counted, in
+    milliseconds.
+    """
 
     emitted: int = 0
     transferred: int = 0
@@ -66,9 +69,9 @@ class Totals:
 class WindowStats:
     """Statistics of one window by stream.
 
-    ``emitted`` and ``transferred`` are keyed by output stream. ``acked`` and ``failed`` are keyed by output stream
-    for a spout and by input ``component:stream`` for a bolt, as ``executed``, ``execute_ms`` and ``process_ms``;
-    ``complete_ms`` (spouts) by output stream.
+    ``emitted`` and ``transferred`` are keyed by output stream. ``acked`` and ``failed`` are keyed
+    by output stream for a spout and by input ``component:stream`` for a bolt, as ``executed``,
+    ``execute_ms`` and ``process_ms``; ``complete_ms`` (spouts) by output stream.
     """
 
     emitted: Counts = field(default_factory=dict)
@@ -87,7 +90,9 @@ class WindowStats:
         return sum_buckets(_of_users(self.latencies.get(kind, {})).values())
 
     def percentiles(self) -> dict[str, dict[str, float]]:
-        """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is no sample."""
+        """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is
+        no sample.
+        """
         return {
             kind: found
             for kind in sorted(self.latencies)
@@ -138,7 +143,9 @@ class WindowStats:
 
 
 def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, WindowStats]:
-    """Window -> statistics of one task, from the topology master's entry for it (``None``: it reported nothing)."""
+    """Window -> statistics of one task, from the topology master's entry for it (``None``: it
+    reported nothing).
+    """
     if entry is None:
         return {window: WindowStats() for window in WINDOWS}
     lifetime = entry.get("streams") or {}

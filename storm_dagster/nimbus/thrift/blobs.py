@@ -1,7 +1,8 @@
 """Storm's blob methods. Everybody who reaches the port may use them, as without Storm's security.
 
-What belongs to the system is not handed out: uploads (their names are what entitles to use them) and staged
-submissions are neither listed nor read, and the code of a topology that exists is neither replaced nor deleted.
+What belongs to the system is not handed out: uploads (their names are what entitles to use them)
+and staged submissions are neither listed nor read, and the code of a topology that exists is
+neither replaced nor deleted.
 """
 
 from typing import Any
@@ -55,7 +56,9 @@ class Blobs:
         return idl.ReadableBlobMeta(settable=settable, version=version_number(meta))
 
     def set_meta(self, key: str | None, meta: Any) -> None:
-        """Accept what is so already; access of single users and another number of copies are refused."""
+        """Accept what is so already; access of single users and another number of copies are
+        refused.
+        """
         checked = self._writable(key)
         self._nimbus.blobs.meta(checked)
         _check_acl(meta)
@@ -75,7 +78,9 @@ class Blobs:
         self._nimbus.blobs.delete(self._writable(key))
 
     def list(self, session: str | None) -> Any:
-        """A ListBlobsResult: the next hundred keys. The session is the last key: it takes no memory and never expires."""
+        """A ListBlobsResult: the next hundred keys. The session is the last key: it takes no memory
+        and never expires.
+        """
         keys = sorted(key for key in self._nimbus.blobs.keys("") if not key.startswith(_INTERNAL))
         page = [key for key in keys if not session or key > session][:_PAGE]
         return load_idl().ListBlobsResult(keys=page, session=page[-1] if page else session or "")
@@ -87,7 +92,9 @@ class Blobs:
         return self._summaries.copies(checked)
 
     def update_replication(self, key: str | None, wanted: int | None) -> int:
-        """Nothing to do when there are as many copies already; else refused, as by Storm's local store."""
+        """Nothing to do when there are as many copies already; else refused, as by Storm's local
+        store.
+        """
         checked = self._writable(key)
         now = self.replication(checked)
         if wanted != now:
@@ -95,7 +102,9 @@ class Blobs:
         return now
 
     def register(self, key: str | None) -> None:
-        """createStateInZookeeper: a blob that was stored is registered; :class:`KeyNotFound` when it was not."""
+        """createStateInZookeeper: a blob that was stored is registered; :class:`KeyNotFound` when
+        it was not.
+        """
         self._nimbus.status.require()
         self._nimbus.blobs.meta(_visible(key))
 

@@ -1,8 +1,9 @@
 """Checks of a frame, before anything is made of it.
 
-The library decodes whatever it receives: a container that claims 2^31 elements of an unknown type keeps it busy for
-minutes, and one of 16 million empty structures becomes gigabytes of objects. So a frame is walked over first,
-without making anything, and refused when it lies, nests deeply, or holds more values than any client sends.
+The library decodes whatever it receives: a container that claims 2^31 elements of an unknown type
+keeps it busy for minutes, and one of 16 million empty structures becomes gigabytes of objects. So a
+frame is walked over first, without making anything, and refused when it lies, nests deeply, or
+holds more values than any client sends.
 """
 
 import struct
@@ -10,7 +11,9 @@ import struct
 MOST_DEPTH = 32
 """Nesting of structures and containers; Storm's deepest structure has 9 levels."""
 MOST_VALUES = 250_000
-"""Fields, elements, keys and values in one message; a topology of 5,000 components has about as many."""
+"""Fields, elements, keys and values in one message; a topology of 5,000 components has about as
+many.
+"""
 
 _STOP, _STRING, _STRUCT, _MAP, _SET, _LIST = 0, 11, 12, 13, 14, 15
 # Bytes of the types that have a fixed size: bool, byte, double, i16, i32, i64.
@@ -104,8 +107,9 @@ class _Walk:
 
 
 def check_message(frame: bytes) -> int:
-    """How many values ``frame`` holds, if it is one whole call whose decoding is bounded; :class:`MalformedFrame`
-    names the reason otherwise."""
+    """How many values ``frame`` holds, if it is one whole call whose decoding is bounded;
+    :class:`MalformedFrame` names the reason otherwise.
+    """
     walk = _Walk(frame)
     try:
         (first,) = _i32(frame, 0)

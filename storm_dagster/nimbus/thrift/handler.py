@@ -58,7 +58,9 @@ def _change(name: str, entry: Any) -> LevelChange | None:
 
 
 class NimbusHandler:
-    """What serves Storm's methods; arguments in their order, any of them ``None`` when the client left it out."""
+    """What serves Storm's methods; arguments in their order, any of them ``None`` when the client
+    left it out.
+    """
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader, pending: PendingSubmissions) -> None:
         self._nimbus = nimbus
@@ -87,7 +89,7 @@ class NimbusHandler:
         """The session of a download, whose key Storm 1.x calls a file."""
         return self.blobs.begin_download(key).session
 
-    # -- changes -------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def submitTopology(
         self,
@@ -102,11 +104,15 @@ class NimbusHandler:
         self._reader.forget()
 
     def killTopology(self, name: str | None, options: Any = None) -> None:
-        """Kill after ``wait_secs``; none, or a negative number, means the message timeout, as in Storm."""
+        """Kill after ``wait_secs``; none, or a negative number, means the message timeout, as in
+        Storm.
+        """
         self._act(name, "kill", {"wait_secs": _wait_secs(options)})
 
     def rebalance(self, name: str | None, options: Any) -> None:
-        """Rebalance: workers, executors and delay. What Storm 2.x lays over conf and resources is refused by key."""
+        """Rebalance: workers, executors and delay. What Storm 2.x lays over conf and resources is
+        refused by key.
+        """
         document: dict[str, Any] = {}
         if options is not None:
             _refuse_overrides(options)
@@ -137,7 +143,9 @@ class NimbusHandler:
     deactivate = partialmethod(_act, verb="deactivate")
 
     def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
-        """Wait a moment for the run, so that the client's next read shows the change, or the call raises the failure."""
+        """Wait a moment for the run, so that the client's next read shows the change, or the call
+        raises the failure.
+        """
         run_id = answer["run_id"]
         next_poll = time.monotonic() + 1.0
         while run_id is not None and time.monotonic() < deadline:
@@ -161,7 +169,7 @@ class NimbusHandler:
             return base is None or base.status == "KILLED"
         return base is not None and until == (base.status,)
 
-    # -- reading -------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def getNimbusConf(self) -> str:
         """The cluster's conf as JSON, without secrets."""
@@ -185,16 +193,19 @@ class NimbusHandler:
         return topology_struct(self._reader.runnable(topology.id).spec)
 
     def getTopologyHistory(self, user: str | None) -> Any:
-        """Ids of the topologies that a user may see, which is all of them; the name is only checked (CVE-2021-38294)."""
+        """Ids of the topologies that a user may see, which is all of them; the name is only checked
+        (CVE-2021-38294).
+        """
         if user and not _USER.fullmatch(user):
             raise RefusedCall(f"{user!r:.80} is not a user name: letters, digits and any of _.@-")
         return load_idl().TopologyHistoryInfo(topo_ids=sorted(self._reader.view().topologies))
 
-    # -- running workers -----------------------------------------------------------------------------------
+    # -- running workers ---------------------------------------------------------------------------
 
     def setLogConfig(self, name: str | None, config: Any) -> None:
-        """Change levels of loggers in the workers of a topology, by id or name; :class:`InvalidRequest` for a level that
-        is none."""
+        """Change levels of loggers in the workers of a topology, by id or name;
+        :class:`InvalidRequest` for a level that is none.
+        """
         entries = (config.named_logger_level if config is not None else None) or {}
         changes = {
             each: change
@@ -245,7 +256,9 @@ def _text(value: str | None) -> str:
 
 
 def _mistaken(view: ClusterView, asked: str | None) -> NoReturn:
-    """An id where a name is asked for, or the other way round, is a client's mistake that Storm reports."""
+    """An id where a name is asked for, or the other way round, is a client's mistake that Storm
+    reports.
+    """
     found = topology_by_name(view, _text(asked))
     raise NotAlive(
         f"no topology {asked!r:.200} is alive under that id or name: {found.base.name!r} has the id {found.id!r}"
@@ -253,10 +266,11 @@ def _mistaken(view: ClusterView, asked: str | None) -> NoReturn:
 
 
 def _refuse_overrides(options: Any) -> None:
-    """:class:`InvalidTopology` names the keys of conf and the components with resources that a rebalance would change.
+    """:class:`InvalidTopology` names the keys of conf and the components with resources that a
+    rebalance would change.
 
-    Storm's command line always sends both, mostly empty. Its conf holds the options of the client itself, which no
-    topology reads.
+    Storm's command line always sends both, mostly empty. Its conf holds the options of the client
+    itself, which no topology reads.
     """
     try:
         conf = json.loads(options.topology_conf_overrides or "{}") or {}

@@ -1,4 +1,6 @@
-"""The structures of ``storm.thrift``, loaded once, and how they travel; our errors as its exceptions."""
+"""The structures of ``storm.thrift``, loaded once, and how they travel; our errors as its
+exceptions.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -14,7 +16,8 @@ from storm_dagster.model import errors
 from storm_dagster.model.tables import load_table
 
 try:
-    # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000 tasks.
+    # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000
+    # tasks.
     from thriftpy2.protocol.cybin.cybin import TCyBinaryProtocol as _Protocol
     from thriftpy2.transport.memory import TCyMemoryBuffer as _Buffer
 except ImportError:
@@ -22,7 +25,9 @@ except ImportError:
     from thriftpy2.transport.memory import TMemoryBuffer as _Buffer
 
 STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
-"""The version of a nimbus in summaries: clients compare it with versions of Storm to choose what they may call."""
+"""The version of a nimbus in summaries: clients compare it with versions of Storm to choose what
+they may call.
+"""
 
 _REPLY, _EXCEPTION = 2, 3
 _MOST_DEPTH = 64
@@ -42,7 +47,9 @@ def load_idl() -> ModuleType:
 
 
 def decoder(raw: bytes) -> Any:
-    """A protocol that reads ``raw``; text that is no UTF-8 is an error, old clients' messages are read as well."""
+    """A protocol that reads ``raw``; text that is no UTF-8 is an error, old clients' messages are
+    read as well.
+    """
     return _Protocol(
         _Buffer(raw),
         strict_read=False,
@@ -94,7 +101,8 @@ _FITTING: tuple[
 
 
 def set_declared(result: Any, error: errors.StormDagsterError) -> bool:
-    """Put the fitting exception into ``result``, the result structure of a method; whether it declares one.
+    """Put the fitting exception into ``result``, the result structure of a method; whether it
+    declares one.
 
     Without one the error is a TApplicationException whose message begins with the name of ours.
     """

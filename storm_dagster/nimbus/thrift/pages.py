@@ -31,7 +31,9 @@ _LATENCIES = {
 
 
 class Pages:
-    """Answers with statistics. Every method raises :class:`NotAlive` for a topology that does not exist."""
+    """Answers with statistics. Every method raises :class:`NotAlive` for a topology that does not
+    exist.
+    """
 
     def __init__(self, reader: ClusterReader, summaries: Summaries) -> None:
         self._reader = reader
@@ -60,7 +62,9 @@ class Pages:
     def topology_page(
         self, topology: TopologyView, window: str | None, include_sys: bool | None
     ) -> Any:
-        """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of every window."""
+        """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of
+        every window.
+        """
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
         window, include_sys = check_window(window), bool(include_sys)
@@ -135,7 +139,9 @@ class Pages:
     def supervisor_page(
         self, supervisor_id: str | None, host: str | None, include_sys: bool | None
     ) -> Any:
-        """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there is none."""
+        """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there
+        is none.
+        """
         now = int(time.time())
         every = page_snapshot.supervisors_of(self._reader.view(), now_secs=now, workers=True)
         chosen = [
@@ -161,7 +167,9 @@ class Pages:
         )
 
     def conf_text(self, topology: TopologyView) -> str:
-        """The normalized conf with the cluster's below it, as JSON (:meth:`ClusterReader.shown_conf`)."""
+        """The normalized conf with the cluster's below it, as JSON
+        (:meth:`ClusterReader.shown_conf`).
+        """
         return json.dumps(self._reader.shown_conf(topology.id), default=str)
 
     def _shown_conf(self, topology: TopologyView) -> str:
@@ -251,7 +259,8 @@ def _component(part: page_snapshot.ComponentSnapshot, window: str, include_sys: 
 def _stats(
     kind: Kind, totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any
 ) -> Any:
-    """The ``counts`` of the totals and, with ``means``, the numbers of a spout or a bolt that the other kind lacks.
+    """The ``counts`` of the totals and, with ``means``, the numbers of a spout or a bolt that the
+    other kind lacks.
 
     ``more`` are further fields of the statistics that both kinds have, and ``capacity``.
     """

@@ -1,8 +1,9 @@
 """Submissions that were taken and whose Dagster run is still to be launched.
 
-Clients of Storm wait seven seconds at most, and Dagster may take longer. A submission is answered once it is stored
-whole, this record of it included (``upload.<handle>.pending``, on as many nimbuses as any blob): whoever leads
-launches it, by its token exactly once, and then drops the record.
+Clients of Storm wait seven seconds at most, and Dagster may take longer. A submission is answered
+once it is stored whole, this record of it included (``upload.<handle>.pending``, on as many
+nimbuses as any blob): whoever leads launches it, by its token exactly once, and then drops the
+record.
 """
 
 import json
@@ -58,7 +59,8 @@ class PendingSubmissions:
         self._lock = threading.Lock()
 
     def reserve(self, name: str) -> None:
-        """Keep the name for one submission until it is launched or dropped; :class:`AlreadyAlive` when it is kept.
+        """Keep the name for one submission until it is launched or dropped; :class:`AlreadyAlive`
+        when it is kept.
 
         Of many callers with one name exactly one succeeds, however slow Dagster is.
         """
@@ -83,8 +85,8 @@ class PendingSubmissions:
     def launch(self, pending: PendingSubmission, deadline: float) -> bool:
         """Launch what was added, and wait for it.
 
-        ``False`` when it is not known at ``deadline``: it goes on by itself then. Raises what the launch
-        raised; then nothing of the submission is left.
+        ``False`` when it is not known at ``deadline``: it goes on by itself then. Raises what the
+        launch raised; then nothing of the submission is left.
         """
 
         def submit() -> None:
@@ -94,7 +96,8 @@ class PendingSubmissions:
         try:
             within(deadline, submit, f"the launch of {pending.name}, which is tried again and")
         except Late:
-            # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try again.
+            # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try
+            # again.
             with self._lock:
                 self._launching.discard(pending.key)
             return False
@@ -175,7 +178,9 @@ class Late(Unavailable):
 
 
 def within(deadline: float, work: Callable[[], T], what: str) -> T:
-    """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all the same."""
+    """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all
+    the same.
+    """
     done = in_thread("nimbus-thrift-submit", work)
 
     def log_failure(_: Future[T]) -> None:

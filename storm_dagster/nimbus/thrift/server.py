@@ -1,8 +1,9 @@
 """The port: framed messages from many connections, with bounded memory and threads.
 
-Neither Thrift library has a server that survives untrusted clients: each trusts the length in front of a frame, gives every
-connection a thread, or waits for ever. One event loop reads and writes here, calls run in a pool of threads, and
-whoever is slow or holds too much is the one that is dropped.
+Neither Thrift library has a server that survives untrusted clients: each trusts the length in front
+of a frame, gives every connection a thread, or waits for ever. One event loop reads and writes
+here, calls run in a pool of threads, and whoever is slow or holds too much is the one that is
+dropped.
 """
 
 import asyncio
@@ -52,8 +53,9 @@ class ServerLimits:
     connections: int = 512
     """Most connections; one more drops that which has been idle longest."""
     held_bytes: int | None = None
-    """Most bytes of frames and answers of all connections (default: 64 MiB, or 4 frames); beyond it, the slowest
-    one is dropped."""
+    """Most bytes of frames and answers of all connections (default: 64 MiB, or 4 frames); beyond
+    it, the slowest one is dropped.
+    """
     idle_secs: float = 600.0
     """Storm's clients keep a connection for as long as they run."""
     frame_secs: float = 60.0
@@ -87,9 +89,9 @@ class _Connection:
 class ThriftServer:
     """Serves ``answer(frame, peer) -> frame | None`` on an open socket, in a thread of its own.
 
-    ``answer`` is called by up to ``limits.threads`` threads at a time, never twice at once for one connection; a
-    :class:`MalformedFrame` from it closes the connection. ``own_user_only``: only peers that are
-    this user or root.
+    ``answer`` is called by up to ``limits.threads`` threads at a time, never twice at once for one
+    connection; a :class:`MalformedFrame` from it closes the connection. ``own_user_only``: only
+    peers that are this user or root.
     """
 
     _answer: Callable[[bytes, ThriftPeer], bytes | None]
@@ -131,7 +133,7 @@ class ThriftServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._listener.close()
 
-    # -- the loop ------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:
@@ -154,11 +156,14 @@ class ThriftServer:
             connection.drop()
 
     async def _accept(self) -> None:
-        """Take connections; of too many handshakes the oldest ends. A server of asyncio would have no limit for them."""
+        """Take connections; of too many handshakes the oldest ends. A server of asyncio would have
+        no limit for them.
+        """
         loop, opening = asyncio.get_running_loop(), dict[asyncio.Task[None], None]()
         while True:
             try:
-                # Each has its turn before the next is taken: only handshakes that wait for their peer become many.
+                # Each has its turn before the next is taken: only handshakes that wait for their
+                # peer become many.
                 await asyncio.sleep(0)
                 link, _ = await loop.sock_accept(self._listener)
             except OSError as error:  # Perhaps this process has too many files open.
@@ -247,13 +252,14 @@ class ThriftServer:
             return
         connection.become("sending")
         self._hold(connection, len(answer))
-        # In one segment: a length sent alone makes the client's kernel wait 40 ms before it acknowledges it.
+        # In one segment: a length sent alone makes the client's kernel wait 40 ms before it
+        # acknowledges it.
         connection.writer.write(len(answer).to_bytes(4, "big") + answer)
         await connection.writer.drain()
         # What drain leaves in the transport's buffer is at most its high-water mark.
         self._hold(connection, -connection.held)
 
-    # -- the limits ----------------------------------------------------------------------------------------
+    # -- the limits --------------------------------------------------------------------------------
 
     def _hold(self, connection: _Connection, count: int) -> None:
         connection.held += count

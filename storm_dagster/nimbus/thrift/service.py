@@ -37,7 +37,9 @@ _audit = logging.getLogger("storm_dagster.audit")
 _ONEWAY = 4
 _LARGE_VALUES = 20_000
 _MOST_LARGE = 4
-"""Messages of so many values that are decoded together: decoded they take a hundred times their bytes."""
+"""Messages of so many values that are decoded together: decoded they take a hundred times their
+bytes.
+"""
 _SUBMISSIONS = ("submitTopology", "submitTopologyWithOpts")
 
 
@@ -55,9 +57,9 @@ def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
 class Access:
     """Authorization of each call on the Thrift port of a secured cluster.
 
-    Nothing is configured by default: the port is on loopback, and everybody who reaches it may call. Thrift's calls
-    have no place for a secret, so that with ``storm.secret`` alone every call is refused; with TLS the client's
-    certificate names its user.
+    Nothing is configured by default: the port is on loopback, and everybody who reaches it may
+    call. Thrift's calls have no place for a secret, so that with ``storm.secret`` alone every call
+    is refused; with TLS the client's certificate names its user.
     """
 
     security: Security
@@ -98,8 +100,8 @@ class Access:
 class Dispatcher:
     """Calls the methods of ``handler`` by the names of the service; safe for many threads.
 
-    A handler's method takes the call's arguments in their order. ``check(peer, method, arguments)`` raises for who may
-    not call.
+    A handler's method takes the call's arguments in their order. ``check(peer, method, arguments)``
+    raises for who may not call.
     """
 
     def __init__(
@@ -163,7 +165,8 @@ class Dispatcher:
             text = f"{error.kind}: {error.message}"
             return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
         except Exception:
-            # The caller learns that it failed, the log what: a traceback may name paths of this host.
+            # The caller learns that it failed, the log what: a traceback may name paths of this
+            # host.
             _log.exception("%s failed", name)
             text = f"{name} failed inside nimbus: see its log"
             return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)

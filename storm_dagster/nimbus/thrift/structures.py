@@ -1,9 +1,10 @@
-"""A StormTopology that a client submits, as our topology, and ours as a StormTopology, for clients that draw it.
+"""A StormTopology that a client submits, as our topology, and ours as a StormTopology, for clients
+that draw it.
 
-Shell components, which is what streamparse and Storm's multilang libraries declare, run as they are. What only a
-JVM could run is refused, by name: serialized Java objects are never read. A Python component has no counterpart in
-Storm's union: it is shown as a ``JavaObject`` whose class name is ``python:module:QualName`` and whose one argument
-is its JSON.
+Shell components, which is what streamparse and Storm's multilang libraries declare, run as they
+are. What only a JVM could run is refused, by name: serialized Java objects are never read. A Python
+component has no counterpart in Storm's union: it is shown as a ``JavaObject`` whose class name is
+``python:module:QualName`` and whose one argument is its JSON.
 """
 
 import json
@@ -25,7 +26,9 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 
 
 def read_topology_struct(topology: Any, name: str) -> TopologySpec:
-    """The topology in a StormTopology structure; :class:`InvalidTopology` names what cannot run here."""
+    """The topology in a StormTopology structure; :class:`InvalidTopology` names what cannot run
+    here.
+    """
     if topology is None:
         raise InvalidTopology(
             f"topology {name!r} was submitted without a topology: send a StormTopology"
@@ -112,7 +115,9 @@ def _object(where: str, component: Any) -> ComponentObject:
 
 
 def read_conf(text: str | None, where: str) -> dict[str, Any]:
-    """The conf of a topology or component as clients send it; :class:`InvalidTopology` unless it is a JSON object."""
+    """The conf of a topology or component as clients send it; :class:`InvalidTopology` unless it is
+    a JSON object.
+    """
     if not text:
         return {}
     try:

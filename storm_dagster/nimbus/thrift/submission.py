@@ -67,11 +67,13 @@ class TopologySubmission:
         topology: Any,
         options: Any,
     ) -> None:
-        """Take the topology: stored whole, its Dagster run launched, and the topology published, so that it is listed,
-        unless that takes longer than :data:`ANSWER_SECS`; then the rest goes on by itself.
+        """Take the topology: stored whole, its Dagster run launched, and the topology published, so
+        that it is listed, unless that takes longer than :data:`ANSWER_SECS`; then the rest goes on
+        by itself.
 
-        :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or without
-        Dagster. With a hot deploy or gray upgrade asked for, :class:`NotAlive` when the name does not run.
+        :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or
+        without Dagster. With a hot deploy or gray upgrade asked for, :class:`NotAlive` when the
+        name does not run.
         """
         deadline = time.monotonic() + ANSWER_SECS - 0.5
         self._nimbus.status.require()
@@ -129,7 +131,9 @@ class TopologySubmission:
         )
 
     def _archive(self, location: str | None) -> str:
-        """The hash of the archive at a location that finishFileUpload ended; :class:`InvalidTopology` for any other."""
+        """The hash of the archive at a location that finishFileUpload ended;
+        :class:`InvalidTopology` for any other.
+        """
         if not isinstance(location, str) or not location.isalnum() or len(location) > 64:
             raise InvalidTopology(_no_archive(location))
         try:
@@ -144,7 +148,9 @@ class TopologySubmission:
             raise InvalidTopology(_no_archive(location)) from None
 
     def _store(self, checked: _Checked) -> str:
-        """The parts under a handle of their own, so that a location may be used again; the handle."""
+        """The parts under a handle of their own, so that a location may be used again; the
+        handle.
+        """
         handle = self._nimbus.uploads.begin()
         blobs = self._nimbus.blobs
         try:
@@ -174,7 +180,8 @@ class TopologySubmission:
                 "topology %s is taken; its run is launched when Dagster answers", checked.name
             )
             return
-        # Whoever lists topologies after submitting expects to see this one; the run goes on in any case.
+        # Whoever lists topologies after submitting expects to see this one; the run goes on in any
+        # case.
         try:
             self._await_publication(pending.token, deadline)
         except StormDagsterError as error:

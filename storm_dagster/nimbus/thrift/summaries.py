@@ -27,7 +27,9 @@ def version_number(meta: BlobMeta) -> int:
 
 
 def resources(one: page_snapshot.TopologySize | page_snapshot.WorkerSnapshot) -> dict[str, float]:
-    """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from that."""
+    """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from
+    that.
+    """
     return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
 
 
@@ -78,7 +80,8 @@ class Summaries:
         )
         if self._nimbus.blobs.shared:
             return [self.topology(one, 1) for one in ordered]
-        # Shared with other pages for a moment: counting the copies of 300 topologies takes as long as all the rest.
+        # Shared with other pages for a moment: counting the copies of 300 topologies takes as long
+        # as all the rest.
         copies = self._reader.replication(one.id for one in ordered)
         return [
             self.topology(
@@ -88,7 +91,9 @@ class Summaries:
         ]
 
     def topology(self, topology: TopologyView, copies: int | None = None) -> Any:
-        """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is known."""
+        """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is
+        known.
+        """
         if copies is None:
             copies = self.copies(code_key(topology.code_dir))
         size = page_snapshot.TopologySize.of(topology)
@@ -104,7 +109,9 @@ class Summaries:
         )
 
     def owners(self, owner: str | None) -> list[Any]:
-        """An OwnerResourceSummary for each owner, or of this one: what the workers of his topologies were given."""
+        """An OwnerResourceSummary for each owner, or of this one: what the workers of his
+        topologies were given.
+        """
         found = page_snapshot.topologies_by_owner(self._reader.view(), owner or None)
         return [
             load_idl().OwnerResourceSummary(
@@ -129,12 +136,16 @@ class Summaries:
         )
 
     def topology_version(self, topology: TopologyView) -> str:
-        """The code that it runs: the first digits of the archive's hash, when this nimbus has it."""
+        """The code that it runs: the first digits of the archive's hash, when this nimbus has
+        it.
+        """
         key = jar_key(topology.code_dir)
         return self._nimbus.blobs.meta(key).sha256[:16] if self._nimbus.blobs.exists(key) else ""
 
     def copies(self, key: str) -> int:
-        """How many nimbuses are known to hold the newest content; a blob that is not announced counts as held here."""
+        """How many nimbuses are known to hold the newest content; a blob that is not announced
+        counts as held here.
+        """
         if self._nimbus.blobs.shared:
             return 1
         return len(self._nimbus.registry.read([key])[key].newest_holders()) or int(

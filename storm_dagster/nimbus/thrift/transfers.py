@@ -1,7 +1,8 @@
 """Files and blobs in chunks: uploads and downloads that expire when they are left idle.
 
-A session is a random word; no path or key of a caller is ever a file's name. What an upload has received lies in
-the inbox until it is finished, and becomes a blob then; cancelled, failed and expired ones leave nothing.
+A session is a random word; no path or key of a caller is ever a file's name. What an upload has
+received lies in the inbox until it is finished, and becomes a blob then; cancelled, failed and
+expired ones leave nothing.
 """
 
 import hashlib
@@ -46,7 +47,9 @@ class Upload:
         path.touch(exist_ok=False)
 
     def append(self, chunk: bytes) -> None:
-        """Write a chunk; opened each time, so that a thousand idle uploads hold no thousand descriptors."""
+        """Write a chunk; opened each time, so that a thousand idle uploads hold no thousand
+        descriptors.
+        """
         with self.path.open("ab") as sink:
             sink.write(chunk)
         self.digest.update(chunk)
@@ -68,7 +71,8 @@ class UploadSessions:
         self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MOST_OPEN)
 
     def begin(self, key: str | None = None) -> str:
-        """A new session for the blob ``key`` (``None``: the archive that is uploaded under the session's own name).
+        """A new session for the blob ``key`` (``None``: the archive that is uploaded under the
+        session's own name).
 
         :class:`Unavailable` at a follower, and when too many are open.
         """
@@ -87,7 +91,9 @@ class UploadSessions:
         return session
 
     def append(self, session: str | None, chunk: bytes | None) -> None:
-        """Add a chunk, and begin the session's idle time again; :class:`KeyNotFound` when there is none (any more)."""
+        """Add a chunk, and begin the session's idle time again; :class:`KeyNotFound` when there is
+        none (any more).
+        """
         self._nimbus.status.require()
         with self._take(session) as upload:
             if chunk is None:
@@ -105,7 +111,9 @@ class UploadSessions:
                 raise _disk(error) from error
 
     def finish(self, session: str | None) -> BlobMeta:
-        """Make it a blob, on as many nimbuses as the cluster asks for; the session ends, also by an error."""
+        """Make it a blob, on as many nimbuses as the cluster asks for; the session ends, also by an
+        error.
+        """
         self._nimbus.status.require()
         with self._take(session) as upload:
             try:
@@ -118,7 +126,9 @@ class UploadSessions:
         return meta
 
     def cancel(self, session: str | None) -> None:
-        """End the session and leave nothing of it; :class:`KeyNotFound` for one that does not exist."""
+        """End the session and leave nothing of it; :class:`KeyNotFound` for one that does not
+        exist.
+        """
         with self._take(session) as upload:
             self._end(session, upload)
 
@@ -161,7 +171,9 @@ class Downloads:
         )
 
     def begin(self, key: str) -> tuple[str, BlobMeta]:
-        """A new session, and what it downloads; :class:`KeyNotFound` for a blob that is not here."""
+        """A new session, and what it downloads; :class:`KeyNotFound` for a blob that is not
+        here.
+        """
         meta, stream = self._nimbus.blobs.base.open_with_meta(key)
         session = secrets.token_hex(16)
         if not self._open.put(session, _Download(stream)):

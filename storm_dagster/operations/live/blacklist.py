@@ -1,4 +1,6 @@
-"""The blacklist: hosts whose supervisors get no new work. Running tasks stay until they are rebalanced or die."""
+"""The blacklist: hosts whose supervisors get no new work. Running tasks stay until they are
+rebalanced or die.
+"""
 
 import re
 from collections.abc import Iterable
@@ -31,8 +33,9 @@ def change_blacklist(
 ) -> tuple[str, ...]:
     """Add and remove hosts in one fenced transaction; the hosts that are listed now.
 
-    Nothing is written when nothing changes. A host without a supervisor may be listed: it may come back. Two at
-    once both have their effect: the loser reads again."""
+    Nothing is written when nothing changes. A host without a supervisor may be listed: it may come
+    back. Two at once both have their effect: the loser reads again.
+    """
     adding, removing = {check_host(host) for host in add}, {check_host(host) for host in remove}
     if adding & removing:
         raise InvalidRequest(

@@ -1,8 +1,9 @@
-"""Removal of garbage: chosen by a pure function, removed in fenced steps (``docs/decisions.md#garbage``).
+"""Removal of garbage: chosen by a pure function, removed in fenced steps
+(``docs/decisions.md#garbage``).
 
-Absence is not an order. A key or node is garbage only when the topology that it belongs to has neither a
-base in ZooKeeper nor a token that still counts, it was seen so by this observer for the whole
-grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
+Absence is not an order. A key or node is garbage only when the topology that it belongs to has
+neither a base in ZooKeeper nor a token that still counts, it was seen so by this observer for the
+whole grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
 """
 
 from collections import Counter
@@ -81,9 +82,11 @@ def find_garbage(
 ) -> tuple[CleanResult, dict[str, float]]:
     """Choose the garbage to remove, and the memory for the next time.
 
-    A token counts while its topology is alive, and for ``token_secs`` after this observer first saw it.
-    Uploads go ``upload_secs`` after they were first seen, unless a token that counts names their handle
-    and is not published yet. Everything else goes after ``grace_secs`` of being garbage."""
+    A token counts while its topology is alive, and for ``token_secs`` after this observer first saw
+    it. Uploads go ``upload_secs`` after they were first seen, unless a token that counts names
+    their handle and is not published yet. Everything else goes after ``grace_secs`` of being
+    garbage.
+    """
     alive = set(inventory.topologies)
     seen: dict[str, float] = {}
 
@@ -122,7 +125,8 @@ def find_garbage(
         if (topology_id := id_of_blob_key(key)) is not None:
             stale = inventory.versions.get(topology_id)
             code_dir = code_dir_of_blob_key(key)
-            # The first version stays as long as the topology; a later one as long as somebody names it.
+            # The first version stays as long as the topology; a later one as long as somebody names
+            # it.
             if topology_id in pinned_ids:
                 superseded = stale is not None and code_dir != topology_id and code_dir not in stale
                 # As long as an upload: an upgrade stores its code well before it begins.
@@ -253,10 +257,12 @@ def clean(
     boot_now: float | None = None,
     **limits: float,
 ) -> tuple[CleanResult, dict[str, float]]:
-    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
+    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next
+    time.
 
-    ``limits`` are those of :func:`survey`. Refuses with :class:`Unavailable` when the cluster's root is empty,
-    :class:`Conflict` when it is another one's."""
+    ``limits`` are those of :func:`survey`. Refuses with :class:`Unavailable` when the cluster's
+    root is empty, :class:`Conflict` when it is another one's.
+    """
     epoch = ctx.current_epoch()
     now = ctx.monotonic() if boot_now is None else boot_now
     garbage, seen = survey(ctx, memory, boot_now=now, **limits)
@@ -282,7 +288,8 @@ def survey(
 ) -> tuple[CleanResult, dict[str, float]]:
     """What :func:`clean` would remove now, and the memory for the next time; nothing is changed.
 
-    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given."""
+    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given.
+    """
     ctx.cluster.check_cluster_id()
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     return find_garbage(
@@ -296,9 +303,11 @@ def survey(
 
 
 def _old_backups(ctx: OperationsContext) -> list[str]:
-    """Backups of assignments of names that no topology has: all but the newest 1,000, and what is 30 days old.
+    """Backups of assignments of names that no topology has: all but the newest 1,000, and what is
+    30 days old.
 
-    The age is by the clock of who wrote it: nothing that runs is decided by a backup."""
+    The age is by the clock of who wrote it: nothing that runs is decided by a backup.
+    """
     stored = read_children(ctx.cluster.state, paths.ASSIGNMENTS_BAK)
     topologies = ctx.cluster.state.find_children(paths.TOPOLOGY) or []
     alive = {

@@ -1,7 +1,9 @@
-"""Restart of a topology's workers, and hot deploy: a topology in the place of another (``docs/decisions.md#hot-deploy``).
+"""Restart of a topology's workers, and hot deploy: a topology in the place of another
+(``docs/decisions.md#hot-deploy``).
 
-The one that runs is replaced only when its successor is validated, stored, replicated and planned; then one
-transaction ends the one and publishes the other. There is never a moment without the topology.
+The one that runs is replaced only when its successor is validated, stored, replicated and planned;
+then one transaction ends the one and publishes the other. There is never a moment without the
+topology.
 """
 
 from collections.abc import Mapping
@@ -42,15 +44,18 @@ _POLL_SECS = 0.05
 _ANSWER_SECS = 0.5
 _ASKED_AT_ONCE = 16
 _SPARE_SECS = 30
-"""Added to the drain's own limit: only then may somebody take it for abandoned and let the spouts run again."""
+"""Added to the drain's own limit: only then may somebody take it for abandoned and let the spouts
+run again.
+"""
 
 
 def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
     """Start every worker of the topology again: same id, places, code, conf and status.
 
-    The supervisors replace the processes, each in its slot; what is under way is replayed by the spouts. The pauses
-    after earlier crashes end. :class:`NotAlive`; :class:`Conflict` unless ACTIVE or INACTIVE; :class:`Unavailable`
-    without an assignment."""
+    The supervisors replace the processes, each in its slot; what is under way is replayed by the
+    spouts. The pauses after earlier crashes end. :class:`NotAlive`; :class:`Conflict` unless ACTIVE
+    or INACTIVE; :class:`Unavailable` without an assignment.
+    """
     epoch = ctx.current_epoch()
     wanted: dict[str, int] = {}
 
@@ -91,10 +96,12 @@ def update(
 ) -> LifecycleResult:
     """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
 
-    Whatever is wrong with the new one, its archive included, is raised before the old one is touched. Then the old
-    one's spouts fall silent, what is under way finishes (at most the message timeout, 30 s), and one transaction
-    swaps them; when that fails the old one goes on. :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE
-    and INACTIVE, and the errors of a submission."""
+    Whatever is wrong with the new one, its archive included, is raised before the old one is
+    touched. Then the old one's spouts fall silent, what is under way finishes (at most the message
+    timeout, 30 s), and one transaction swaps them; when that fails the old one goes on.
+    :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE and INACTIVE, and the errors
+    of a submission.
+    """
     if not _is_published(ctx, token):
         old = topology_by_name(ctx.cluster.load_view(), name)
         check_replaceable(old)
@@ -162,10 +169,13 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
 
 
 def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:
-    """Silence the spouts and wait until no tuple is under way, at most ``longest_secs``; the seconds it took.
+    """Silence the spouts and wait until no tuple is under way, at most ``longest_secs``; the
+    seconds it took.
 
-    If nobody ends the drain, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again. What is still under way
-    at the end is replayed by its spouts. An INACTIVE topology is not drained: its spouts are silent already."""
+    If nobody ends the drain, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again.
+    What is still under way at the end is replayed by its spouts. An INACTIVE topology is not
+    drained: its spouts are silent already.
+    """
     began = ctx.monotonic()
     if not _silence(ctx, topology_id, round(longest_secs) + _SPARE_SECS):
         return 0.0
@@ -212,7 +222,9 @@ def _silence(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
 
 
 def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
-    """Let the spouts run again: the successor did not come. A topology that is not being drained stays as it is."""
+    """Let the spouts run again: the successor did not come. A topology that is not being drained
+    stays as it is.
+    """
     epoch = ctx.current_epoch()
 
     def attempt(view: ClusterView) -> None:
@@ -232,7 +244,9 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
 
 
 def _quiet(topology: TopologyView, link_key: str) -> bool:
-    """Whether no worker has a tuple waiting or a tree open. One that does not answer has nothing under way if dead."""
+    """Whether no worker has a tuple waiting or a tree open. One that does not answer has nothing
+    under way if dead.
+    """
     assert topology.assignment is not None
     tokens = {slot: node.token for slot, node in topology.live_workers.items()}
     asked = [worker for worker in topology.assignment.workers if worker.slot in tokens]

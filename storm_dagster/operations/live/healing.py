@@ -1,7 +1,7 @@
 """Reassignment: tasks that are dead get a slot again.
 
-The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoever observes: the heartbeat sensor
-through a run, or the leader when no sensor is armed.
+The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoever observes: the
+heartbeat sensor through a run, or the leader when no sensor is armed.
 """
 
 from collections.abc import Iterable
@@ -38,9 +38,11 @@ REASSIGN = operation("reassign", "reassign", "store.placement.json")
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
     """Place the tasks of the causes again, one transaction for each topology, in topology id order.
 
-    A cause of an older assignment is ``void``, and so is one that is over: its worker came back. An unchanged placement is not written. Each
-    topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
-    plans; when it is out of reach the local planner does, and the result names it."""
+    A cause of an older assignment is ``void``, and so is one that is over: its worker came back. An
+    unchanged placement is not written. Each topology fails alone (``failed``, with the reason);
+    only :class:`Fenced` ends the whole call. PySpark plans; when it is out of reach the local
+    planner does, and the result names it.
+    """
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
         return []

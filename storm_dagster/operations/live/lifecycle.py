@@ -1,4 +1,6 @@
-"""Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has passed."""
+"""Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has
+passed.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,14 +64,17 @@ _ACTIONS: dict[Event, Action] = {
 
 
 def operation_of(verb: str) -> Callable[..., Any]:
-    """The operation of a verb, which takes the context, the topology's name and the fields of the request."""
+    """The operation of a verb, which takes the context, the topology's name and the fields of the
+    request.
+    """
     return globals()[verb.replace("-", "_")]
 
 
 def activate(ctx: OperationsContext, name: str) -> LifecycleResult:
     """Make the topology's spouts run. Active already: nothing is written.
 
-    :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it."""
+    :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it.
+    """
     return _change(ctx, name, "activate")
 
 
@@ -81,9 +86,10 @@ def deactivate(ctx: OperationsContext, name: str) -> LifecycleResult:
 def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
     """Mark the topology KILLED, so that its spouts stop; after the delay it is removed.
 
-    The delay is ``wait_secs``, else (also when negative) the topology's message timeout. With a delay of 0
-    it is removed before this returns; otherwise :func:`finish_due` or :func:`remove` does it. Allowed in
-    every status; killing again stores the new delay."""
+    The delay is ``wait_secs``, else (also when negative) the topology's message timeout. With a
+    delay of 0 it is removed before this returns; otherwise :func:`finish_due` or :func:`remove`
+    does it. Allowed in every status; killing again stores the new delay.
+    """
 
     def delay(topology: TopologyView) -> int:
         if wait_secs is not None and wait_secs >= 0:
@@ -133,10 +139,12 @@ def _change(
 
 
 def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
-    """Remove a killed topology for good: assignment first, base last, so that a crash leaves it removable.
+    """Remove a killed topology for good: assignment first, base last, so that a crash leaves it
+    removable.
 
     Waits up to ``task.cleanup.timeout.sec`` for its workers to end. The token and the backup of the
-    assignment stay. Gone already: nothing is written. :class:`Conflict` when it is not KILLED."""
+    assignment stay. Gone already: nothing is written. :class:`Conflict` when it is not KILLED.
+    """
     epoch = ctx.current_epoch()
 
     def unassign(view: ClusterView) -> TopologyView | None:
@@ -185,7 +193,9 @@ class DoneAction:
 
 @dataclass(frozen=True)
 class DueResult:
-    """Due transitions: those that are done, those that failed (topology id -> message), and the next memory."""
+    """Due transitions: those that are done, those that failed (topology id -> message), and the
+    next memory.
+    """
 
     done: tuple[DoneAction, ...]
     failed: dict[str, str]
@@ -201,11 +211,14 @@ def finish_due(
     view: ClusterView | None = None,
     late_secs: float = 0.0,
 ) -> DueResult:
-    """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
+    """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the
+    leader and ``lifecycle_sensor``.
 
-    Pass the result's memory in again next time: delays run on the caller's boot clock (``boot_now``,
-    default: the context's monotonic clock) from when it first saw the status. ``view`` spares a read of the cluster;
-    what is done is decided by another. With ``late_secs`` only what somebody else should have done by then. Each topology fails alone; only :class:`Fenced` ends the whole call.
+    Pass the result's memory in again next time: delays run on the caller's boot clock
+    (``boot_now``, default: the context's monotonic clock) from when it first saw the status.
+    ``view`` spares a read of the cluster; what is done is decided by another. With ``late_secs``
+    only what somebody else should have done by then. Each topology fails alone; only
+    :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     view = view or ctx.cluster.load_view()

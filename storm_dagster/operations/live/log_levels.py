@@ -1,4 +1,6 @@
-"""Changed levels of loggers of a running topology, stored so that restarted workers have them too."""
+"""Changed levels of loggers of a running topology, stored so that restarted workers have them
+too.
+"""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +22,9 @@ _LONGEST_SECS = 366 * 86400
 
 
 def level_change(logger: object, level: object, secs: object, reset: object) -> LevelChange:
-    """A change as it was asked for; ``level`` ``None`` takes an earlier one back. :class:`InvalidRequest` otherwise."""
+    """A change as it was asked for; ``level`` ``None`` takes an earlier one back.
+    :class:`InvalidRequest` otherwise.
+    """
     if not isinstance(logger, str) or not 0 < len(logger) <= 200:
         raise InvalidRequest(f"{logger!r:.40} names no logger: give 1 to 200 characters, or ROOT")
     if level is None:
@@ -35,7 +39,8 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
 
 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
-    """Write the changes to the topology's own record, in one fenced transaction; nothing when nothing changes.
+    """Write the changes to the topology's own record, in one fenced transaction; nothing when
+    nothing changes.
 
     Workers that begin later read it; it goes with the topology. Raises :class:`NotAlive`, and
     :class:`InvalidRequest` beyond 200 loggers.

@@ -1,7 +1,8 @@
 """Rebalance of a running topology: other parallelism, other spread.
 
-Begin: the base becomes REBALANCING with the delay, and the request is stored in a node below it by the same
-transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
+Begin: the base becomes REBALANCING with the delay, and the request is stored in a node below it by
+the same transaction. Finish: plan, then one transaction with tasks, assignment and the former
+status.
 """
 
 import difflib
@@ -54,7 +55,9 @@ REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
 
 class PendingRebalance(Record):
-    """A requested rebalance, stored at ``/topology/<id>/rebalance`` while it waits for its delay."""
+    """A requested rebalance, stored at ``/topology/<id>/rebalance`` while it waits for its
+    delay.
+    """
 
     workers: int
     executors: dict[str, int]
@@ -70,7 +73,9 @@ class _Plan:
     disturbs: bool
     """Whether tasks move, come or go; else only the base changes, and no spout has to pause."""
     bound: bool
-    """Whether more than sizes decides what moves: a user-defined assignment, isolation, tasks apart or together."""
+    """Whether more than sizes decides what moves: a user-defined assignment, isolation, tasks apart
+    or together.
+    """
 
 
 def _pending_path(topology_id: str) -> str:
@@ -89,14 +94,15 @@ def rebalance(
     stay: bool = True,
     view: ClusterView | None = None,
 ) -> RebalanceResult:
-    """Change the number of workers or executors, or only restore balance; ``reassign`` places every task again.
+    """Change the number of workers or executors, or only restore balance; ``reassign`` places every
+    task again.
 
     It is planned before anything changes: what does not fit, or changes nothing, never disturbs the
-    topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it and
-    finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
+    topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it
+    and finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message; a run never uses the local planner in place of PySpark. A ``dry_run`` may be given the
-    ``view`` to plan with, so that many of them read the cluster once.
+    planner's message; a run never uses the local planner in place of PySpark. A ``dry_run`` may be
+    given the ``view`` to plan with, so that many of them read the cluster once.
     """
     epoch = ctx.current_epoch()
     sent: list[tuple[bytes, RebalanceResult]] = []
@@ -258,11 +264,13 @@ def _report(
 
 
 def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResult:
-    """Apply the rebalance that a REBALANCING topology waits for, and give it its former status back.
+    """Apply the rebalance that a REBALANCING topology waits for, and give it its former status
+    back.
 
-    When it does not fit any more the former status returns with the former placement, and the planner's
-    error is raised. While its code cannot be read or the planner does not answer it stays REBALANCING, to be finished
-    later. Finished by somebody else already: ``unchanged``."""
+    When it does not fit any more the former status returns with the former placement, and the
+    planner's error is raised. While its code cannot be read or the planner does not answer it stays
+    REBALANCING, to be finished later. Finished by somebody else already: ``unchanged``.
+    """
     epoch = ctx.current_epoch()
     sent: list[tuple[RebalanceResult, Callable[[], None] | None]] = []
     abandoned: list[StormDagsterError] = []
@@ -355,7 +363,8 @@ def _asked(base: StormBase, wanted: PendingRebalance) -> str:
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
     """Input of the asset check ``fewest_moves``; empty where every task was placed again.
 
-    A topology master that is alone may move beside. Where more than sizes decides, nothing is recorded.
+    A topology master that is alone may move beside. Where more than sizes decides, nothing is
+    recorded.
     """
     if plan.wanted.reassign or topology.assignment is None or plan.bound:
         return {}

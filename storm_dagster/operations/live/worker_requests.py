@@ -1,9 +1,11 @@
-"""Requests to a running worker: statistics (of the whole topology, if it runs the topology master), stacks, a ping.
+"""Requests to a running worker: statistics (of the whole topology, if it runs the topology master),
+stacks, a ping.
 
-When the cluster has a secret, they and what workers send each other go over CurveZMQ. Every worker of a topology serves
-with one key, derived from the cluster's secret and the topology's id. Its public half is published nowhere: a client
-needs it for the handshake, so that only a process that can derive the key connects, and a worker of another topology
-cannot. ZeroMQ encrypts what follows with keys of the session.
+When the cluster has a secret, they and what workers send each other go over CurveZMQ. Every worker
+of a topology serves with one key, derived from the cluster's secret and the topology's id. Its
+public half is published nowhere: a client needs it for the handshake, so that only a process that
+can derive the key connects, and a worker of another topology cannot. ZeroMQ encrypts what follows
+with keys of the session.
 """
 
 import json
@@ -24,9 +26,11 @@ _MOST_BYTES = 32 * 1024**2
 
 
 def link_key_of(security: Security, topology_id: str) -> str:
-    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on loopback).
+    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on
+    loopback).
 
-    Derived from the oldest secret that counts: while the secret is changed, workers that start reach those that run.
+    Derived from the oldest secret that counts: while the secret is changed, workers that start
+    reach those that run.
     """
     return (
         ""
@@ -35,7 +39,8 @@ def link_key_of(security: Security, topology_id: str) -> str:
     )
 
 
-# Every Dagster process loads this module, and few of them talk to a worker: ZeroMQ is imported when it is needed.
+# Every Dagster process loads this module, and few of them talk to a worker: ZeroMQ is imported when
+# it is needed.
 
 
 def _secret_half(link_key: str) -> bytes:
@@ -73,7 +78,8 @@ def ask_worker(
     link_key: str = "",
     **more: Any,
 ) -> dict[str, Any]:
-    """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
+    """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of
+    its topology.
 
     ``more`` are the fields of :class:`~storm_dagster.model.wire.Request` that go with ``op``.
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
@@ -112,12 +118,13 @@ def ask_topology_master(
     link_key: str = "",
     history: HistoryQuestion | None = None,
 ) -> dict[str, Any] | None:
-    """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is silent.
+    """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is
+    silent.
 
-    With ``history``, rows of its rings instead (``{"columns", "interval", "rows"}``).
-    ``{"tasks": {id: {"status", "component", "node", "port", "uptime_secs", "stats", "windows", "streams",
-    "errors", "metrics"}}, "workers": {"node:port": {"pid", "host", "uptime_secs", "version", "status", ...}},
-    "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``
+    With ``history``, rows of its rings instead (``{"columns", "interval", "rows"}``). ``{"tasks":
+    {id: {"status", "component", "node", "port", "uptime_secs", "stats", "windows", "streams",
+    "errors", "metrics"}}, "workers": {"node:port": {"pid", "host", "uptime_secs", "version",
+    "status", ...}}, "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``
     """
     masters = view.tasks.components.get(TOPOLOGY_MASTER) if view.tasks is not None else None
     worker = next(

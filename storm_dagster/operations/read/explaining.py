@@ -1,4 +1,6 @@
-"""Documents with reasons: the placement as ``explain`` shows it, the moves of a plan, and findings in what runs."""
+"""Documents with reasons: the placement as ``explain`` shows it, the moves of a plan, and findings
+in what runs.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
@@ -39,7 +41,9 @@ def findings_of(
     now_secs: int,
     errors: Collection[tuple[str, TaskError]] = (),
 ) -> list[Finding]:
-    """What :func:`diagnose` finds in a running topology; nothing in one that is not active, or is just starting."""
+    """What :func:`diagnose` finds in a running topology; nothing in one that is not active, or is
+    just starting.
+    """
     if (
         topology.base.status != "ACTIVE"
         or now_secs - topology.base.launch_time_secs < _STARTING_SECS
@@ -129,9 +133,11 @@ def explain_document(
 ) -> dict[str, Any]:
     """``stored`` (blob ``<id>-placement.json``) with the present state.
 
-    ``down`` are tasks that do not run: those for which no slot can be found now are in ``unassigned`` with
-    the reason, the others in ``waiting`` with the slot that they would get; a task that ``stored`` has in another slot
-    has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps bolts to the spout whose query runs them; ``choice`` compares the worker of ``task`` with those that it was chosen from.
+    ``down`` are tasks that do not run: those for which no slot can be found now are in
+    ``unassigned`` with the reason, the others in ``waiting`` with the slot that they would get; a
+    task that ``stored`` has in another slot has no stored reason. ``components`` and ``slots`` map
+    each task; ``fused`` maps bolts to the spout whose query runs them; ``choice`` compares the
+    worker of ``task`` with those that it was chosen from.
     """
     document = dict(stored)
     if topology.tasks is None:
@@ -238,7 +244,9 @@ def _slot_outlook(
 def choice_document(
     topology: TopologyToPlace, placement: TopologyPlacement, task: int
 ) -> dict[str, Any] | None:
-    """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by comparing."""
+    """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by
+    comparing.
+    """
     choice = choice_of(topology, placement, task)
     if choice is None:
         return None
@@ -254,7 +262,8 @@ def moves_document(
 ) -> list[dict[str, Any]]:
     """Tasks that move: ``[{"task", "component", "from", "to", "why"}]``, in task order.
 
-    ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not listed.
+    ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not
+    listed.
     """
     old = {
         task: f"{worker.node}:{worker.port}"

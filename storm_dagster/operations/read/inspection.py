@@ -98,7 +98,9 @@ def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, int] | None, int]:
-    """Blob key -> nimbuses that hold the newest content; ``None`` when nobody registers blobs (a shared store)."""
+    """Blob key -> nimbuses that hold the newest content; ``None`` when nobody registers blobs (a
+    shared store).
+    """
     state = ctx.cluster.state
     nimbuses = len(state.find_children(paths.NIMBUS_SLAVE) or ()) + state.exists(
         paths.NIMBUS_MASTER
@@ -162,7 +164,9 @@ class InspectionResult:
     violations: tuple[Violation, ...]
     """Violations that lasted for the whole ``stable_secs``."""
     warnings: tuple[Violation, ...]
-    """Violations that the cluster is healing, or that were in the last snapshot but not for long enough to count."""
+    """Violations that the cluster is healing, or that were in the last snapshot but not for long
+    enough to count.
+    """
     garbage: tuple[str, ...]
     """Paths and keys that belong to nothing and wait for the cleaner."""
     view: ClusterView
@@ -178,10 +182,11 @@ class InspectionResult:
 def inspect_cluster(
     ctx: OperationsContext, *, home: Path | None = None, stable_secs: float = 10.0
 ) -> InspectionResult:
-    """Take at least two snapshots, and more while something is broken; what stays so for ``stable_secs`` counts.
+    """Take at least two snapshots, and more while something is broken; what stays so for
+    ``stable_secs`` counts.
 
-    Gives up waiting after three times ``stable_secs``: what keeps changing is a warning. With ``home`` the
-    worker processes of this machine are inspected as well. Nothing is changed.
+    Gives up waiting after three times ``stable_secs``: what keeps changing is a warning. With
+    ``home`` the worker processes of this machine are inspected as well. Nothing is changed.
     """
     began = ctx.monotonic()
     pending, former, snapshots = PendingViolations(), None, 0

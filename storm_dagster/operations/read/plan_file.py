@@ -55,7 +55,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 def plan_text(
     text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
+    """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this
+    process.
+    """
     from storm_dagster.spark.planner import planner_for
 
     conf = conf.values if isinstance(conf, ClusterConf) else conf
@@ -68,7 +70,9 @@ def plan_text(
 
 
 def _pinned_session(conf: Conf) -> str | None:
-    """The id of the session in which the cluster's placements run, which is warm; ``None`` without a cluster."""
+    """The id of the session in which the cluster's placements run, which is warm; ``None`` without
+    a cluster.
+    """
     if not conf.get("spark.remote"):
         return None
     from storm_dagster.spark.planner import ClusterSessionIds
@@ -86,8 +90,8 @@ def _pinned_session(conf: Conf) -> str | None:
 def parse_plans(text: str) -> list[PlacementBatch]:
     """The documents of a YAML stream, or of one JSON document, as batches.
 
-    All of them are checked; :class:`InvalidRequest` (or :class:`InvalidTopology`) names the document when
-    there are several.
+    All of them are checked; :class:`InvalidRequest` (or :class:`InvalidTopology`) names the
+    document when there are several.
     """
     values = _load(text)
     plans: list[PlacementBatch] = []
@@ -200,7 +204,9 @@ def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
 
 
 def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
-    """The table with the ids that the document gives; the others are numbered around them, in declared order."""
+    """The table with the ids that the document gives; the others are numbered around them, in
+    declared order.
+    """
     if not given:
         return table
     if unknown := sorted(given.keys() - table.components.keys()):

@@ -1,4 +1,6 @@
-"""The documents of ``list --json`` and ``show --json``. Pure: from a view and the statistics of workers."""
+"""The documents of ``list --json`` and ``show --json``. Pure: from a view and the statistics of
+workers.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -34,7 +36,8 @@ def _head(topology: TopologyView, now_secs: int) -> dict[str, Any]:
 def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120) -> dict[str, Any]:
     """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out.
 
-    ``not_running`` counts the tasks that have no slot, or whose worker is gone and is not being restarted.
+    ``not_running`` counts the tasks that have no slot, or whose worker is gone and is not being
+    restarted.
     """
     topologies: list[dict[str, Any]] = [
         {
@@ -76,11 +79,12 @@ def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskE
 
 
 class _Statuses:
-    """Statuses of tasks, by the cluster's records and the topology master; each record is decoded once.
+    """Statuses of tasks, by the cluster's records and the topology master; each record is decoded
+    once.
 
-    Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its launch
-    time (seconds since it was placed) has not passed, else ``dead``. This is for display; healing uses its own
-    clock.
+    Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its
+    launch time (seconds since it was placed) has not passed, else ``dead``. This is for display;
+    healing uses its own clock.
     """
 
     def __init__(
@@ -129,9 +133,9 @@ def show_document(
 ) -> dict[str, Any]:
     """``show NAME --json`` for a topology by name or id; :class:`NotAlive` for any other.
 
-    ``stats`` is the topology master's answer ``{"tasks": {id: ...}, "workers": {"node:port": ...}}``, or
-    ``None`` when it did not answer; counts are then 0. ``errors`` are (component, error). A worker's
-    ``version`` is the hash of the code that it runs.
+    ``stats`` is the topology master's answer ``{"tasks": {id: ...}, "workers": {"node:port":
+    ...}}``, or ``None`` when it did not answer; counts are then 0. ``errors`` are (component,
+    error). A worker's ``version`` is the hash of the code that it runs.
     """
     topology = topology_by_name(view, name)
     reported_tasks: Mapping[str, Any] = (stats or {}).get("tasks") or {}

@@ -1,4 +1,6 @@
-"""Archive, conf and topology as the blobs of one version of a topology's code (``docs/decisions.md#content-once``)."""
+"""Archive, conf and topology as the blobs of one version of a topology's code
+(``docs/decisions.md#content-once``).
+"""
 
 import ast
 import importlib.util
@@ -44,10 +46,11 @@ def store_code(
 ) -> CodeResult:
     """Store the code under the prefix ``code_dir`` and see it replicated.
 
-    ``archive`` is the blob key of the uploaded archive. What is stored already under another key, as an upload or
-    staged, gets a second name and is not copied. ``keep``: what is stored under the prefix is never replaced. Raises :class:`Unavailable` when
-    ``topology.min.replication.count`` nimbuses do not hold all of it within
-    ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
+    ``archive`` is the blob key of the uploaded archive. What is stored already under another key,
+    as an upload or staged, gets a second name and is not copied. ``keep``: what is stored under the
+    prefix is never replaced. Raises :class:`Unavailable` when ``topology.min.replication.count``
+    nimbuses do not hold all of it within ``topology.max.replication.wait.time.sec``, unless
+    degraded was allowed.
     """
     total = total_conf(ctx.values(), conf)
     blobs = (
@@ -114,7 +117,9 @@ def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
 def _await_copies(
     ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
 ) -> dict[str, int]:
-    """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
+    """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one
+    at least.
+    """
     deadline = ctx.monotonic() + wait_secs
     while True:
         copies = {
@@ -129,11 +134,13 @@ def _await_copies(
 def check_uploaded_archive(
     ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]
 ) -> None:
-    """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the components.
+    """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the
+    components.
 
-    A submission finds out from its workers; what takes the place of something that runs must not. Nothing of the
-    archive is executed. Raises :class:`InvalidTopology` for an archive that breaks a rule, for a module in it that is
-    not valid Python, and for one that is neither in it nor installed here (not checked with another ``topology.python``).
+    A submission finds out from its workers; what takes the place of something that runs must not.
+    Nothing of the archive is executed. Raises :class:`InvalidTopology` for an archive that breaks a
+    rule, for a module in it that is not valid Python, and for one that is neither in it nor
+    installed here (not checked with another ``topology.python``).
     """
     with tempfile.TemporaryDirectory(prefix="storm-dagster-check-") as folder:
         path, root = Path(folder, "archive"), Path(folder, "code")
@@ -168,7 +175,8 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
                 ) from None
             return
     if elsewhere or any(path.parent.glob(f"{path.name}.*")) or path.is_dir():
-        return  # Another interpreter, a compiled module, a namespace package: only its worker knows.
+        # Another interpreter, a compiled module, a namespace package: only its worker knows.
+        return
     top = module.partition(".")[0]
     if not (root / top / "__init__.py").is_file():
         with suppress(ImportError, ValueError):

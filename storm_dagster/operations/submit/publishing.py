@@ -1,4 +1,6 @@
-"""Stages 4 to 6 of a submission: place the tasks, make the topology visible in one transaction, activate it."""
+"""Stages 4 to 6 of a submission: place the tasks, make the topology visible in one transaction,
+activate it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,7 +62,9 @@ ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 
 
 def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
-    """The placement of the batch; when topology ``name`` does not fit, the planner's own error and message."""
+    """The placement of the batch; when topology ``name`` does not fit, the planner's own error and
+    message.
+    """
     result = ctx.planner(batch)
     placement = result.placement(name)
     if placement.status != "failed":
@@ -79,10 +83,11 @@ def write_reasons(
     name: str,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``.
+    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it),
+    and ``more``.
 
-    Only after the placement was committed, and as well as it goes: what merely explains waits for no second nimbus,
-    and when it cannot be stored the placement stands.
+    Only after the placement was committed, and as well as it goes: what merely explains waits for
+    no second nimbus, and when it cannot be stored the placement stands.
     """
     placement = result.placement(name)
     head = {
@@ -103,8 +108,8 @@ def write_reasons(
 def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     """Stage 4: compute a placement for the cluster as it is now, and stage it.
 
-    Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits for
-    room. A submission never uses the local planner in place of PySpark.
+    Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits
+    for room. A submission never uses the local planner in place of PySpark.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
@@ -156,7 +161,9 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
 
 
 def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
-    """:class:`Conflict` when the topology is in the middle of something, or killed, and nothing may take its place."""
+    """:class:`Conflict` when the topology is in the middle of something, or killed, and nothing may
+    take its place.
+    """
     if topology.base.status not in ("ACTIVE", "INACTIVE"):
         raise Conflict(
             f"topology {topology.base.name!r} is {topology.base.status} and cannot be {doing}: wait until it has finished"
@@ -195,10 +202,11 @@ def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacemen
 def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     """Stage 5: one fenced transaction makes the topology visible, INACTIVE, with its wanted status.
 
-    When the cluster has changed since the placement was computed, it is computed again here, and again
-    after every lost race, until the assignment wait ends. Published already: nothing is written. Raises
-    :class:`AlreadyAlive` when the name was taken meanwhile, :class:`Fenced` when the epoch of the staged
-    conf is over, :class:`Unavailable` when the topology does not fit any more.
+    When the cluster has changed since the placement was computed, it is computed again here, and
+    again after every lost race, until the assignment wait ends. Published already: nothing is
+    written. Raises :class:`AlreadyAlive` when the name was taken meanwhile, :class:`Fenced` when
+    the epoch of the staged conf is over, :class:`Unavailable` when the topology does not fit any
+    more.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
@@ -254,7 +262,9 @@ def _already(
 def _fits(
     planned: StagedPlacement, record: StagingRecord, staged: StagedTasks, view: ClusterView
 ) -> bool:
-    """Whether every slot of the placement is still offered and free: supervisors come and go unversioned."""
+    """Whether every slot of the placement is still offered and free: supervisors come and go
+    unversioned.
+    """
     placing = [record.topology_id, *([record.replaces] if record.replaces else [])]
     offered = offered_supervisors(view, placing=placing, isolation=staged.isolation)
     free = {(part.id, port) for part in offered for port in part.ports if port not in part.used}
@@ -356,12 +366,16 @@ def _publish(
 
 
 def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateResult:
-    """Stage 6: a second fenced transaction sets the wanted status; nothing is written when it holds already."""
+    """Stage 6: a second fenced transaction sets the wanted status; nothing is written when it holds
+    already.
+    """
     return finish_activation(ctx, read_record(ctx, token).topology_id, ctx.current_epoch())
 
 
 def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateResult:
-    """Give a published topology its wanted status. :class:`NotAlive` when it is not published or gone."""
+    """Give a published topology its wanted status. :class:`NotAlive` when it is not published or
+    gone.
+    """
 
     def attempt(view: ClusterView) -> ActivateResult:
         topology = view.topologies.get(topology_id)

@@ -1,6 +1,7 @@
 """State of a submission between its stages: the token's node, and blobs ``staging.<token>.<part>``.
 
-Every stage reads what it needs from here, so that any of them can run again, alone, in another process.
+Every stage reads what it needs from here, so that any of them can run again, alone, in another
+process.
 """
 
 import re
@@ -60,7 +61,9 @@ class StagedPlacement:
 
 
 def check_token(token: object) -> str:
-    """A client token: 1 to 236 letters, digits, ``-``, ``_`` and ``.``; :class:`InvalidRequest` otherwise."""
+    """A client token: 1 to 236 letters, digits, ``-``, ``_`` and ``.``; :class:`InvalidRequest`
+    otherwise.
+    """
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise InvalidRequest(
             f"token {token!r:.80} may hold 1 to 236 letters, digits, '-', '_' and '.', and begins with a letter or digit"
@@ -127,10 +130,11 @@ def counter_version(ctx: OperationsContext) -> int:
 def allocate_topology_id(
     ctx: OperationsContext, token: str, name: str, epoch: int
 ) -> tuple[TokenRecord, int]:
-    """The token's record; at its first use one transaction counts up and binds the token to a new id.
+    """The token's record; at its first use one transaction counts up and binds the token to a new
+    id.
 
-    A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when the
-    token belongs to a topology of another name.
+    A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when
+    the token belongs to a topology of another name.
     """
     last: Exception | None = None
     for _ in range(50):
@@ -157,7 +161,8 @@ def allocate_topology_id(
 
 
 def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) -> None:
-    """Store one part; a record as its JSON, a topology in its blob form, anything else as plain JSON.
+    """Store one part; a record as its JSON, a topology in its blob form, anything else as plain
+    JSON.
 
     A topology that normalization left as it was is the uploaded content; the other parts are new.
     """

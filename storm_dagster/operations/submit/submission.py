@@ -1,7 +1,8 @@
-"""A submission in six stages (``docs/decisions.md#two-phase-publication``). Each reads its input from the blob store.
+"""A submission in six stages (``docs/decisions.md#two-phase-publication``). Each reads its input
+from the blob store.
 
-Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again, alone, after
-any crash, and the whole ends in exactly one topology for one client token.
+Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again,
+alone, after any crash, and the whole ends in exactly one topology for one client token.
 """
 
 from typing import Any, Literal
@@ -75,14 +76,15 @@ def stage_conf(
 ) -> ConfResult:
     """Stage 1: check and normalize conf and topology, bind the token to a topology id, stage both.
 
-    Source is the upload ``handle``; without one, or when it has expired, what is staged already: checked and
-    normalized before, and taken as it is. A re-execution takes the current leadership epoch. Unknown conf keys are
-    an error, or a warning when the upload's part ``source`` is ``thrift``. ``replaces`` (a topology id) publishes
-    over the topology of that name instead of beside it.
+    Source is the upload ``handle``; without one, or when it has expired, what is staged already:
+    checked and normalized before, and taken as it is. A re-execution takes the current leadership
+    epoch. Unknown conf keys are an error, or a warning when the upload's part ``source`` is
+    ``thrift``. ``replaces`` (a topology id) publishes over the topology of that name instead of
+    beside it.
 
-    Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
-    :class:`Conflict` when the token's topology was published and is gone, and :class:`Unavailable` without
-    a leader.
+    Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name
+    is taken, :class:`Conflict` when the token's topology was published and is gone, and
+    :class:`Unavailable` without a leader.
     """
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
@@ -146,10 +148,11 @@ def _conf_result(
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
-    """For a stage that runs again in another process: what it needs is staged again, under the current epoch.
+    """For a stage that runs again in another process: what it needs is staged again, under the
+    current epoch.
 
-    Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as of
-    :func:`stage_conf`.
+    Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as
+    of :func:`stage_conf`.
     """
     record = staging.read_record(ctx, token)
     if record.epoch == ctx.current_epoch():
@@ -175,7 +178,9 @@ def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
-    """A submission that is published keeps what was staged for it; only its epoch becomes the current one."""
+    """A submission that is published keeps what was staged for it; only its epoch becomes the
+    current one.
+    """
     record = staging.read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = staging.read_topology(ctx, token)
     staging.write_part(ctx, token, "record", record)
@@ -185,7 +190,9 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
 def _read_staged(
     ctx: OperationsContext, name: str, token: str, handle: str | None
 ) -> tuple[dict[str, Any], TopologySpec, str, str]:
-    """Conf and topology as they were staged before, the blob key of the archive, and what they were made from."""
+    """Conf and topology as they were staged before, the blob key of the archive, and what they were
+    made from.
+    """
     if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
@@ -203,11 +210,12 @@ def _read_staged(
 def read_source(
     ctx: OperationsContext, handle: str, former: TopologyView | None
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
-    """Conf and topology as uploaded, checked here and nowhere after, warnings, and the blob key of the archive.
+    """Conf and topology as uploaded, checked here and nowhere after, warnings, and the blob key of
+    the archive.
 
-    The conf keeps what was submitted with the code that ``former`` runs and is not given again; not for an upload
-    by Thrift, for a Storm client sends the whole conf each time. An upload of a limited user changes no owner:
-    :class:`NotAuthorized`.
+    The conf keeps what was submitted with the code that ``former`` runs and is not given again; not
+    for an upload by Thrift, for a Storm client sends the whole conf each time. An upload of a
+    limited user changes no owner: :class:`NotAuthorized`.
     """
     uploaded = ctx.find_blob(staging.upload_key(handle, "topology"))
     if uploaded is None:
@@ -234,7 +242,9 @@ def read_source(
 def check_confs(
     document: Any, spec: TopologySpec, source: str, unknown: Literal["error", "warn"]
 ) -> tuple[dict[str, Any], TopologySpec, list[str]]:
-    """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for a wrong one."""
+    """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for
+    a wrong one.
+    """
     conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
     own, more = validate_conf(
         spec.conf, source="the topology's own conf", unknown=unknown, submitted=True
@@ -255,7 +265,8 @@ def _no_upload(handle: str) -> NotAlive:
 def update_differences(
     ctx: OperationsContext, topology: TopologyView, handle: str
 ) -> dict[str, dict[str, Any]]:
-    """Changes to the conf by an update of a running topology with an upload: key -> ``{"old", "new"}``, no secrets.
+    """Changes to the conf by an update of a running topology with an upload: key -> ``{"old",
+    "new"}``, no secrets.
 
     :class:`InvalidTopology` for an upload that no topology can be made of.
     """

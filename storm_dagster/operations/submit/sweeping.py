@@ -1,4 +1,6 @@
-"""Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the epoch."""
+"""Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the
+epoch.
+"""
 
 from contextlib import suppress
 
@@ -41,14 +43,17 @@ _WORKER_POLL_SECS = 0.1
 
 
 def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
-    """Delete the nodes of a topology that is assigned no more, once its workers have ended or their time is up."""
+    """Delete the nodes of a topology that is assigned no more, once its workers have ended or their
+    time is up.
+    """
     _await_workers(ctx, topology_id, float(ctx.conf.get("task.cleanup.timeout.sec", 10)))
     for name, path_of in _SWEPT.items():
         path = path_of(topology_id)
         try:
             delete_tree(ctx, epoch, path, name)
         except Conflict as error:
-            # A worker may have put nodes there that are closed to the cluster: they must not keep the topology.
+            # A worker may have put nodes there that are closed to the cluster: they must not keep
+            # the topology.
             ctx.log.warning("%s is left to the cleaner: %s", path, error.message)
     if not ctx.cluster.state.find_children(paths.workers(topology_id)):
         # A worker that is still there keeps its node: the cleaner takes the parent once it is gone.
@@ -81,7 +86,9 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
 
 
 def delete_code(ctx: OperationsContext, topology_id: str) -> None:
-    """Delete archive, conf, topology and reasons of an id; those that are gone already do not matter."""
+    """Delete archive, conf, topology and reasons of an id; those that are gone already do not
+    matter.
+    """
     end_spark_queries(ctx, code_key(topology_id))
     for key in (*code_keys(topology_id), placement_key(topology_id)):
         _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
@@ -93,7 +100,8 @@ def delete_code(ctx: OperationsContext, topology_id: str) -> None:
 
 
 def end_spark_queries(ctx: OperationsContext, key: str) -> None:
-    """End what killed workers left running on a Spark Connect server, before the blob of their topology's code goes.
+    """End what killed workers left running on a Spark Connect server, before the blob of their
+    topology's code goes.
 
     A server that does not answer is logged: it ends the queries when their session expires.
     """

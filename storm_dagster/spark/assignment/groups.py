@@ -1,8 +1,9 @@
 """The Arrow groups of the assignment: what runs in Spark's Python workers.
 
-Requests and tasks are worked out per topology, in parallel, many small topologies in one group: a group costs about as
-much as two hundred tasks. Only the allocation of slots is not parallel, because every topology narrows the choice
-of the next: one group for each cluster, which sees supervisors, slots and workers, never tasks.
+Requests and tasks are worked out per topology, in parallel, many small topologies in one group: a
+group costs about as much as two hundred tasks. Only the allocation of slots is not parallel,
+because every topology narrows the choice of the next: one group for each cluster, which sees
+supervisors, slots and workers, never tasks.
 """
 
 import json

@@ -36,7 +36,9 @@ _TOPOLOGY = ("cluster", "topology")
 
 
 def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementResult:
-    """Place the batch on Spark; ``assign_secs`` is the time of the job and of the reading of its result."""
+    """Place the batch on Spark; ``assign_secs`` is the time of the job and of the reading of its
+    result.
+    """
     return plan_many_with_spark(session, [batch])[0]
 
 
@@ -45,7 +47,9 @@ def plan_many_with_spark(
 ) -> list[PlacementResult]:
     """Place several independent clusters in one job; each result carries the time of the whole job.
 
-    Up to ``tasks_of_group`` tasks are one partition: nothing is exchanged, and the job is one stage."""
+    Up to ``tasks_of_group`` tasks are one partition: nothing is exchanged, and the job is one
+    stage.
+    """
     started = time.monotonic()
     frames = batch_frames(batches)
     placed = schema.PLACED.empty_table()
@@ -92,7 +96,9 @@ def _in_groups(
     cut: tuple[int, int],
     result: pa.Schema,
 ) -> DataFrame:
-    """``function`` of the executors of some topologies and of the rows about them: in Arrow groups, in parallel."""
+    """``function`` of the executors of some topologies and of the rows about them: in Arrow groups,
+    in parallel.
+    """
     partitions, together = cut
     part = F.floor(F.col("topology") / together).alias("part")
     executors, facts = (
@@ -150,7 +156,8 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
     total = F.aggregate(about["units"], F.lit(0), lambda left, right: left + right)
     masters = F.when(about["master"] >= 0, F.get(about["units"], about["master"])).otherwise(0)
     with_master = alone & (masters > 0)
-    # One worker at least; two where the master must be alone beside others; none that would stay empty.
+    # One worker at least; two where the master must be alone beside others; none that would stay
+    # empty.
     fewest = F.when(with_master & (total > masters), 2).otherwise(1)
     count = F.least(F.greatest(wanted + alone.cast("int"), fewest), total)
     needs = F.transform(
@@ -181,9 +188,11 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
 
 
 def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions: int) -> DataFrame:
-    """Every port that is not used, ranked within its supervisor, with the number of topologies that hold it.
+    """Every port that is not used, ranked within its supervisor, with the number of topologies that
+    hold it.
 
-    A supervisor without such a port has one row without one."""
+    A supervisor without such a port has one row without one.
+    """
     slots = supervisors.select(
         "cluster",
         "node",
@@ -215,7 +224,9 @@ def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions:
 
 @dataclass(frozen=True)
 class Frames:
-    """The input of one job: Arrow tables of a batch of events, built by the driver column by column."""
+    """The input of one job: Arrow tables of a batch of events, built by the driver column by
+    column.
+    """
 
     supervisors: pa.Table
     topologies: pa.Table

@@ -20,7 +20,9 @@ _DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string", pa.bool_
 
 
 def _fields(text: str, **nested: pa.DataType) -> list[pa.Field]:
-    """Fields by text, as in ``"node host: text, port: int"``; ``nested`` are further types, by name."""
+    """Fields by text, as in ``"node host: text, port: int"``; ``nested`` are further types, by
+    name.
+    """
     types = _TYPES | nested
     groups = [group.split(":") for group in text.split(",")]
     return [pa.field(name, types[kind.strip()]) for names, kind in groups for name in names.split()]
@@ -38,13 +40,16 @@ ABOUT = pa.struct(
 
 SUPERVISORS = pa.schema(_fields("cluster: int, node host: text, ports used: ints"))
 TOPOLOGIES = pa.schema(_fields("cluster topology: int, history: bool, about: about", about=ABOUT))
-"""``topology`` is the place in the order of service; ``history``: it has an assignment or user-defined workers."""
+"""``topology`` is the place in the order of service; ``history``: it has an assignment or
+user-defined workers.
+"""
 
 RUNS = pa.schema(
     _fields("cluster topology: int, history: bool, component first count size: int, members: ints")
 )
-"""``count`` executors of ``size`` consecutive tasks each, from task ``first`` on; one executor of ``members``
-when its tasks are not consecutive."""
+"""``count`` executors of ``size`` consecutive tasks each, from task ``first`` on; one executor of
+``members`` when its tasks are not consecutive.
+"""
 
 HISTORY = pa.schema(
     _fields(
@@ -52,8 +57,9 @@ HISTORY = pa.schema(
         "tasks components counts: ints"
     )
 )
-"""``kind`` is ``old`` (a worker of the current assignment), ``user`` (a user-defined worker, ``number`` its
-place in the list), ``dead`` or ``unstopped`` (task ids)."""
+"""``kind`` is ``old`` (a worker of the current assignment), ``user`` (a user-defined worker,
+``number`` its place in the list), ``dead`` or ``unstopped`` (task ids).
+"""
 
 _REQUESTED = "node: text, port: int, host: text, old: bool, size: int, hint: slot, components: ints"
 _SLOT = pa.struct(_fields("node: text, port: int"))
@@ -74,7 +80,8 @@ SLOT_REQUESTS = pa.schema(
     _fields("cluster topology: int, text: text, request: request", request=SLOT_REQUEST)
 )
 """One row for each topology; ``text`` is ``ABOUT`` as JSON: every group of a stage
-carries its schema, and a wide one costs more than the rows."""
+carries its schema, and a wide one costs more than the rows.
+"""
 
 ALLOCATED = pa.schema(
     _fields(
@@ -82,8 +89,10 @@ ALLOCATED = pa.schema(
         "text: text"
     )
 )
-"""``kind`` is ``slot``, ``failed``, or ``freed`` for a live worker whose slot is released, with its number as ``ref``.
-A slot is a ``core.scheduling.slot_allocation.AllocatedSlot``; the ``text`` of a failure is the refusal as JSON."""
+"""``kind`` is ``slot``, ``failed``, or ``freed`` for a live worker whose slot is released, with its
+number as ``ref``. A slot is a ``core.scheduling.slot_allocation.AllocatedSlot``; the ``text`` of a
+failure is the refusal as JSON.
+"""
 
 PLACED = pa.schema(
     _fields(

@@ -1,4 +1,6 @@
-"""Placement of a topology's tasks, and routes of output streams, resolved once per assignment so that each tuple is cheap."""
+"""Placement of a topology's tasks, and routes of output streams, resolved once per assignment so
+that each tuple is cheap.
+"""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +75,8 @@ class LocalLink:
 def split_bundle(bundle: tuple[Any, int, list[Any]], most: int) -> list[tuple[Any, int, list[Any]]]:
     """Divide a bundle into bundles of at most ``most`` tuples.
 
-    Their edges are random and XOR to its own edge, which the sender's part of the tree has already."""
+    Their edges are random and XOR to its own edge, which the sender's part of the tree has already.
+    """
     root, edge, many = bundle
     parts: list[tuple[Any, int, list[Any]]] = []
     rest = [*root] if isinstance(root, list) else [root, edge]
@@ -95,8 +98,9 @@ def _bundle(edges: list[int], root: Any, many: list[Any]) -> tuple[Any, int, lis
 class RemoteLink:
     """Link to a task of another worker: buffers bundles until the pass ends.
 
-    Consecutive tuples of one tree are one bundle with one edge, which saves a random number, an XOR and a tree at
-    the receiver for each tuple."""
+    Consecutive tuples of one tree are one bundle with one edge, which saves a random number, an XOR
+    and a tree at the receiver for each tuple.
+    """
 
     task: int
     source: int
@@ -131,13 +135,17 @@ class Route:
         self.only: Callable[[Sequence[Any]], Any] | None = None
         """The chooser, when there is exactly one subscription and it gives one target."""
         self.known: dict[Any, Any] | None = None
-        """What :attr:`only` answers by the first value, if that decides, as far as it remembers: saves a call."""
+        """What :attr:`only` answers by the first value, if that decides, as far as it remembers:
+        saves a call.
+        """
         self.fans: list[Callable[[Sequence[Any]], Any]] = []
         """Choosers that give one target each."""
         self.many: list[Callable[[Sequence[Any]], Sequence[Any]]] = []
         """Choosers that give several targets."""
         self.direct: dict[int, Any] | None = None
-        """Tasks that ``direct_task`` may name, if the stream is direct or read with direct grouping."""
+        """Tasks that ``direct_task`` may name, if the stream is direct or read with direct
+        grouping.
+        """
         self.copies: int = 0
         self.emitted = 0
         self.extra: int = 0
@@ -162,7 +170,9 @@ class Route:
         return found
 
     def link_to(self, task: int) -> Any:
-        """The target ``direct_task``; ``InvalidRequest`` if it does not read the stream with direct grouping."""
+        """The target ``direct_task``; ``InvalidRequest`` if it does not read the stream with direct
+        grouping.
+        """
         link = self.direct.get(task) if self.direct else None
         if link is None:
             raise InvalidRequest(
@@ -183,7 +193,8 @@ def build_routes(
 ) -> "dict[str, Route]":
     """Routes of all streams of ``task``; ``link(target task, stream)`` creates links.
 
-    Subscribers without tasks are skipped."""
+    Subscribers without tasks are skipped.
+    """
     part = spec.component(component)
     routes: dict[str, Route] = {}
     for stream, declared in (part.outputs if part else {}).items():

@@ -27,7 +27,9 @@ def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
 
 
 def check_values(values: Any, route: Route) -> None:
-    """``InvalidRequest`` unless ``values`` is a list or tuple of as many values as the stream has fields."""
+    """``InvalidRequest`` unless ``values`` is a list or tuple of as many values as the stream has
+    fields.
+    """
     if not isinstance(values, list | tuple):
         raise InvalidRequest(
             f"component {route.component!r} emits {type(values).__name__} {values!r:.60} on stream {route.stream!r}, which "
@@ -138,8 +140,9 @@ def send_to_targets(
 ) -> list[Any]:
     """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``.
 
-    ``values`` belong to the first target, each other one gets a copy. ``rich``: whether they are of other types than
-    ``ATOMIC``; ``None``: not known."""
+    ``values`` belong to the first target, each other one gets a copy. ``rich``: whether they are of
+    other types than ``ATOMIC``; ``None``: not known.
+    """
     if direct_task:
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:

@@ -1,7 +1,8 @@
-"""Transport of frames between workers over ZeroMQ: one ROUTER socket to receive, one DEALER per peer to send.
+"""Transport of frames between workers over ZeroMQ: one ROUTER socket to receive, one DEALER per
+peer to send.
 
-Socket queues are short, so that a slow receiver blocks its senders through TCP: unsent frames go to the peer's
-backlog, and a backlog pauses the spouts of this worker.
+Socket queues are short, so that a slow receiver blocks its senders through TCP: unsent frames go to
+the peer's backlog, and a backlog pauses the spouts of this worker.
 """
 
 import contextlib
@@ -37,27 +38,36 @@ _log = logging.getLogger(__name__)
 _SEND_FRAMES = 64
 _RECEIVE_FRAMES = 64
 _SOCKET_BYTES = 256 * 1024
-"""Kernel buffers on either side. The default grows to several megabytes: tens of thousands of tuples that a receiver
-accepts before back pressure starts."""
+"""Kernel buffers on either side. The default grows to several megabytes: tens of thousands of
+tuples that a receiver accepts before back pressure starts.
+"""
 _BUSY_FRAMES = 4
 """Frames in a backlog that start back pressure."""
 _BUSY_BYTES = 1024 * 1024
 """Bytes in a backlog that do."""
 _DROP_FRAMES = 2048
-"""Frames kept for a peer that cannot be reached; older ones are dropped (their tuples are replayed)."""
+"""Frames kept for a peer that cannot be reached; older ones are dropped (their tuples are
+replayed).
+"""
 _DROP_BYTES = 32 * 1024 * 1024
 """Bytes kept for such a peer; one frame may be larger."""
 _RECEIVE_BYTES = 8 * 1024 * 1024
-"""Bytes after which a pass receives nothing more: they are decoded and queued before more is taken."""
+"""Bytes after which a pass receives nothing more: they are decoded and queued before more is
+taken.
+"""
 
 _RECONNECT_MILLIS = 100
 """Longest pause between two tries to connect. A worker that was killed is back in half a second."""
 _PING_MILLIS = 1000
-"""A link that carries nothing is tried this often, by ZeroMQ's own thread: a busy loop does not matter."""
+"""A link that carries nothing is tried this often, by ZeroMQ's own thread: a busy loop does not
+matter.
+"""
 _SILENT_MILLIS = 10_000
-"""A peer that does not respond to a ping for so much longer than its loop may be blocked is connected again: a firewall
-or NAT may have forgotten the link, which the kernel notices after a quarter of an hour. Not earlier, since ZeroMQ reads
-no pings while its queue is full, and what waits in a link is lost with it."""
+"""A peer that does not respond to a ping for so much longer than its loop may be blocked is
+connected again: a firewall or NAT may have forgotten the link, which the kernel notices after a
+quarter of an hour. Not earlier, since ZeroMQ reads no pings while its queue is full, and what waits
+in a link is lost with it.
+"""
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
 
@@ -75,7 +85,8 @@ _ROUTER = {
         zmq.RCVBUF: _SOCKET_BYTES,
         zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
     },
-    # Any name makes ZeroMQ refuse the protocol before 3.0, which none of us speaks: it loses 14 kB with each such peer.
+    # Any name makes ZeroMQ refuse the protocol before 3.0, which none of us speaks: it loses 14 kB
+    # with each such peer.
     zmq.ZAP_DOMAIN: b"worker",
 }
 _DEALER = {
@@ -136,8 +147,9 @@ class Peer:
     def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
         """Encode and clear the output for the peer, in frames of at most ``most`` bundles.
 
-        The first one has all acks and inits: a receiver that stops after some of the frames has the inits of what it
-        processed."""
+        The first one has all acks and inits: a receiver that stops after some of the frames has the
+        inits of what it processed.
+        """
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
         by_task: dict[str, Any] = {
@@ -179,7 +191,9 @@ class Peer:
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """The socket of a connection, which may have left: its descriptor is another socket's then, or no socket's at all."""
+    """The socket of a connection, which may have left: its descriptor is another socket's then, or
+    no socket's at all.
+    """
     duplicate = os.dup(descriptor)
     try:
         return socket.socket(fileno=duplicate)
@@ -189,13 +203,16 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 
 def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
-    """End connections of other users of this machine, in a thread, until the context of the socket ends.
+    """End connections of other users of this machine, in a thread, until the context of the socket
+    ends.
 
-    They may send before they end, but know no token."""
+    They may send before they end, but know no token.
+    """
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
         while True:
-            # 16 bits of the event and 32 of the file descriptor. What PyZMQ reads them with loads all of asyncio.
+            # 16 bits of the event and 32 of the file descriptor. What PyZMQ reads them with loads
+            # all of asyncio.
             event, endpoint = events.recv_multipart()
             with (
                 contextlib.suppress(OSError, IndexError),
@@ -221,7 +238,8 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
     except Exception:
         # Of any type: the user's own code may run (a time zone, for one).
         pass
-    # Rare: send one bundle at a time, find the tuples that MessagePack cannot hold, and divide what is too large.
+    # Rare: send one bundle at a time, find the tuples that MessagePack cannot hold, and divide what
+    # is too large.
     groups = frame.groups
     frame.groups = []
     try:
@@ -264,8 +282,9 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
 class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
-    With a ``link_key`` (the cluster has a secret), connections without it are refused; else those of other users.
-    ``blocked_secs``: how long a peer may receive nothing."""
+    With a ``link_key`` (the cluster has a secret), connections without it are refused; else those
+    of other users. ``blocked_secs``: how long a peer may receive nothing.
+    """
 
     def __init__(
         self,
@@ -311,7 +330,7 @@ class Transport:
             socket.setsockopt(option, value)
         return socket
 
-    # -- peers ------------------------------------------------------------------------------------------
+    # -- peers -------------------------------------------------------------------------------------
 
     def set_peers(
         self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]
@@ -327,7 +346,8 @@ class Transport:
         for slot, address in addresses.items():
             peer = self.peers.get(slot)
             if peer is None:
-                # Not of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
+                # Not of the other side: where its input is stopped and its peer has gone, ZeroMQ's
+                # timer ends the process.
                 beat = dict.fromkeys(
                     (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL), self._silent_millis
                 )
@@ -380,7 +400,7 @@ class Transport:
         """Frames dropped because their peer could not be reached."""
         return sum(peer.dropped for peer in self.peers.values())
 
-    # -- receiving --------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def receive(self, most: int) -> list[list[bytes]]:
         """At most ``most`` messages, each as [sender, ..., payload], and few if they are large."""
@@ -416,7 +436,9 @@ class Transport:
             os.eventfd_write(self._wakeup, 1)
 
     def close(self, linger: bool = False) -> None:
-        """Close all sockets and drop the backlogs; ``linger``: what was sent before may still leave."""
+        """Close all sockets and drop the backlogs; ``linger``: what was sent before may still
+        leave.
+        """
         for peer in self.peers.values():
             peer.socket.close(_LINGER_MILLIS if linger else 0)
         self.peers.clear()

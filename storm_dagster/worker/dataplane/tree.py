@@ -1,9 +1,10 @@
 """Tuple trees inside one worker, and the acks and fails of a pass of the loop.
 
-Between workers every edge is a random number that is XORed (``core.acking``). Inside a worker no tuple is lost
-unless the process dies, so edges are only counted: a :class:`Tree` is the part of a tuple tree below one edge into
-this worker. When its count reaches zero, one number acks that edge and adds the edges to other workers below it. A
-tree that never left its worker sends nothing to an acker.
+Between workers every edge is a random number that is XORed (``core.acking``). Inside a worker no
+tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the part of a
+tuple tree below one edge into this worker. When its count reaches zero, one number acks that edge
+and adds the edges to other workers below it. A tree that never left its worker sends nothing to an
+acker.
 """
 
 import os
@@ -23,8 +24,11 @@ _MOST_REASONS = 4096
 Reason = tuple[int, str, str]
 """Why a tuple failed: (task, component, text of at most 500 characters)."""
 LOST: Reason = (0, "", "a task or worker with parts of it stopped")
-"""Says nothing about the tuple: spouts emit it again, and do not count a failure. Compared by identity."""
-# A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of them.
+"""Says nothing about the tuple: spouts emit it again, and do not count a failure. Compared by
+identity.
+"""
+# A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of
+# them.
 next_edge: Callable[[], int] = chain.from_iterable(
     map(Struct(f"<{_NUMBERS}Q").unpack, map(os.urandom, repeat(8 * _NUMBERS)))
 ).__next__
@@ -42,7 +46,9 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     origin: Any = None
     """The spout's runner, if the root is a tuple of a spout of this worker."""
     parents: Any = None
-    """The trees (a tuple of them) that this joint tree keeps open, if its tuples have several anchors."""
+    """The trees (a tuple of them) that this joint tree keeps open, if its tuples have several
+    anchors.
+    """
     failed: bool = False
     peers: int = 0
     """Bits of the other workers that it sent tuples to (``engine.acks``)."""
@@ -58,9 +64,12 @@ def leaves(tree: Tree) -> Iterator[Tree]:
 
 
 def anchor_tree(anchors: Any) -> Tree | None:
-    """The tree for a tuple anchored to ``anchors``: a received tuple, or several; ``None`` when untracked.
+    """The tree for a tuple anchored to ``anchors``: a received tuple, or several; ``None`` when
+    untracked.
 
-    A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its parents open."""
+    A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its
+    parents open.
+    """
     trees: dict[int, Tree] = {}
     try:
         if not isinstance(anchors, Sequence):
@@ -89,12 +98,15 @@ class Ledger:
     fails: list[int] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)
     reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MOST_REASONS))
-    """Root -> why it failed, here or in another worker; until its spout asks, or too many others failed since."""
+    """Root -> why it failed, here or in another worker; until its spout asks, or too many others
+    failed since.
+    """
     touched: list[tuple[int, int]] = field(default_factory=list)
     """(root, bits of the workers that its tree was sent on to), for the acker."""
     others: tuple[int, ...] = ()
-    """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout notices. Empty
-    with two workers: what the other one has parts of, the spout sent there."""
+    """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout
+    notices. Empty with two workers: what the other one has parts of, the spout sent there.
+    """
 
     def add(self, tree: Tree) -> None:
         """Count one more tuple of ``tree``; the first one of a joint tree opens its parents."""

@@ -18,9 +18,11 @@ Slot = tuple[str, int]
 
 
 class WorkerBits:
-    """A bit for each other worker, so that a tree notes in one number which of them have parts of it. The worker that replaces a lost one in its slot has a bit of its own.
+    """A bit for each other worker, so that a tree notes in one number which of them have parts of
+    it. The worker that replaces a lost one in its slot has a bit of its own.
 
-    Tuples for a slot without a worker count as the next worker's, which will receive them."""
+    Tuples for a slot without a worker count as the next worker's, which will receive them.
+    """
 
     def __init__(self, keep_secs: float) -> None:
         """``keep_secs``: time for which trees may still name a lost worker."""
@@ -32,7 +34,9 @@ class WorkerBits:
         """Start token of a lost worker -> its bits, and when they may be used again."""
 
     def place(self, slots: Collection[Slot], tokens: Mapping[str, Slot], now: float) -> int:
-        """Apply the slots in use and the live workers; the bits of the workers that are gone since the last call."""
+        """Apply the slots in use and the live workers; the bits of the workers that are gone since
+        the last call.
+        """
         live = {slot: token for token, slot in tokens.items()}
         gone = 0
         for slot in {*self._keys, *slots}:
@@ -73,7 +77,9 @@ class WorkerBits:
         return self._bits[token]
 
     def has_room(self, token: str) -> bool:
-        """Whether a peer may name this worker: each slot may have one that is not known here yet."""
+        """Whether a peer may name this worker: each slot may have one that is not known here
+        yet.
+        """
         return token in self._bits or len(self._bits) <= 2 * len(self._keys) + 9
 
     def tokens_of(self, bits: int) -> Iterator[str]:
@@ -87,7 +93,9 @@ class WorkerBits:
 
 
 class AckExchange:
-    """Routes acks to ackers and results to spouts: directly in this worker, to others in the next frame."""
+    """Routes acks to ackers and results to spouts: directly in this worker, to others in the next
+    frame.
+    """
 
     def __init__(
         self, shared: Shared, transport: Transport | None, runners: dict[int, Runner]
@@ -217,7 +225,9 @@ class AckExchange:
         )
 
     def _notify(self, verdict: str, task: int, roots: list[int]) -> bool:
-        """Tell a spout or windowed task (0: all of them) what became of its trees. Whether one is here."""
+        """Tell a spout or windowed task (0: all of them) what became of its trees. Whether one is
+        here.
+        """
         found = False
         for number in (task,) if task else list(self.runners):
             runner = self.runners.get(number)
@@ -230,7 +240,9 @@ class AckExchange:
         return found
 
     def flush(self, now: float) -> bool:
-        """Send the acks of this pass to the ackers. Whether spouts of this worker got results from it."""
+        """Send the acks of this pass to the ackers. Whether spouts of this worker got results from
+        it.
+        """
         ledger, ackers = self._shared.ledger, self._shared.acker_tasks
         if ledger.empty():
             return False

@@ -21,7 +21,8 @@ def make_runner(
 ) -> Runner:
     """Create the runner of one task of a user's component.
 
-    A class that cannot be imported gets a plain runner, which reports the error when it starts."""
+    A class that cannot be imported gets a plain runner, which reports the error when it starts.
+    """
     if part.object.shell is not None:
         from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
 
@@ -48,8 +49,9 @@ def make_runner(
 
 
 def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> None:
-    """Close tasks in this order. All threads end side by side, until a moment of ``time.monotonic()``; then those that
-    have not ended are left behind."""
+    """Close tasks in this order. All threads end side by side, until a moment of
+    ``time.monotonic()``; then those that have not ended are left behind.
+    """
     for runner in runners:
         runner.attempt("close", partial(runner.begin_close, retire=retire))
     # The others close while the threads end.

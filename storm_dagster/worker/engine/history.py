@@ -1,7 +1,9 @@
-"""History of a topology in its master: what flows now, and rings of figures for an hour and for a day.
+"""History of a topology in its master: what flows now, and rings of figures for an hour and for a
+day.
 
-Figures come from the counters that workers report anyway, as differences over the last ten seconds of each worker's own
-clock. The rings end with the process of the topology master: a picture made of them has a gap then.
+Figures come from the counters that workers report anyway, as differences over the last ten seconds
+of each worker's own clock. The rings end with the process of the topology master: a picture made of
+them has a gap then.
 """
 
 from collections import deque
@@ -24,9 +26,10 @@ COLUMNS = (
     "waiting",
     "lag",
 )
-"""Of a row, after its time. Per second: tuples that bolts executed and spouts emitted, acks, failures. Latency of
-execute (bolts) or of whole trees (spouts). Shares of time: of the busiest task in execute, of the task held back longest.
-Tuples in queues. Sum of the metrics named lag."""
+"""Of a row, after its time. Per second: tuples that bolts executed and spouts emitted, acks,
+failures. Latency of execute (bolts) or of whole trees (spouts). Shares of time: of the busiest task
+in execute, of the task held back longest. Tuples in queues. Sum of the metrics named lag.
+"""
 
 _WINDOW_SECS = 10.0
 _SILENT_SECS = 15.0
@@ -49,7 +52,9 @@ class _Mark(NamedTuple):
     cpu_secs: float
     received: float
     tasks: dict[str, tuple[int, ...]]
-    """Executed, emitted, acked, failed, nanoseconds of sampled tuples, number of these, milliseconds held back."""
+    """Executed, emitted, acked, failed, nanoseconds of sampled tuples, number of these,
+    milliseconds held back.
+    """
     buckets: dict[str, Buckets]
     """By component."""
     report: Mapping[str, TaskReport]
@@ -103,7 +108,9 @@ def _inputs(task: TaskReport) -> dict[str, int]:
 
 
 class TopologyHistory:
-    """Rates and rings of one topology. Used only by the loop. ``now`` is of a ``ListeningClock``."""
+    """Rates and rings of one topology. Used only by the loop. ``now`` is of a
+    ``ListeningClock``.
+    """
 
     def __init__(self) -> None:
         self._marks: dict[str, deque[_Mark]] = {}
@@ -137,8 +144,9 @@ class TopologyHistory:
         return sum(1 for at in self._starts.get(key, ()) if now - at < 600.0)
 
     def flow(self, now: float) -> Figures:
-        """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}},
-        "cpu": {slot: cores}}``."""
+        """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate",
+        "busy"}}, "edges": {id: {input: rate}}, "cpu": {slot: cores}}``.
+        """
         parts: dict[str, Figures] = {}
         tasks: dict[str, Figures] = {}
         edges: dict[str, dict[str, float]] = {}
@@ -222,8 +230,9 @@ class TopologyHistory:
         )
 
     def _lag_rate(self, component: str) -> float | None:
-        """By how much the lag (``""``: of the whole topology) grew per second in the last minute; ``None`` when that is not
-        known."""
+        """By how much the lag (``""``: of the whole topology) grew per second in the last minute;
+        ``None`` when that is not known.
+        """
         lag = 1 + COLUMNS.index("lag")
         rows = [
             row for row in list(self._rows.get((component, False), ()))[-7:] if row[lag] is not None
@@ -256,7 +265,9 @@ class TopologyHistory:
         ring.append([int(epoch_secs), *(shown[name] for name in COLUMNS)])
 
     def answer(self, question: HistoryQuestion) -> dict[str, Any]:
-        """Rows of a component, or of the whole topology: ``{"columns", "interval", "rows"}``, oldest first."""
+        """Rows of a component, or of the whole topology: ``{"columns", "interval", "rows"}``,
+        oldest first.
+        """
         rows = self._rows.get((question.component, question.day), ())
         return {
             "columns": ["time", *COLUMNS],

@@ -50,7 +50,9 @@ _SYSTEM_PART = ComponentSpec(
 
 @dataclass(eq=False, kw_only=True)
 class NativeEngine:
-    """Tasks and tuples of a worker. Used only by the loop, which owns process, lease, sockets and clock."""
+    """Tasks and tuples of a worker. Used only by the loop, which owns process, lease, sockets and
+    clock.
+    """
 
     topology_id: str
     spec: TopologySpec
@@ -80,10 +82,12 @@ class NativeEngine:
         self._loads = Loads(conf, transport)
         shared.redirect = self._redirect
 
-    # -- placement --------------------------------------------------------------------------------------
+    # -- placement ---------------------------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
-        """Apply a placement: open the tasks in ``placement.open``, close all others, rebuild the routes."""
+        """Apply a placement: open the tasks in ``placement.open``, close all others, rebuild the
+        routes.
+        """
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
         self.shared.storage.home = placement.state
@@ -128,8 +132,8 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
-        # A component divides input, state and keys over its tasks, and direct senders name tasks of their readers:
-        # with other tasks, what `initialize` derived from the context is wrong.
+        # A component divides input, state and keys over its tasks, and direct senders name tasks of
+        # their readers: with other tasks, what `initialize` derived from the context is wrong.
         now, before = (
             by_component(placement.components),
             by_component(previous.components if previous else {}),
@@ -197,8 +201,9 @@ class NativeEngine:
     def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
         """Close tasks: afterwards they execute, emit and ack nothing.
 
-        Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open again at once, and get the
-        queued tuples that are not tracked, since nobody would replay those."""
+        Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open again at
+        once, and get the queued tuples that are not tracked, since nobody would replay those.
+        """
         closing = [self.runners[task] for task in tasks if task in self.runners]
         for runner in closing:
             _log.info("closing task %d (%s)", runner.task_id, runner.component)
@@ -233,7 +238,8 @@ class NativeEngine:
                     self.spec, tasks_of, runner.component, runner.task_id, link, runner.context
                 )
             except self.shared.catches as error:
-                # A custom grouping cannot be created: the task must not run with some of its routes.
+                # A custom grouping cannot be created: the task must not run with some of its
+                # routes.
                 runner.report(error, "groupings")
                 runner.wired = False
                 continue
@@ -275,10 +281,12 @@ class NativeEngine:
         else:
             self.shared.ledger.fail(tup, LOST)
 
-    # -- frames -----------------------------------------------------------------------------------------
+    # -- frames ------------------------------------------------------------------------------------
 
     def deliver(self, frame: Frame, size: int = 0) -> None:
-        """Queue a peer's tuples, and apply its acks, load and back pressure. ``size``: bytes of the frame."""
+        """Queue a peer's tuples, and apply its acks, load and back pressure. ``size``: bytes of the
+        frame.
+        """
         placement = self.placement
         assert placement is not None
         components = placement.components
@@ -337,7 +345,7 @@ class NativeEngine:
                 error = InvalidRequest(f"a value is {error}")
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
 
-    # -- running ----------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def activate(self, active: bool) -> None:
         """Start or pause spouts; tuples in flight are processed in any case."""
@@ -350,7 +358,9 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:
-        """One pass: run bolts and spouts, flush acks, apply back pressure. Whether anything was done."""
+        """One pass: run bolts and spouts, flush acks, apply back pressure. Whether anything was
+        done.
+        """
         if self._starting:
             self._start_tasks(now)
         if now >= self._next_clock - 1e-6:
@@ -425,7 +435,7 @@ class NativeEngine:
         waits = any(runner.waiting() or runner.has_pending_acks() for runner in self._order)
         return self.shared.ledger.empty() and not waits
 
-    # -- state ------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[int, str]:
         """Task id -> ``starting`` or ``running``."""
@@ -465,10 +475,12 @@ class NativeEngine:
         return 0.7 * float(self.conf.get("supervisor.worker.shutdown.sleep.secs") or 0)
 
     def close(self, since: float | None = None) -> None:
-        """Close all tasks gracefully, before the supervisor kills the worker, which it asked to stop at ``since``.
+        """Close all tasks gracefully, before the supervisor kills the worker, which it asked to
+        stop at ``since``.
 
-        Senders close before receivers, and spouts last, since the others may complete their trees. What is to be sent
-        then is in the next ``Transport.flush``."""
+        Senders close before receivers, and spouts last, since the others may complete their trees.
+        What is to be sent then is in the next ``Transport.flush``.
+        """
         shared = self.shared
         shared.closing = True
         self._update_spouts(shared.clock())

@@ -18,7 +18,9 @@ _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
 """A request or load expires unless the peer repeats it: it may have died, or the task moved."""
 _BACKLOG_SECS = 1.0
-"""Queued work of one task, in seconds, that makes it full, long before tuples time out in the queue."""
+"""Queued work of one task, in seconds, that makes it full, long before tuples time out in the
+queue.
+"""
 _FEW_TUPLES = 16
 _QUEUE_BYTES = 64 * 1024 * 1024
 """Bytes in one queue, as far as its tuples came from other workers, that make it full."""
@@ -27,15 +29,18 @@ _LARGE_BYTES = 2048
 _REFRESH_SECS = 1.0
 _LEAST_REPORTED = 0.05
 _ALL = "*"
-"""In place of a component: all of them. From a peer of an older release, which does not name any."""
+"""In place of a component: all of them. From a peer of an older release, which does not name
+any.
+"""
 
 
 class Pressure:
     """Full components in this worker and in its peers, and the tasks here that wait for them.
 
-    A component is full if one of its tasks is. A spout waits while any component downstream is full, a bolt while a
-    direct reader is. In a cycle all could wait for each other, so there a bolt still has small turns
-    (:meth:`Runner.may_begin`)."""
+    A component is full if one of its tasks is. A spout waits while any component downstream is
+    full, a bolt while a direct reader is. In a cycle all could wait for each other, so there a bolt
+    still has small turns (:meth:`Runner.may_begin`).
+    """
 
     def __init__(
         self, conf: Mapping[str, Any], transport: Transport | None, spec: TopologySpec
@@ -46,7 +51,9 @@ class Pressure:
         self.own: frozenset[str] = frozenset()
         """Full components of this worker."""
         self._fed: dict[tuple[str, int], set[str]] = {}
-        """Slot -> components there that this worker sends to: all of them are full while that worker does not receive."""
+        """Slot -> components there that this worker sends to: all of them are full while that
+        worker does not receive.
+        """
         self._components: Mapping[int, str] = {}
         self._large = False
         """Whether a large tuple has come from a peer."""
@@ -68,7 +75,9 @@ class Pressure:
             self._peers.pop(slot, None)
 
     def forget(self, slots: Iterable[tuple[str, int]]) -> None:
-        """End the back pressure of workers that are gone: who was killed under load cannot take it back."""
+        """End the back pressure of workers that are gone: who was killed under load cannot take it
+        back.
+        """
         for slot in slots:
             self._peers.pop(slot, None)
 
@@ -80,7 +89,9 @@ class Pressure:
             }
 
     def place(self, placement: Placement, runners: Collection[Runner]) -> None:
-        """Set how much each task here may emit in one turn: half a queue, divided by the tasks that send to it."""
+        """Set how much each task here may emit in one turn: half a queue, divided by the tasks that
+        send to it.
+        """
         senders = Counter(
             reader for runner in runners for reader in self._readers.get(runner.component, ())
         )
@@ -100,7 +111,9 @@ class Pressure:
                 self._fed[slot].add(placement.components[task])
 
     def apply(self, runners: Iterable[Runner], now: float = 0.0) -> None:
-        """Tell all tasks whether they must wait from ``now`` on, and count how long they waited before."""
+        """Tell all tasks whether they must wait from ``now`` on, and count how long they waited
+        before.
+        """
         full = self.own.union(*(names for _, names in self._peers.values()))
         passed, self._applied = now - self._applied, now
         for runner in runners:
@@ -121,7 +134,9 @@ class Pressure:
             runner.held = bool(ahead) and runner.shared.sliced
 
     def on_frame(self, groups: list[Group], size: int, runners: Mapping[int, Runner]) -> None:
-        """Estimate the size of the tuples of a frame, which is the only place where it costs nothing to know."""
+        """Estimate the size of the tuples of a frame, which is the only place where it costs
+        nothing to know.
+        """
         if size <= _LARGE_BYTES and not self._large:
             return
         bundles = sum(len(group[3]) for group in groups)
@@ -139,7 +154,8 @@ class Pressure:
     def update(self, now: float, runners: Collection[Runner], closed: Mapping[int, Sized]) -> bool:
         """Measure the queues, and notify the peers. Whether this worker's own state changed.
 
-        ``closed``: task that is not open yet -> tuples that wait for it."""
+        ``closed``: task that is not open yet -> tuples that wait for it.
+        """
         if not self._enabled:
             return False
         high, own = self._high, self.own
@@ -158,7 +174,8 @@ class Pressure:
                 waiting > high * share
                 or waiting * runner.tuple_bytes > _QUEUE_BYTES * share
                 or (waiting > _FEW_TUPLES and runner.backlog_secs() > _BACKLOG_SECS * share)
-                # One that waits for something outside, such as a sink: what it has would time out, and come again.
+                # One that waits for something outside, such as a sink: what it has would time out,
+                # and come again.
                 or (getattr(runner.instance, "_is_full", False) and runner.instance._room_at)
             ):
                 full.add(runner.component)
@@ -177,7 +194,9 @@ class Pressure:
 
 
 class Loads:
-    """Loads of all busy tasks. A load is the estimated time to process a task's queue, in seconds, at most 1."""
+    """Loads of all busy tasks. A load is the estimated time to process a task's queue, in seconds,
+    at most 1.
+    """
 
     def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
         self._transport = transport

@@ -16,7 +16,9 @@ from storm_dagster.worker.tasks.runner import Runner
 
 
 class Acker(Runner):
-    """One ``__acker`` task. Its messages are batched beside tuples; see ``Frame`` and ``Ledger``."""
+    """One ``__acker`` task. Its messages are batched beside tuples; see ``Frame`` and
+    ``Ledger``.
+    """
 
     kind = "system"
 
@@ -55,8 +57,9 @@ class Acker(Runner):
 class ListeningClock:
     """Clock that counts only seconds in which this worker could receive reports.
 
-    It stops while the worker is paused or frozen: an outage of ZooKeeper pauses all workers, and must not make them
-    count as dead. One thread ticks; any may read."""
+    It stops while the worker is paused or frozen: an outage of ZooKeeper pauses all workers, and
+    must not make them count as dead. One thread ticks; any may read.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -70,7 +73,9 @@ class ListeningClock:
 
 
 class TopologyMasterTable:
-    """The newest report of each worker. Thread-safe: the loop fills it, ``ClusterSync`` and requests read it."""
+    """The newest report of each worker. Thread-safe: the loop fills it, ``ClusterSync`` and
+    requests read it.
+    """
 
     def __init__(self, topology_id: str, task: int) -> None:
         self.topology_id = topology_id
@@ -87,8 +92,9 @@ class TopologyMasterTable:
         """Used only by the loop."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
-        """Store a report of a slot of the topology; a new process of it starts to count at 1. ``now`` is of a
-        :class:`ListeningClock`."""
+        """Store a report of a slot of the topology; a new process of it starts to count at 1.
+        ``now`` is of a :class:`ListeningClock`.
+        """
         key = f"{report.node}:{report.port}"
         with self._lock:
             if self._placement is not None and key not in self._slots:
@@ -99,7 +105,9 @@ class TopologyMasterTable:
         self.history.receive(key, report, now)
 
     def follow(self, placement: Placement) -> None:
-        """Judge by ``placement`` from now on; reports of other slots, and of former processes, are dropped."""
+        """Judge by ``placement`` from now on; reports of other slots, and of former processes, are
+        dropped.
+        """
         with self._lock:
             known = self._placement.tokens if self._placement is not None else {}
             started = {slot for token, slot in placement.tokens.items() if token not in known}
@@ -121,8 +129,9 @@ class TopologyMasterTable:
     ) -> TaskBeats:
         """The liveness record.
 
-        Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no worker has reported
-        ``launch`` seconds after they were first missed."""
+        Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no
+        worker has reported ``launch`` seconds after they were first missed.
+        """
         known = set(tasks)
         dead: set[int] = set()
         with self._lock:
@@ -200,8 +209,9 @@ class TopologyMasterTable:
 
 
 class TopologyMaster(Runner):
-    """The ``__topology_master`` task: collects the reports of all workers, which ``ClusterSync`` writes to
-    ``/taskbeats/<id>``."""
+    """The ``__topology_master`` task: collects the reports of all workers, which ``ClusterSync``
+    writes to ``/taskbeats/<id>``.
+    """
 
     kind = "system"
 

@@ -1,7 +1,8 @@
 """Sync of a worker with ZooKeeper in its own thread: lease, assignment, status, errors, heartbeats.
 
-The loop never waits for ZooKeeper: it gets immutable :class:`Placement` values. This thread waits for the loop only
-to close tasks before it gives them up in ZooKeeper, where their new owner sees it.
+The loop never waits for ZooKeeper: it gets immutable :class:`Placement` values. This thread waits
+for the loop only to close tasks before it gives them up in ZooKeeper, where their new owner sees
+it.
 """
 
 import logging
@@ -30,14 +31,18 @@ if TYPE_CHECKING:
 
 
 class WorkerLease:
-    """Permission to run tasks while the ZooKeeper session is certainly alive (``docs/decisions.md#one-owner``).
+    """Permission to run tasks while the ZooKeeper session is certainly alive
+    (``docs/decisions.md#one-owner``).
 
-    Reading is cheap and safe from any thread; only ``ClusterSync`` grants. An expired lease stays expired, even if the
-    session survived, until that has read the assignment again: a worker that was cut off or frozen must not continue
-    with a stale one."""
+    Reading is cheap and safe from any thread; only ``ClusterSync`` grants. An expired lease stays
+    expired, even if the session survived, until that has read the assignment again: a worker that
+    was cut off or frozen must not continue with a stale one.
+    """
 
     def __init__(self, lease_end: Callable[[int | None], float]) -> None:
-        """``lease_end(session id)``: boot clock until which that session (``None``: the current one) certainly lives."""
+        """``lease_end(session id)``: boot clock until which that session (``None``: the current
+        one) certainly lives.
+        """
         self._lease_end = lease_end
         self._owner = 0
         """Session that the worker's node was written under; 0: not granted."""
@@ -46,7 +51,9 @@ class WorkerLease:
         """How often the lease expired."""
 
     def grant(self, session_id: int) -> None:
-        """Start the lease: this session owns the worker's node, and the assignment names the worker."""
+        """Start the lease: this session owns the worker's node, and the assignment names the
+        worker.
+        """
         self._until = self._lease_end(session_id)
         self._owner = session_id
 
@@ -67,8 +74,8 @@ class WorkerLease:
         now = boot_clock()
         if now < self._until:
             return True
-        # The server may have confirmed the session since. If it is still the same session, the worker's node has
-        # existed all the time, and no other worker can have opened the tasks.
+        # The server may have confirmed the session since. If it is still the same session, the
+        # worker's node has existed all the time, and no other worker can have opened the tasks.
         self._until = end = self._lease_end(owner)
         if now < end:
             return True
@@ -85,7 +92,9 @@ _BLOCKED_SECS = 0.5
 """Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
 _REFUSED_SECS = 5.0
-"""Time for which ZooKeeper refuses everything after which the worker ends: ``zookeeper secure`` may be under way."""
+"""Time for which ZooKeeper refuses everything after which the worker ends: ``zookeeper secure`` may
+be under way.
+"""
 _ERRORS_SECS = 1.0
 _MOST_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
@@ -93,7 +102,9 @@ _MOST_NAMES = 1000
 
 @dataclass(eq=False)
 class ClusterSync:
-    """Synchronizes the worker's node, lease and placement with the assignment until :meth:`stop`."""
+    """Synchronizes the worker's node, lease and placement with the assignment until
+    :meth:`stop`.
+    """
 
     spec: WorkerSpec
     conf: Mapping[str, Any]
@@ -127,7 +138,7 @@ class ClusterSync:
         self._levels_known = False
         self.cluster.session.add_listener(lambda _: self.request_refresh())
 
-    # -- from other threads -----------------------------------------------------------------------------
+    # -- from other threads ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread."""
@@ -173,7 +184,7 @@ class ClusterSync:
         self._event.set()
         return done
 
-    # -- the thread -------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         session = self.cluster.session
@@ -207,7 +218,8 @@ class ClusterSync:
                 self._stale.set()
                 pause = 1.0
                 if time.monotonic() - refused_at >= _REFUSED_SECS:
-                    # The cluster's secret was changed: with its new user, the supervisor's next worker may do all this.
+                    # The cluster's secret was changed: with its new user, the supervisor's next
+                    # worker may do all this.
                     _log.error("this worker ends, its supervisor starts another: %s", error.message)
                     self._stopping = True
                     self.loop.stop()
@@ -226,7 +238,9 @@ class ClusterSync:
                 pause = 1.0
 
     def _refresh(self) -> bool:
-        """Reconcile owned tasks, node and placement with the assignment. Whether tasks wait for other workers."""
+        """Reconcile owned tasks, node and placement with the assignment. Whether tasks wait for
+        other workers.
+        """
         spec, cluster = self.spec, self.cluster
         found = cluster.read_assignment(spec.topology_id, self.request_refresh)
         base = cluster.storm_base(spec.topology_id, self.request_refresh)
@@ -272,7 +286,8 @@ class ClusterSync:
             self.lease.grant(self._written[1])
             _log.info("the lease is held by session 0x%x", self._written[1])
         if not self._levels_known:
-            # Later changes come as requests; those from before this process started are stored in ZooKeeper.
+            # Later changes come as requests; those from before this process started are stored in
+            # ZooKeeper.
             kept = cluster.read_log_levels(spec.topology_id)
             self.loop.post(lambda: self.loop.restore_levels(kept))
             self._levels_known = True
@@ -380,7 +395,8 @@ class ClusterSync:
         now = time.monotonic()
         if not self._errors or now < self._errors_due:
             return
-        # The next ones gather meanwhile: a bolt that fails for every tuple costs one write a second.
+        # The next ones gather meanwhile: a bolt that fails for every tuple costs one write a
+        # second.
         self._errors_due = now + _ERRORS_SECS
         for component, group in list(self._errors)[:20]:
             with self._errors_lock:
@@ -395,7 +411,8 @@ class ClusterSync:
             return
         beats = self.loop.beats(frozenset(self._view[0].task_slots()))
         if beats is None or beats.version != self._view[1]:
-            return  # The loop has not come to the newest placement: the table judges one that is over.
+            # The loop has not come to the newest placement: the table judges one that is over.
+            return
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
         self.cluster.write_beats(self.spec.topology_id, beats, assignment_version=self._view[1])
         self._next_beat = now + min(10.0, timeout / 3)

@@ -25,7 +25,9 @@ _BEAT_BYTES = 512
 
 @dataclass(eq=False)
 class HeartbeatThread:
-    """Thread that writes the heartbeat file every ``secs`` seconds, if the loop has advanced since."""
+    """Thread that writes the heartbeat file every ``secs`` seconds, if the loop has advanced
+    since.
+    """
 
     path: Path
     secs: float
@@ -76,7 +78,9 @@ class HeartbeatThread:
 
 
 class BlockedLoop(StormDagsterError):
-    """A component does not return, and blocks all tasks on its worker's loop, or its own task in a thread."""
+    """A component does not return, and blocks all tasks on its worker's loop, or its own task in a
+    thread.
+    """
 
 
 @dataclass(eq=False)
@@ -97,8 +101,9 @@ class Watchdog:
         self._loop = threading.get_ident()
 
     def check(self) -> None:
-        """Report the task that has occupied the loop for ``secs`` seconds, and calls in threads that last longer than
-        the message timeout."""
+        """Report the task that has occupied the loop for ``secs`` seconds, and calls in threads
+        that last longer than the message timeout.
+        """
         now = time.monotonic()
         self._check_threads(now)
         seen = (self.passes(), self.shared.at)

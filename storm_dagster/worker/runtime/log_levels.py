@@ -27,7 +27,9 @@ class LogLevels:
         self._changed: dict[str, _Changed] = {}
 
     def apply(self, changes: Mapping[str, LevelChange], now: float) -> None:
-        """Set levels, for ``secs`` unless that is 0; a change without a level reverts an earlier one."""
+        """Set levels, for ``secs`` unless that is 0; a change without a level reverts an earlier
+        one.
+        """
         for name, change in changes.items():
             earlier = self._changed.pop(name, None)
             if change.level is None:

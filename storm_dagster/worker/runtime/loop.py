@@ -74,7 +74,7 @@ class Loop:
         self._started = time.monotonic()
         self._stop_requested = False
 
-    # -- from other threads -----------------------------------------------------------------------------
+    # -- from other threads ------------------------------------------------------------------------
 
     def post(self, action: Callable[[], Any]) -> None:
         """Run ``action`` in the loop's next pass."""
@@ -129,7 +129,7 @@ class Loop:
             else "starting"
         )
 
-    # -- calls of ClusterSync, in the loop's thread -----------------------------------------------------
+    # -- calls of ClusterSync, in the loop's thread ------------------------------------------------
 
     def close_tasks(self, tasks: frozenset[int]) -> None:
         """Close tasks; their pending tuples fail."""
@@ -149,7 +149,7 @@ class Loop:
             counts = (placement.version, len(placement.mine), len(placement.open))
             _log.info("version %d of the assignment: %d tasks here, %d open", *counts)
 
-    # -- the loop ---------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run until stopped or superseded, and return the exit code."""
@@ -193,9 +193,12 @@ class Loop:
         return self.exit_code
 
     def _finish(self) -> None:
-        """Stop the spouts, drain for up to half a second, close the tasks, and send what they still say.
+        """Stop the spouts, drain for up to half a second, close the tasks, and send what they still
+        say.
 
-        A worker of spouts waits for their acks up to twice as long: other workers may be closing as well."""
+        A worker of spouts waits for their acks up to twice as long: other workers may be closing as
+        well.
+        """
         _log.info("stopping (SIGTERM)")
         engine = self.engine
         since = time.monotonic()
@@ -274,7 +277,7 @@ class Loop:
             else:
                 self.unknown_frames += 1
 
-    # -- reports and requests ---------------------------------------------------------------------------
+    # -- reports and requests ----------------------------------------------------------------------
 
     def report(self) -> wire.WorkerReport:
         """The report to the topology master."""
@@ -338,7 +341,9 @@ class Loop:
                 wire.decode_request_token(payload).token.encode(), self.spec.token.encode()
             ):
                 self.unknown_frames += 1
-                return  # Without an answer: it may be of another user, whose connection is about to be ended.
+                # Without an answer: it may be of another user, whose connection is about to be
+                # ended.
+                return
             request = wire.decode_request(payload)
         except (ValueError, RecursionError, MemoryError):
             self.bad_frames += 1

@@ -44,9 +44,11 @@ _MOST_BYTES = 1024 * 1024
 
 
 def resolve_references(value: Any, key: str = "") -> Any:
-    """A copy of a conf, or of the value under ``key``, with all references replaced; :class:`InvalidRequest` names the key.
+    """A copy of a conf, or of the value under ``key``, with all references replaced;
+    :class:`InvalidRequest` names the key.
 
-    ``${env:NAME}`` and ``${file:PATH}``: only the worker resolves them. Nimbus, Dagster, pages and logs have the reference.
+    ``${env:NAME}`` and ``${file:PATH}``: only the worker resolves them. Nimbus, Dagster, pages and
+    logs have the reference.
     """
     if isinstance(value, str):
         return (
@@ -151,8 +153,9 @@ def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
 def _return_large_memory() -> None:
     """Return blocks of 4 MiB and more to the system, always.
 
-    The GNU C library raises that limit to 32 MiB by itself, and large messages of a few clients that never end leave
-    hundreds of megabytes in pieces. Others have no such limit."""
+    The GNU C library raises that limit to 32 MiB by itself, and large messages of a few clients
+    that never end leave hundreds of megabytes in pieces. Others have no such limit.
+    """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -160,7 +163,9 @@ def _return_large_memory() -> None:
 
 
 def run_worker(path: Path) -> int:
-    """Run the worker that the spec ``path`` describes, and return its exit code (``model.worker_spec``)."""
+    """Run the worker that the spec ``path`` describes, and return its exit code
+    (``model.worker_spec``).
+    """
     require_linux("a worker")
     spec = WorkerSpec.read(path)
     conf, topology = _load(spec)
@@ -174,7 +179,8 @@ def run_worker(path: Path) -> int:
     _return_large_memory()
     # Measured: default thresholds make decoding of big batches three times slower.
     gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
-    # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay tuples.
+    # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay
+    # tuples.
     sys.setswitchinterval(0.001)
     transport = _bind(spec, conf)
     run_file = RunFile.write(
@@ -247,7 +253,9 @@ def _run(
 
 
 def task_of(record: logging.LogRecord, shared: Shared) -> dict[str, Any]:
-    """Task and component whose call wrote a record: the one at which the loop is, or that has the thread."""
+    """Task and component whose call wrote a record: the one at which the loop is, or that has the
+    thread.
+    """
     if record.thread == threading.main_thread().ident:
         runner = shared.at
         return {} if runner is None else {"task": runner.task_id, "component": runner.component}
@@ -259,8 +267,10 @@ def task_of(record: logging.LogRecord, shared: Shared) -> dict[str, Any]:
 class ErrorReporter:
     """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
 
-    At most ``topology.max.error.report.per.interval`` of a task in ``topology.error.throttle.interval.secs``; what is
-    over the limit has no text and only adds to the count of its group."""
+    At most ``topology.max.error.report.per.interval`` of a task in
+    ``topology.error.throttle.interval.secs``; what is over the limit has no text and only adds to
+    the count of its group.
+    """
 
     conf: Mapping[str, Any]
     record: Callable[[int, str, str, int, str], None]
@@ -286,7 +296,8 @@ class ErrorReporter:
         text = ""
         if number <= self._most:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
+            # A file name in a message may hold what is no UTF-8, neither in the log nor in
+            # ZooKeeper.
             text = mask_text(f"{where}: {trace.encode('utf-8', 'backslashreplace').decode()}")
             _log.error("task %d (%s): %s", task, component, text, extra=of_task)
         elif number == self._most + 1:
@@ -297,7 +308,9 @@ class ErrorReporter:
 
 
 def error_group(error: BaseException, where: str) -> str:
-    """Type and place of an error: the same for every replay of a tuple. Without a traceback, the message is the place."""
+    """Type and place of an error: the same for every replay of a tuple. Without a traceback, the
+    message is the place.
+    """
     trace = error.__traceback__
     if trace is None:
         place = str(error)

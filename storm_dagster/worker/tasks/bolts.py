@@ -77,7 +77,9 @@ class BoltRunner(Runner):
 
     _opening: StateOpening | None = None
     _gain = 1 << 15
-    """Tuples emitted by one call, rounded up. It rises at once and falls by halves; unknown, it is taken as large."""
+    """Tuples emitted by one call, rounded up. It rises at once and falls by halves; unknown, it is
+    taken as large.
+    """
 
     def open(self) -> bool:
         """Create and connect the bolt. ``False`` while its state is read."""
@@ -109,11 +111,13 @@ class BoltRunner(Runner):
         super().close(retire=retire)
 
     def _bind(self, bolt: Any) -> Any:
-        """Connect the bolt, and return ``execute(batch) -> number of tuples that it took``: fewer if the task crashed.
+        """Connect the bolt, and return ``execute(batch) -> number of tuples that it took``: fewer
+        if the task crashed.
 
-        This code runs for every tuple, so it is closures: a variable of the enclosing function is the cheapest place
-        for state. The second half of ``emit`` is the same as that of spouts: a shared function would add a call to
-        every tuple, measured as 5 % of an emit, and a shared ``emit`` cannot be, since the arguments differ in order.
+        This code runs for every tuple, so it is closures: a variable of the enclosing function is
+        the cheapest place for state. The second half of ``emit`` is the same as that of spouts: a
+        shared function would add a call to every tuple, measured as 5 % of an emit, and a shared
+        ``emit`` cannot be, since the arguments differ in order.
         """
         routes, ledger, stats = self.routes, self.shared.ledger, self.stats
         component, task_id = self.component, self.task_id
@@ -139,8 +143,9 @@ class BoltRunner(Runner):
             if type(tup) is not list and type(tup) is not tuple:
                 check_values(tup, route)
             width, only, rich = route.width, route.only, False
-            # A copy: the component may change its list while the tuple is queued in this worker. Unpacking tells a wrong
-            # number; a loop over one or two values, and the set for the commonest types, would double the cost.
+            # A copy: the component may change its list while the tuple is queued in this worker.
+            # Unpacking tells a wrong number; a loop over one or two values, and the set for the
+            # commonest types, would double the cost.
             try:
                 if width == 1:
                     (one,) = tup
@@ -230,7 +235,8 @@ class BoltRunner(Runner):
             nonlocal current
             process = bolt.process
             bad, taken = 0, len(batch)
-            # Acked tuples of one tree in a row, as they arrive in bundles: its count is written once for all of them.
+            # Acked tuples of one tree in a row, as they arrive in bundles: its count is written
+            # once for all of them.
             last: Any = None
             acked = 0
             for tup in batch:
@@ -368,7 +374,9 @@ class BoltRunner(Runner):
 
 
 class FusedBoltRunner(BoltRunner):
-    """Runner of a bolt whose function runs in a query: statistics are those of the query, not of what it is sent."""
+    """Runner of a bolt whose function runs in a query: statistics are those of the query, not of
+    what it is sent.
+    """
 
     def run(self, now: float) -> bool:
         """As :meth:`BoltRunner.run`."""
@@ -383,7 +391,9 @@ class FusedBoltRunner(BoltRunner):
 
 
 class BaseCollector:
-    """What the collectors of all components have in common: see ``Collector``, and ``Runner`` for what they pass on."""
+    """What the collectors of all components have in common: see ``Collector``, and ``Runner`` for
+    what they pass on.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -1,4 +1,6 @@
-"""Dead letters of a spout's task: tuples that failed too often, in a file from which they can be emitted again."""
+"""Dead letters of a spout's task: tuples that failed too often, in a file from which they can be
+emitted again.
+"""
 
 import base64
 import logging
@@ -33,7 +35,8 @@ _PAGE_BYTES = 1 << 20
 class LetterFile:
     """Lines of JSON, each a letter or a change of an earlier one with the same ``number``.
 
-    Half of ``most_bytes`` full, the file replaces ``*.old.jsonl``, whose letters are dropped."""
+    Half of ``most_bytes`` full, the file replaces ``*.old.jsonl``, whose letters are dropped.
+    """
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self.path = path
@@ -98,7 +101,9 @@ class DeadLetters:
         self._runner = runner
         conf, context = runner.conf, runner.context
         self.most_tries = int(conf.get("topology.dead.letter.tries") or 0)
-        """Failures after which a tuple is a dead letter, whatever its spout does; 0: the spout decides."""
+        """Failures after which a tuple is a dead letter, whatever its spout does; 0: the spout
+        decides.
+        """
         self._stream: str | None = conf.get("topology.dead.letter.stream")
         self._tries: BoundedMap[Any, dict[str, Any]] = BoundedMap(_MOST_IDS)
         self._replays: dict[int, _Replay] = {}
@@ -151,7 +156,9 @@ class DeadLetters:
         return bool(self._tries or self._replays)
 
     def keeping(self, emit: Callable[..., Any]) -> Callable[..., Any]:
-        """``emit`` that keeps the values of tracked tuples with their pending entry, if the conf sets the tries."""
+        """``emit`` that keeps the values of tracked tuples with their pending entry, if the conf
+        sets the tries.
+        """
         if not self.most_tries:
             return emit
         entries = self._runner.pending.entries
@@ -178,7 +185,7 @@ class DeadLetters:
 
         return emit_kept
 
-    # -- verdicts ---------------------------------------------------------------------------------------
+    # -- verdicts ----------------------------------------------------------------------------------
 
     def on_acked(self, tup_id: Any, tell: Tell) -> None:
         """A tuple is complete."""
@@ -213,7 +220,9 @@ class DeadLetters:
         tell("lost" if lost else False, tup_id)
 
     def _append(self, file: LetterFile, line: bytes, more: int) -> None:
-        """Add a line, for ``more`` letters to replay. Those that are dropped for it are counted, and logged."""
+        """Add a line, for ``more`` letters to replay. Those that are dropped for it are counted,
+        and logged.
+        """
         runner, count = self._runner, self._count + more
         if file.append(line):
             self._recount(file)
@@ -299,12 +308,14 @@ class DeadLetters:
                 runner.report(error, "a dead letter cannot be emitted")
         return True
 
-    # -- requests ---------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def answer(self, query: LetterQuestion) -> dict[str, Any]:
-        """``{"entries", "next"}``: a page of letters after a number, of at most about 1 MiB; ``next`` is the last
-        number, ``None`` at the end. With ``replay`` they are emitted again, but those that were already or cannot be;
-        a letter is marked when its tree is complete, and stays when it fails."""
+        """``{"entries", "next"}``: a page of letters after a number, of at most about 1 MiB;
+        ``next`` is the last number, ``None`` at the end. With ``replay`` they are emitted again,
+        but those that were already or cannot be; a letter is marked when its tree is complete, and
+        stays when it fails.
+        """
         runner = self._runner
         if query.replay and not runner.shared.spouts_run:
             raise Unavailable(

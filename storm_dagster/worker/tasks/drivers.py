@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class StateOpening:
-    """State and windows of one task, opened in a thread unless ``inline``, so that the loop goes on."""
+    """State and windows of one task, opened in a thread unless ``inline``, so that the loop goes
+    on.
+    """
 
     bolt: StatefulBolt | WindowedBolt
     runner: Runner
@@ -69,8 +71,9 @@ class StateOpening:
         )
 
     def attach(self) -> None:
-        """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises if the state cannot
-        be opened."""
+        """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises
+        if the state cannot be opened.
+        """
         from storm_dagster.worker.tasks.stateful import StateDriver
 
         log = self.log.result()
@@ -91,14 +94,17 @@ class StateOpening:
 
 
 def acks_itself(bolt: Any) -> bool:
-    """Whether the bolt acks instead of the runner: it gathers tuples, or defers acks to checkpoints."""
+    """Whether the bolt acks instead of the runner: it gathers tuples, or defers acks to
+    checkpoints.
+    """
     return bool(getattr(bolt, "_gathers", False)) or hasattr(type(bolt), "process_again")
 
 
 def open_state(bolt: Any, runner: Runner, *, inline: bool = False) -> StateOpening | None:
     """Begin to open the state of a windowed or stateful bolt; in this thread with ``inline``.
 
-    Raises if its conf is not valid."""
+    Raises if its conf is not valid.
+    """
     windows = None
     if hasattr(type(bolt), "process_window"):
         from storm_dagster.worker.tasks.windows import WindowDriver

@@ -41,8 +41,9 @@ _EXPIRE_SECS = 5.0
 class EventDelivery:
     """Event outbox of a worker. Used only by the loop, except :meth:`on_response`.
 
-    An event is like a tuple anchored to the current one: it keeps the tree open until Dagster has stored it, so that
-    the tuple is replayed if the worker dies, whenever the bolt acks it."""
+    An event is like a tuple anchored to the current one: it keeps the tree open until Dagster has
+    stored it, so that the tuple is replayed if the worker dies, whenever the bolt acks it.
+    """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -67,8 +68,9 @@ class EventDelivery:
         self._shared.wake()
 
     def add(self, runner: Runner, event: DagsterEvent, tree: Tree | None) -> None:
-        """Add an event of a task. If the outbox is full, its tuple fails, or without one it is dropped; both are
-        reported."""
+        """Add an event of a task. If the outbox is full, its tuple fails, or without one it is
+        dropped; both are reported.
+        """
         self._runners[runner.task_id] = runner
         ledger, now = self._shared.ledger, self._shared.clock()
         holder = None
@@ -86,7 +88,9 @@ class EventDelivery:
         )
 
     def run(self, now: float) -> bool:
-        """Ack or fail the tuples of sent events, and send the next batch. Whether there was anything to do."""
+        """Ack or fail the tuples of sent events, and send the next batch. Whether there was
+        anything to do.
+        """
         ledger, outbox = self._shared.ledger, self.outbox
         worked = bool(self._responses)
         while self._responses:

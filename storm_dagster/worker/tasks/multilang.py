@@ -1,7 +1,7 @@
 """Storm's multilang protocol: one program, its pipes, its messages.
 
-Each message is JSON, a newline, ``end``, a newline. Reading and writing have their own threads, so that a program that
-neither reads nor writes blocks nothing.
+Each message is JSON, a newline, ``end``, a newline. Reading and writing have their own threads, so
+that a program that neither reads nor writes blocks nothing.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: lo
 """Level numbers of the protocol; the default is INFO."""
 MOST_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# A process group, to be killed as a whole, in the worker's session, where the supervisor finds it if the worker was
-# killed. (Python 3.10 cannot do that without running code between fork and exec.)
+# A process group, to be killed as a whole, in the worker's session, where the supervisor finds it
+# if the worker was killed. (Python 3.10 cannot do that without running code between fork and exec.)
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 _PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -59,8 +59,9 @@ def read_message(stream: IO[bytes]) -> Any:
 
 
 def _program(name: str) -> str:
-    """Path of a program; one that is not on PATH may be beside the worker's interpreter, in a virtual environment that
-    is not activated (``streamparse_run``)."""
+    """Path of a program; one that is not on PATH may be beside the worker's interpreter, in a
+    virtual environment that is not activated (``streamparse_run``).
+    """
     if "/" in name or shutil.which(name) is not None:
         return name
     beside = Path(sys.executable).with_name(name)
@@ -69,8 +70,9 @@ def _program(name: str) -> str:
 
 @dataclass(eq=False)
 class ShellProcess:
-    """One run of a program. The reader's thread calls ``on_output`` with each message, and at the end with its reason, a
-    string."""
+    """One run of a program. The reader's thread calls ``on_output`` with each message, and at the
+    end with its reason, a string.
+    """
 
     command: Sequence[str]
     folder: Path
@@ -132,8 +134,8 @@ class ShellProcess:
     def end(self) -> None:
         """Kill the program and its process group."""
         self._outgoing.put(None)
-        # Also of one that has ended: it may have left children, which hold its pipes. Once it is waited for, its number
-        # may be that of others.
+        # Also of one that has ended: it may have left children, which hold its pipes. Once it is
+        # waited for, its number may be that of others.
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if _GROUP:

@@ -1,7 +1,9 @@
-"""Received values with their fields as attributes (``tup.values.word``), for the bolts that may use them.
+"""Received values with their fields as attributes (``tup.values.word``), for the bolts that may use
+them.
 
-To name the values of a tuple takes about as long as to send it. So they stay plain lists for a bolt whose code shows that
-it takes them by position only, where a plain list and named values cannot be told apart.
+To name the values of a tuple takes about as long as to send it. So they stay plain lists for a bolt
+whose code shows that it takes them by position only, where a plain list and named values cannot be
+told apart.
 """
 
 import dis
@@ -27,7 +29,9 @@ _USERS = ("process", "process_again", "group_key", "process_batch", "process_win
 
 
 def _by_position(function: Any) -> bool:
-    """Whether ``function(self, tup)`` takes the values of ``tup`` by position only. Unknown code may use the names."""
+    """Whether ``function(self, tup)`` takes the values of ``tup`` by position only. Unknown code
+    may use the names.
+    """
     code = getattr(function, "__code__", None)
     if code is None or code.co_argcount != 2 or hasattr(function, "__wrapped__"):
         return False

@@ -76,16 +76,23 @@ class Shared:
         self.active = False
         self.acker_tasks: tuple[int, ...] = ()
         self.next_home: Callable[[], int] | None = None
-        """Index in ``acker_tasks`` of one in this worker, which spouts here prefer; each in turn."""
+        """Index in ``acker_tasks`` of one in this worker, which spouts here prefer; each in
+        turn.
+        """
         self.closing = False
         self.lost_trees = 0
-        """Trees of the spouts here that failed because a task or worker with parts of them is gone."""
+        """Trees of the spouts here that failed because a task or worker with parts of them is
+        gone.
+        """
         self.sliced = True
-        """Whether a pass limits the time of each task. The test harness sets ``False``, so that the order of tuples
-        does not depend on the machine's speed."""
+        """Whether a pass limits the time of each task. The test harness sets ``False``, so that the
+        order of tuples does not depend on the machine's speed.
+        """
         self.catches: tuple[type[BaseException], ...] = (BaseException,)
-        """What a user's method may raise without ending the process. A worker survives everything (nothing is sent
-        into it); the test harness passes a keyboard interrupt and a test's own outcome on."""
+        """What a user's method may raise without ending the process. A worker survives everything
+        (nothing is sent into it); the test harness passes a keyboard interrupt and a test's own
+        outcome on.
+        """
         self.at: Runner | None = None
         """The task that occupies the loop; read by the watchdog."""
         self.warned: set[str] = set()
@@ -100,9 +107,11 @@ class Shared:
 
 
 def metric_value(name: Any, value: Any) -> tuple[str, Any]:
-    """Name and value of a metric as every report can hold them; scalars of numpy and the like become numbers.
+    """Name and value of a metric as every report can hold them; scalars of numpy and the like
+    become numbers.
 
-    ``InvalidRequest`` for others. The value is a copy: the component may change its own."""
+    ``InvalidRequest`` for others. The value is a copy: the component may change its own.
+    """
     try:
         if type(value) not in (int, float, bool, str) and hasattr(value, "__float__"):
             value = int(value) if hasattr(value, "__index__") else float(value)
@@ -118,7 +127,9 @@ def metric_value(name: Any, value: Any) -> tuple[str, Any]:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """The beginning of a value's ``repr``, for a message; a value whose ``repr`` raises is named by its type."""
+    """The beginning of a value's ``repr``, for a message; a value whose ``repr`` raises is named by
+    its type.
+    """
     try:
         return repr(value)[:most]
     except Exception:
@@ -170,8 +181,9 @@ class Runner:
         """Whether what holds it reads, directly or not, from this component."""
         self.next_turn = 0.0
         self.quota = MOST_QUOTA
-        """Tuples that it may emit in one turn; the call that reaches the number ends it. A thread's calls of the loop
-        wait for it at the same number."""
+        """Tuples that it may emit in one turn; the call that reaches the number ends it. A thread's
+        calls of the loop wait for it at the same number.
+        """
         self.tuple_bytes = 0.0
         """Mean size of the tuples that came from other workers, if they are large."""
         self.ticks = 0
@@ -189,20 +201,23 @@ class Runner:
         """Tuples that the component holds, and some that it has acked or failed since."""
         self._most_kept = _LEAST_KEPT
         self._kept_at = (0.0, 0)
-        """Time of an earlier check of :attr:`kept`, and how many of the first tuples were there then."""
+        """Time of an earlier check of :attr:`kept`, and how many of the first tuples were there
+        then.
+        """
         self.crashed = False
         """Whether the engine is to restart the task. Any thread."""
         self._retry_at = 0.0
         self._pause = 1.0
 
-    # -- life -------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def wire(self, routes: dict[str, Route]) -> None:
         """Replace the routes; their counts continue."""
         for stream, route in routes.items():
             if stream in self.routes:
                 route.adopt(self.routes[stream])
-        # Never empty meanwhile: a thread of the component may emit. The streams are always the same.
+        # Never empty meanwhile: a thread of the component may emit. The streams are always the
+        # same.
         self.routes.update(routes)
 
     def start(self, now: float) -> bool:
@@ -222,7 +237,9 @@ class Runner:
         return True
 
     def start_failed(self, error: BaseException, now: float) -> None:
-        """Report that the component could not be opened; the next try is after a pause, longer each time."""
+        """Report that the component could not be opened; the next try is after a pause, longer each
+        time.
+        """
         self.report(error, "initialize")
         if self.state is not None:
             self.state.log.close()
@@ -244,7 +261,8 @@ class Runner:
     def may_begin(self) -> bool:
         """Whether back pressure lets the task begin a call. Any thread.
 
-        In a cycle all tasks may wait for each other: there a call that emits no more than it takes is always allowed.
+        In a cycle all tasks may wait for each other: there a call that emits no more than it takes
+        is always allowed.
         """
         return not self.held or (self.in_cycle and time.monotonic() >= self.next_turn)
 
@@ -265,23 +283,29 @@ class Runner:
         """Ask the task's thread, if it has one, to end; then call :meth:`close`."""
 
     def has_ended(self) -> bool:
-        """Whether :meth:`close` has nothing to wait for. Runs the last calls of the task's thread."""
+        """Whether :meth:`close` has nothing to wait for. Runs the last calls of the task's
+        thread.
+        """
         return True
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
-        """Calls of the component in a thread of its own that began before ``since``: (start, method, where it is).
-        Any thread."""
+        """Calls of the component in a thread of its own that began before ``since``: (start,
+        method, where it is). Any thread.
+        """
         return []
 
     def close(self, *, retire: bool = False) -> None:
-        """Close the task gracefully. ``retire``: the topology continues, and the task moves, or reopens with another
-        context."""
+        """Close the task gracefully. ``retire``: the topology continues, and the task moves, or
+        reopens with another context.
+        """
         if self.instance is not None and self.status == "running":
             self.close_instance()
         self.context.close()
 
     def close_instance(self) -> None:
-        """Checkpoint and close the component, and fail the tuples that it has not acked. In the thread that runs it."""
+        """Checkpoint and close the component, and fail the tuples that it has not acked. In the
+        thread that runs it.
+        """
         state, bolt = self.state, self.instance
         # It may have crashed at one of those that it handles together, or long after `process`.
         blamed = self.crashed and (
@@ -310,8 +334,10 @@ class Runner:
             self.report(error, what)
 
     def on_error(self, error: BaseException, where: str) -> None:
-        """Report what a method of the component raised. What is no ``Exception`` (``SystemExit``, a cancellation that
-        nobody asked for) says that it cannot go on: the task restarts. Any thread."""
+        """Report what a method of the component raised. What is no ``Exception`` (``SystemExit``, a
+        cancellation that nobody asked for) says that it cannot go on: the task restarts. Any
+        thread.
+        """
         self.report(error, where)
         if not isinstance(error, Exception):
             self.crashed = True
@@ -325,7 +351,7 @@ class Runner:
         """Run ``action`` in the loop; any thread that runs the task."""
         action()
 
-    # -- services ---------------------------------------------------------------------------------------
+    # -- services ----------------------------------------------------------------------------------
 
     def ack(self, tup: Tuple) -> None:
         """Ack a received tuple, and count it. Only the loop."""
@@ -338,12 +364,15 @@ class Runner:
         self.stats.failed += 1
 
     def keep(self, tup: Tuple) -> None:
-        """Note a tuple that ``process`` may return without an ack. In the thread that runs the task."""
+        """Note a tuple that ``process`` may return without an ack. In the thread that runs the
+        task.
+        """
         kept = self.kept
         kept.append(tup)
         if len(kept) < self._most_kept:
             return
-        # A bolt may never ack: what was there at a check longer ago than the message timeout is dropped.
+        # A bolt may never ack: what was there at a check longer ago than the message timeout is
+        # dropped.
         (since, count), now = self._kept_at, time.monotonic()
         late = now - since > float(self.conf.get("topology.message.timeout.secs") or 30)
         old = [] if late else [one for one in kept[:count] if one._tree is not None]
@@ -352,7 +381,9 @@ class Runner:
         self._most_kept = len(kept) * 3 // 2 + _LEAST_KEPT
 
     def checked_route(self, values: Any, stream: str) -> Route:
-        """The route for an emit; ``InvalidRequest`` unless the values fit the stream. Logs with ``topology.debug``."""
+        """The route for an emit; ``InvalidRequest`` unless the values fit the stream. Logs with
+        ``topology.debug``.
+        """
         route = route_of(self.routes, stream, self.component)
         check_values(values, route)
         check_types(values, self.part.outputs[stream], stream, self.component)
@@ -361,8 +392,10 @@ class Runner:
         return route
 
     def wrap_emit(self, emit: Callable[..., Any], stream_at: int) -> Callable[..., Any]:
-        """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test encoding, if the conf or
-        the component asks for any of them. ``stream_at``: index of the stream among the positional arguments."""
+        """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test
+        encoding, if the conf or the component asks for any of them. ``stream_at``: index of the
+        stream among the positional arguments.
+        """
         check = self.conf.get("topology.testing.always.try.serialize")
         typed = {name: stream for name, stream in self.part.outputs.items() if stream.types}
         if not (self.debug or check or typed):
@@ -413,13 +446,17 @@ class Runner:
         return self.task_id, self.component, text.encode("utf-8", "backslashreplace").decode()
 
     def metric(self, name: str, value: Any) -> None:
-        """Keep the newest value of a user metric, as :func:`metric_value` made it; at most 100 names."""
+        """Keep the newest value of a user metric, as :func:`metric_value` made it; at most 100
+        names.
+        """
         metrics = self.stats.metrics
         if name in metrics or len(metrics) < 100:
             metrics[name] = value
 
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
-        """Send a message to another task of the component. It may be lost, as an untracked tuple may."""
+        """Send a message to another task of the component. It may be lost, as an untracked tuple
+        may.
+        """
         link = self.peers.get(task)
         if link is None:
             return

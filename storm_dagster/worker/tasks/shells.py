@@ -1,4 +1,6 @@
-"""Runners of multilang programs. A program that dies, hangs or violates the protocol is replaced."""
+"""Runners of multilang programs. A program that dies, hangs or violates the protocol is
+replaced.
+"""
 
 import itertools
 import logging
@@ -52,7 +54,9 @@ class ShellRunner(Runner):
 
     process: ShellProcess | None = None
     last_error: Any = None
-    """Text of an ``error`` command since the last result: adapters send one before they fail a tuple."""
+    """Text of an ``error`` command since the last result: adapters send one before they fail a
+    tuple.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -83,7 +87,8 @@ class ShellRunner(Runner):
         self.last_seen = self.last_start = time.monotonic()
 
     def _on_output(self, process: ShellProcess, message: Any) -> None:
-        # In the reader's thread: a program that emits faster than the loop takes it waits in its pipe.
+        # In the reader's thread: a program that emits faster than the loop takes it waits in its
+        # pipe.
         while len(self.inbound) >= _MOST_INBOUND and process is self.process:
             time.sleep(0.001)
         self.inbound.append((process, message))
@@ -193,7 +198,9 @@ class ShellBoltRunner(ShellRunner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
-        """Messages that may wait to be written. What the program has read is not limited: it may gather tuples."""
+        """Messages that may wait to be written. What the program has read is not limited: it may
+        gather tuples.
+        """
         self.in_flight: dict[str, tuple[Tuple, int]] = {}
         """Id -> (tuple, time sent) of tuples that the program has neither acked nor failed."""
         self._ids = itertools.count(1)
@@ -208,11 +215,15 @@ class ShellBoltRunner(ShellRunner):
         """Ids up to this one are no longer in flight, whatever the program says of them."""
 
     def waiting(self) -> int:
-        """Number of tuples that the program has not been given: those in it cause no back pressure."""
+        """Number of tuples that the program has not been given: those in it cause no back
+        pressure.
+        """
         return len(self.queue) + (self.process.unwritten() if self.process is not None else 0)
 
     def backlog_secs(self) -> float:
-        """As :meth:`Runner.backlog_secs`, by the rate of results: the latency of a batch is the time that it waits."""
+        """As :meth:`Runner.backlog_secs`, by the rate of results: the latency of a batch is the
+        time that it waits.
+        """
         return self.waiting() * self._cost_ns / self._costs / 1e9 if self._costs else 0.0
 
     def has_pending_acks(self) -> bool:
@@ -344,7 +355,8 @@ class ShellBoltRunner(ShellRunner):
         tup, sent = entry
         stats = self.stats
         now = time.perf_counter_ns()
-        # Programs overlap tuples: the time since the last result is what one tuple costs, also in a batch.
+        # Programs overlap tuples: the time since the last result is what one tuple costs, also in a
+        # batch.
         self._cost_ns += now - max(sent, self._finished)
         self._costs += 1
         self._finished = now
@@ -361,8 +373,10 @@ class ShellBoltRunner(ShellRunner):
         return str(name).isdecimal() and int(name) <= self._dropped
 
     def drop_tuples(self, *, closing: bool = False) -> None:
-        """Fail the program's tuples: one of them may have ended it, unless the task is ``closing`` or the last thing
-        that the program did was to fail a tuple with an error, as pystorm does before it exits."""
+        """Fail the program's tuples: one of them may have ended it, unless the task is ``closing``
+        or the last thing that the program did was to fail a tuple with an error, as pystorm does
+        before it exits.
+        """
         reason = LOST if closing or self._explained else self.reason_of("its program was replaced")
         self._explained = False
         in_flight, self.in_flight = self.in_flight, {}
@@ -468,6 +482,8 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         raise ShellFailure(f"unknown command {command!r} from a spout")
 
     def drop_tuples(self) -> None:
-        """Drop the command in progress. Emitted tuples stay pending: all acks and fails go to the new program."""
+        """Drop the command in progress. Emitted tuples stay pending: all acks and fails go to the
+        new program.
+        """
         self.busy = False
         self.commands = deque(each for each in self.commands if "id" in each)

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
 
 class SinkBatches:
-    """Batches of one task: each is in a checkpoint, with its token and the ids of its tuples, before it is written.
+    """Batches of one task: each is in a checkpoint, with its token and the ids of its tuples,
+    before it is written.
 
-    Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task restarts."""
+    Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task
+    restarts.
+    """
 
     def __init__(self, driver: "StateDriver") -> None:
         self._driver, self._log = driver, driver.log
@@ -23,11 +26,15 @@ class SinkBatches:
         self.save = driver.checkpoint
 
     def undecided(self) -> dict[str, int]:
-        """Owner -> token of the batches that may be written or not: of this task, and of earlier ones that had its keys."""
+        """Owner -> token of the batches that may be written or not: of this task, and of earlier
+        ones that had its keys.
+        """
         return {owner: token for owner, (token, _) in self._log.contents.batches.items()}
 
     def begin(self, token: int, tups: Sequence[Tuple]) -> bool:
-        """Save that these tuples, in place of this owner's last batch, are written with ``token`` from now on."""
+        """Save that these tuples, in place of this owner's last batch, are written with ``token``
+        from now on.
+        """
         ids = [(self._driver.key_hash(tup), self._driver.id_of(tup)) for tup in tups]
         return self._append(Checkpoint(batches=[(self.owner, token, ids)]))
 

@@ -28,7 +28,9 @@ PASS_SECS = 0.002
 """Time after which a pass continues with the bolts."""
 _QUICK_RETRIES = 500
 _LOST_PAUSE_SECS = 1.0
-"""Pause between two rounds of trees lost with a worker: a spout that gives up after a few fails outlives a move."""
+"""Pause between two rounds of trees lost with a worker: a spout that gives up after a few fails
+outlives a move.
+"""
 
 
 class SpoutBase(Runner):
@@ -68,7 +70,9 @@ class SpoutBase(Runner):
         """Notify the spout that the topology is active, or is not any more."""
 
     def make_emit(self) -> Callable[..., list[int] | None]:
-        """Create this task's ``emit``. Used only by the loop. See ``BoltRunner._bind`` for why it repeats the bolts'."""
+        """Create this task's ``emit``. Used only by the loop. See ``BoltRunner._bind`` for why it
+        repeats the bolts'.
+        """
         routes, shared = self.routes, self.shared
         ledger, atomic = shared.ledger, ATOMIC
         component, task_id = self.component, self.task_id
@@ -146,7 +150,9 @@ class SpoutBase(Runner):
         return self.letters.keeping(self.send)
 
     def deliver_verdicts(self, now: float, notify: Tell) -> bool:
-        """Call ``notify(acked, tuple id)`` for every completed or failed tree. Whether there were any."""
+        """Call ``notify(acked, tuple id)`` for every completed or failed tree. Whether there were
+        any.
+        """
         lost: list[int] = []
         if self.lost and now >= self._next_lost:
             lost, self.lost = self.lost, lost
@@ -288,8 +294,9 @@ class SpoutRunner(SpoutBase):
         self._call("activate" if active else "deactivate")
 
     def close(self, *, retire: bool = False) -> None:
-        """As :meth:`Runner.close`. A retired spout is deactivated, and its pending tuples fail: it may return them to its
-        source."""
+        """As :meth:`Runner.close`. A retired spout is deactivated, and its pending tuples fail: it
+        may return them to its source.
+        """
         if retire and self.status == "running":
             self.deliver_verdicts(self.shared.clock(), self._notify)
             # What it emits in response would never be acked.

@@ -14,9 +14,12 @@ _USER_FRAMES, _LIBRARY_FRAMES = 6, 2
 
 
 def component_stack(frame: FrameType | None, coroutine: Any = None) -> str:
-    """The innermost lines of the user's own code, and of the library that they are in; outermost first.
+    """The innermost lines of the user's own code, and of the library that they are in; outermost
+    first.
 
-    ``frame`` is the innermost one of the thread; of a coroutine that waits, its own frames are shown instead."""
+    ``frame`` is the innermost one of the thread; of a coroutine that waits, its own frames are
+    shown instead.
+    """
     frames: list[tuple[FrameType, int]] = []
     while coroutine is not None and (inner := getattr(coroutine, "cr_frame", None)) is not None:
         frames.append((inner, inner.f_lineno))

@@ -5,11 +5,12 @@
     <topology name>/<component>.state/000002.json     the second division: over how many tasks
     <topology name>/<component>.state/000002/1.4.log  state of the task with index 1, as of its fourth opening
 
-A task that opens its state writes all of it into a new file and appends its checkpoints there, so that a process
-that lost the task without noticing writes to a file that is not read. The cluster knows the newest opening of each task
-(``known``): a folder without it holds older state. When the number of tasks changes, the first
-opener creates the ``.json`` of a new division: from then on no checkpoint of the older one is acknowledged. The only
-requirement on the file system is exclusive creation of a file (``link``), so that a shared one works for several hosts.
+A task that opens its state writes all of it into a new file and appends its checkpoints there, so
+that a process that lost the task without noticing writes to a file that is not read. The cluster
+knows the newest opening of each task (``known``): a folder without it holds older state. When the
+number of tasks changes, the first opener creates the ``.json`` of a new division: from then on no
+checkpoint of the older one is acknowledged. The only requirement on the file system is exclusive
+creation of a file (``link``), so that a shared one works for several hosts.
 """
 
 import json
@@ -44,14 +45,16 @@ def state_folder(root: Path, topology: str, component: str) -> Path:
 class StateLog:
     """Open state of one task. Opening reads and writes all of it: do it in a thread.
 
-    Older state is refused, or with ``take_older`` opened, and :attr:`older` tells."""
+    Older state is refused, or with ``take_older`` opened, and :attr:`older` tells.
+    """
 
     folder: Path
     division: Partitioning
     index: int
     stamp: InitVar[Stamp]
-    """Orders assignments (number of the submission, version of the assignment): a worker with a stale assignment must not
-    restore the old number of tasks."""
+    """Orders assignments (number of the submission, version of the assignment): a worker with a
+    stale assignment must not restore the old number of tasks.
+    """
     merge: Callable[[Any, list[Any]], Any]
     owns: Callable[[], bool]
     known: Mapping[int, Position] = field(default_factory=dict)
@@ -62,7 +65,9 @@ class StateLog:
         self.older = ""
         """How the state that was found is older than the one that the cluster knows."""
         self.size = 0
-        """Bytes of the file: the values, and what replaced ones still take until it is compacted."""
+        """Bytes of the file: the values, and what replaced ones still take until it is
+        compacted.
+        """
         self._file = -1
         self._compaction: _Compaction | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,7 @@ class StateLog:
             )
         self.older = text
 
-    # -- divisions ----------------------------------------------------------------------------------------
+    # -- divisions ---------------------------------------------------------------------------------
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
@@ -139,7 +144,7 @@ class StateLog:
             return self._enter(stamp)
         return number
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def _logs(self, number: int) -> dict[int, tuple[int, Path]]:
         """Index -> (opening, path) of the newest log of each task of a division."""
@@ -178,7 +183,7 @@ class StateLog:
         old = ((other, self._load(earlier[-1], other)) for other in range(before.tasks))
         return division.share(index, old, self.merge)
 
-    # -- writing ------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _write(
         self, records: Iterable[Checkpoint], stopped: Callable[[], bool] = lambda: False
@@ -226,7 +231,8 @@ class StateLog:
     def append(self, record: Checkpoint) -> None:
         """Write a checkpoint. When this returns it is durable, and its tuples may be acked.
 
-        Raises :class:`Unavailable` or ``OSError`` otherwise; then the state must be reopened."""
+        Raises :class:`Unavailable` or ``OSError`` otherwise; then the state must be reopened.
+        """
         raw = frame(record)
         self._check()
         try:
@@ -254,10 +260,12 @@ class StateLog:
             raise Unavailable("another worker had the task meanwhile: its tuples will be replayed")
 
     def compact(self) -> bool:
-        """Rewrite the log into a new file, if it is much longer than the state. Whether that was done now.
+        """Rewrite the log into a new file, if it is much longer than the state. Whether that was
+        done now.
 
-        A thread does it, from the log itself; a later call takes its file. Raises as :meth:`append`, and tries again
-        when the log has grown as much again."""
+        A thread does it, from the log itself; a later call takes its file. Raises as
+        :meth:`append`, and tries again when the log has grown as much again.
+        """
         running = self._compaction
         if running is None:
             if self.size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
@@ -286,7 +294,9 @@ class StateLog:
 
 
 class _Compaction:
-    """Compaction of a log in a thread, as far as the log reached when it began; then what was appended meanwhile."""
+    """Compaction of a log in a thread, as far as the log reached when it began; then what was
+    appended meanwhile.
+    """
 
     def __init__(self, log: StateLog) -> None:
         self._log = log

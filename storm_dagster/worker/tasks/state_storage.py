@@ -1,6 +1,8 @@
-"""Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last opened.
+"""Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last
+opened.
 
-Positions of a source that has no store of its own are there too: a log of the component, as the state of a bolt has.
+Positions of a source that has no store of its own are there too: a log of the component, as the
+state of a bolt has.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +21,9 @@ from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 _PUBLISH_SECS = 10.0
 """Longest wait until an opening is known."""
 Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
-"""(key in ``StateHome.openings``, opening, host, whether state stays on that host while there are others)."""
+"""(key in ``StateHome.openings``, opening, host, whether state stays on that host while there are
+others).
+"""
 
 
 def marker_path(state_dir: Path, topology: str, marker: str) -> Path:
@@ -28,7 +32,9 @@ def marker_path(state_dir: Path, topology: str, marker: str) -> Path:
 
 
 class StateStorage:
-    """What the cluster knows of the state. ``home`` and ``hosts`` are replaced with each placement."""
+    """What the cluster knows of the state. ``home`` and ``hosts`` are replaced with each
+    placement.
+    """
 
     def __init__(self, report: Callable[[int, str, BaseException, str], None]) -> None:
         """``report``: as of ``Shared``."""
@@ -40,7 +46,9 @@ class StateStorage:
         """Any thread."""
 
     def check_shared(self, context: TopologyContext) -> None:
-        """Refuse state on a host's own storage, unless it is wanted or no other host has workers."""
+        """Refuse state on a host's own storage, unless it is wanted or no other host has
+        workers.
+        """
         if len(self.hosts) < 2 or context.conf.get("topology.state.local"):
             return
         assert context._state_dir is not None
@@ -81,8 +89,10 @@ class StateStorage:
         owns: Callable[[], bool],
         read: Callable[[Contents], Any] = lambda contents: None,
     ) -> StateLog:
-        """The log of the task in its component's state, with the arguments of :class:`StateLog`; refuses as
-        :meth:`check_shared`. ``read`` gets what is in it. Waits until every later worker can know of the opening."""
+        """The log of the task in its component's state, with the arguments of :class:`StateLog`;
+        refuses as :meth:`check_shared`. ``read`` gets what is in it. Waits until every later worker
+        can know of the opening.
+        """
         assert context._state_dir is not None
         self.check_shared(context)
         component, tail = context.component, context.topology_id.rpartition("-")[2]
@@ -106,7 +116,9 @@ class StateStorage:
         return log
 
     def open_positions(self, context: TopologyContext) -> "Positions":
-        """The positions of a source in the partitions that the task reads; refuses as :meth:`check_shared`."""
+        """The positions of a source in the partitions that the task reads; refuses as
+        :meth:`check_shared`.
+        """
         if context._state_dir is None:
             raise InvalidRequest(
                 "this source needs a folder for its positions: set topology.state.dir"
@@ -117,7 +129,9 @@ class StateStorage:
         )
 
     def open_task_state(self, context: TopologyContext) -> TaskState:
-        """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one than was open before."""
+        """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one
+        than was open before.
+        """
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         self.check_shared(context)
@@ -155,15 +169,18 @@ class _ByReader(Partitioning):
 
 
 class Positions:
-    """Partition -> position, of the partitions that a task reads. Opening reads all of them: do it in a thread."""
+    """Partition -> position, of the partitions that a task reads. Opening reads all of them: do it
+    in a thread.
+    """
 
     def __init__(self, log: StateLog) -> None:
         self._log = log
         self.found: dict[str, Any] = dict(log.contents.values)
 
     def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
-        """Store these and drop those in ``forget``; durable when it returns. Raises :class:`Unavailable` when the task
-        runs elsewhere by now: then open the positions again."""
+        """Store these and drop those in ``forget``; durable when it returns. Raises
+        :class:`Unavailable` when the task runs elsewhere by now: then open the positions again.
+        """
         values = [
             (partition, encode_value(position, partition))
             for partition, position in positions.items()

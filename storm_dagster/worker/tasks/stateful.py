@@ -51,7 +51,9 @@ class KeyedState:
         self._journal: list[tuple[Any, Any, Any]] = []
         """(key, value before, change before) of each change by the current tuple."""
         self.refused: dict[Any, tuple[Tuple, Any]] = {}
-        """Id -> tuple and reason, of what the current tuple's or batch's code failed: copies fail with it."""
+        """Id -> tuple and reason, of what the current tuple's or batch's code failed: copies fail
+        with it.
+        """
 
     def _own_key(self, key: Any) -> Any:
         key = key_of(key)
@@ -108,8 +110,10 @@ class KeyedState:
     def page(self, query: StateQuestion) -> dict[str, Any]:
         """Current entries, some maybe not saved yet: ``{"entries": [{"key", "value"}], "next"}``.
 
-        ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a value longer than
-        16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``. Any thread."""
+        ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a
+        value longer than 16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``.
+        Any thread.
+        """
         if query.keys:
             pairs = [
                 (key, self._values[key]) for key in map(key_of, query.keys) if key in self._values
@@ -221,7 +225,9 @@ class StateDriver:
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
         self._rotate_at = runner.shared.now_ms() + self._rotate_ms
         self._forgotten: MutableMapping[Any, int] = {}
-        """Ids that are remembered no longer: freed little by little, since all at once would stop the loop."""
+        """Ids that are remembered no longer: freed little by little, since all at once would stop
+        the loop.
+        """
         self._interval = (
             float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
         )
@@ -260,7 +266,7 @@ class StateDriver:
             found[source] = ([fields.index(name) for name in wanted], grouped)
         return found
 
-    # -- tuples -------------------------------------------------------------------------------------------
+    # -- tuples ------------------------------------------------------------------------------------
 
     def apply(self, tup: Tuple) -> None:
         """Process a tuple, unless it was applied before; if that raises, restore the state."""
@@ -297,7 +303,9 @@ class StateDriver:
             raise
 
     def _goes_elsewhere(self, tup: Tuple) -> bool:
-        """Pass a tuple on whose key another task has: its sender knows another number of tasks, while that changes."""
+        """Pass a tuple on whose key another task has: its sender knows another number of tasks,
+        while that changes.
+        """
         places = self._group_at.get((tup.component, tup.stream))
         if places is None:
             return False
@@ -378,7 +386,9 @@ class StateDriver:
             self.defer_ack(tup)
 
     def has_pending_acks(self) -> bool:
-        """Whether acks wait for a checkpoint, or results for those before them, which are complete."""
+        """Whether acks wait for a checkpoint, or results for those before them, which are
+        complete.
+        """
         return self._unsaved() or self._saving or self._results_wait()
 
     def _results_wait(self) -> bool:
@@ -390,7 +400,9 @@ class StateDriver:
         return bool(self.pending_acks) or (self.windows is not None and self.windows.changed)
 
     def idle_secs(self) -> float | None:
-        """Seconds until :meth:`on_idle` takes a checkpoint, or sends results; ``None``: there are none."""
+        """Seconds until :meth:`on_idle` takes a checkpoint, or sends results; ``None``: there are
+        none.
+        """
         if not self._unsaved():
             return _PAUSE_SECS if self._results_wait() else None
         return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic())
@@ -423,7 +435,9 @@ class StateDriver:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Save the changes, then ack. If saving fails, the task restarts, and the tuples come again."""
+        """Save the changes, then ack. If saving fails, the task restarts, and the tuples come
+        again.
+        """
         state = self.state
         rotate = self.runner.shared.now_ms() >= self._rotate_at
         if self._failed or not (state.changed or self._ids or self._unsaved() or rotate):
@@ -464,7 +478,9 @@ class StateDriver:
         self._saved_at = time.monotonic()
 
     def metrics(self) -> dict[str, Any]:
-        """Its metrics: keys and bytes of the state, how long something waits to be saved, and the watermark. Any thread."""
+        """Its metrics: keys and bytes of the state, how long something waits to be saved, and the
+        watermark. Any thread.
+        """
         waits = bool(self.state.changed) or self.has_pending_acks()
         found: dict[str, Any] = {
             "state_keys": len(self.state),
@@ -481,7 +497,9 @@ class StateDriver:
         self.runner.crashed = True
 
     def abandon(self) -> None:
-        """Close without a checkpoint: the task crashed, and the tuples since the last one come again."""
+        """Close without a checkpoint: the task crashed, and the tuples since the last one come
+        again.
+        """
         self._failed = True
         self.pending_acks.clear()
         self.log.close()
@@ -498,7 +516,9 @@ class StateDriver:
 
 
 def grouped_by_fields(runner: "Runner") -> dict[tuple[str, str], list[int]] | None:
-    """(component, stream) -> indices of the fields that the input is grouped by; ``None`` if one is not."""
+    """(component, stream) -> indices of the fields that the input is grouped by; ``None`` if one is
+    not.
+    """
     found: dict[tuple[str, str], list[int]] = {}
     for item in runner.part.inputs:
         if item.component.startswith("__"):

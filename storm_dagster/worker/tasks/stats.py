@@ -1,7 +1,8 @@
 """Statistics of a task: exact counts and sampled latencies, in total and over sliding windows.
 
-Counters are plain attributes; windows are computed from snapshots that a timer takes, so that a tuple costs only an
-addition. Latencies are sampled (``topology.metric.sample.rate``): the first tuple, then at least one in 20 at 0.05.
+Counters are plain attributes; windows are computed from snapshots that a timer takes, so that a
+tuple costs only an addition. Latencies are sampled (``topology.metric.sample.rate``): the first
+tuple, then at least one in 20 at 0.05.
 """
 
 import time
@@ -47,10 +48,14 @@ class TaskStats:
         """Sum of the sampled times, and number of their tuples."""
         self.complete_ns = self.completed = 0
         self.written = 0
-        """Rows that a query has written outside of the topology: they count as emitted on the default stream."""
+        """Rows that a query has written outside of the topology: they count as emitted on the
+        default stream.
+        """
         self.executed_by: dict[str, int] = {}
         self.latencies: Latencies = {}
-        """What is in the sums of nanoseconds; the buckets of ``process`` are those of ``execute``."""
+        """What is in the sums of nanoseconds; the buckets of ``process`` are those of
+        ``execute``.
+        """
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
@@ -75,9 +80,11 @@ class TaskStats:
         return tuples[first::every]
 
     def count_input(self, key: str, number: int) -> None:
-        """Count tuples of an input, ``component:stream``, in :attr:`executed_by`; all beyond a thousand as one input.
+        """Count tuples of an input, ``component:stream``, in :attr:`executed_by`; all beyond a
+        thousand as one input.
 
-        A component has no such number of inputs. But a peer names the stream of what it sends."""
+        A component has no such number of inputs. But a peer names the stream of what it sends.
+        """
         by = self.executed_by
         if key not in by and len(by) >= _MOST_INPUTS:
             key = _OTHERS
@@ -92,7 +99,9 @@ class TaskStats:
         }
 
     def time_inputs(self, nanos: int, inputs: dict[str, int]) -> None:
-        """Count a sample: these tuples by input, executed in ``nanos`` together; each counts with their mean."""
+        """Count a sample: these tuples by input, executed in ``nanos`` together; each counts with
+        their mean.
+        """
         tuples = sum(inputs.values())
         self.execute_ns += nanos
         self.timed += tuples
@@ -106,13 +115,17 @@ class TaskStats:
         self._count("complete", stream, nanos, 1)
 
     def count_batch(self, rows: int, nanos: int) -> None:
-        """Count a batch of a query as rows emitted and acked; its duration is one sample of the complete latency."""
+        """Count a batch of a query as rows emitted and acked; its duration is one sample of the
+        complete latency.
+        """
         self.written += rows
         self.acked += rows
         self.time_tree(nanos, "default")
 
     def count_fused(self, executed: dict[str, int], emitted: int, nanos: int) -> None:
-        """Count a batch that a query has run for a bolt: rows by input, those that leave it, and its duration."""
+        """Count a batch that a query has run for a bolt: rows by input, those that leave it, and
+        its duration.
+        """
         rows = sum(executed.values())
         self.executed += rows
         self.acked += rows
@@ -155,7 +168,8 @@ class TaskStats:
                 del ring[0]
 
     def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
-        # What a window begins with. Before the first snapshot, and in a task younger than the window, everything counts.
+        # What a window begins with. Before the first snapshot, and in a task younger than the
+        # window, everything counts.
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             start = bisect_right(ring, now - secs, key=itemgetter(0)) - 1
@@ -183,7 +197,9 @@ class TaskStats:
         }
 
     def window_latencies(self, now: float) -> dict[str, Latencies]:
-        """Latencies of all time and of the windows shorter than the task's uptime; empty before the first sample."""
+        """Latencies of all time and of the windows shorter than the task's uptime; empty before the
+        first sample.
+        """
         if not self.latencies:
             return {}
         found = {":all-time": subtract_latencies(self.latencies, {})}

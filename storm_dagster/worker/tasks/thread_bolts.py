@@ -168,7 +168,9 @@ _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar(
 
 
 class AsyncBoltRunner(BlockingBoltRunner):
-    """Runner of a bolt with an ``async`` ``process``: several tuples in flight on an event loop in the thread."""
+    """Runner of a bolt with an ``async`` ``process``: several tuples in flight on an event loop in
+    the thread.
+    """
 
     is_async = True
     _ending = False
@@ -243,7 +245,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
             spent = time.perf_counter_ns() - begin
             self.call_in_loop(lambda: self._done([tup], spent))
         except self.shared.catches as error:
-            # When the task ends, what is in process is cancelled, and given back like all that is kept.
+            # When the task ends, what is in process is cancelled, and given back like all that is
+            # kept.
             if not (self._ending and isinstance(error, asyncio.CancelledError)):
                 self.on_error(error, "process_tick")
         finally:

@@ -1,7 +1,7 @@
 """Tasks with their own thread, for components that block or are ``async``.
 
-The thread never touches routes, trees or queues of the loop. Emits, acks and fails are queued in order and run by the
-loop; only an emit with ``need_task_ids`` waits for the result.
+The thread never touches routes, trees or queues of the loop. Emits, acks and fails are queued in
+order and run by the loop; only an emit with ``need_task_ids`` waits for the result.
 """
 
 import queue
@@ -68,20 +68,25 @@ class ThreadMixin(Runner, ABC):
         """Tuples passed to the thread and not finished (counted by the loop)."""
         self._woken = False
         self._detached = False
-        """Whether the task is closed: the thread may not execute anything or call the loop any more."""
+        """Whether the task is closed: the thread may not execute anything or call the loop any
+        more.
+        """
         self._ended = threading.Event()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._calls: dict[Any, tuple[float, str, Any]] = {}
-        """Calls of the component that have not returned: (start, method, coroutine). Oldest first."""
+        """Calls of the component that have not returned: (start, method, coroutine). Oldest
+        first.
+        """
 
-    # -- loop's side ------------------------------------------------------------------------------------
+    # -- loop's side -------------------------------------------------------------------------------
 
     def start(self, now: float) -> bool:
         """Initialize in the thread, so that a slow ``initialize`` does not block the loop."""
         if self.status == "running":
             return True
         if self._stopping:
-            # Two threads of a task never run at once: the next one waits until `close` has returned.
+            # Two threads of a task never run at once: the next one waits until `close` has
+            # returned.
             if not self.has_ended():
                 return False
             self._thread, self._stopping, self.crashed = None, False, False
@@ -134,7 +139,9 @@ class ThreadMixin(Runner, ABC):
         )
 
     def begin_close(self, *, retire: bool) -> None:
-        """Ask the thread to end after the call that it is in; what waits for it fails, or is queued if it is not tracked."""
+        """Ask the thread to end after the call that it is in; what waits for it fails, or is queued
+        if it is not tracked.
+        """
         if self._thread is None:
             return
         self._stopping = True
@@ -165,7 +172,9 @@ class ThreadMixin(Runner, ABC):
         return ended
 
     def close(self, *, retire: bool = False) -> None:
-        """Detach the thread from the loop. :meth:`begin_close` and a wait for :meth:`has_ended` come first."""
+        """Detach the thread from the loop. :meth:`begin_close` and a wait for :meth:`has_ended`
+        come first.
+        """
         if self._thread is not None:
             if not self._stopping:
                 self.begin_close(retire=retire)
@@ -203,7 +212,7 @@ class ThreadMixin(Runner, ABC):
         self.status = "starting"
         self._retry_at = self.shared.clock() + 1.0
 
-    # -- thread's side ----------------------------------------------------------------------------------
+    # -- thread's side -----------------------------------------------------------------------------
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
         """Run ``action`` in the loop, after earlier calls."""
@@ -240,7 +249,9 @@ class ThreadMixin(Runner, ABC):
         need_task_ids: bool,
         tup_id: Any,
     ) -> Any:
-        """Emit from the component's thread, which gets the errors of a check here. See ``Bolt.emit``, ``Spout.emit``."""
+        """Emit from the component's thread, which gets the errors of a check here. See
+        ``Bolt.emit``, ``Spout.emit``.
+        """
         stream = stream or "default"
         route = self.checked_route(tup, stream)
         if self.conf.get("topology.testing.always.try.serialize"):
@@ -270,8 +281,9 @@ class ThreadMixin(Runner, ABC):
             time.sleep(0.02)
 
     def call_or_reject(self, action: Callable[[], Any], anchors: Any) -> None:
-        """As :meth:`call_in_loop`. If ``action`` raises, the tuple in process and ``anchors`` fail, whatever the
-        component does to them later: it has continued since."""
+        """As :meth:`call_in_loop`. If ``action`` raises, the tuple in process and ``anchors`` fail,
+        whatever the component does to them later: it has continued since.
+        """
         current = self.in_process()
 
         def in_loop() -> None:
@@ -287,8 +299,9 @@ class ThreadMixin(Runner, ABC):
         self.call_in_loop(in_loop)
 
     def checked_anchors(self, anchors: Any) -> Any:
-        """A copy of an emit's anchors, which the component may change; ``InvalidRequest`` unless they are tuples that
-        it received."""
+        """A copy of an emit's anchors, which the component may change; ``InvalidRequest`` unless
+        they are tuples that it received.
+        """
         of = anchors
         if anchors is None:
             of = (self.in_process() if self._anchors_itself else None) or ()
@@ -361,7 +374,9 @@ class _ThreadCollector(BaseCollector):
         runner.call_in_loop(lambda: runner.ack(tup))
 
     def ack_all(self, tups: Any) -> None:
-        """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a micro-batch."""
+        """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a
+        micro-batch.
+        """
         runner, batch = self._runner, tuple(tups)
         for tup in batch:
             check_received(tup, runner.component)

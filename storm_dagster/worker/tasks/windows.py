@@ -1,4 +1,6 @@
-"""Windowed bolts: timestamps, late tuples, due windows, what checkpoints hold of them, and delivery of what they emit."""
+"""Windowed bolts: timestamps, late tuples, due windows, what checkpoints hold of them, and delivery
+of what they emit.
+"""
 
 import logging
 from collections import deque
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class ResultTracker:
-    """Roots of the results of a windowed task, as a spout has them. :meth:`take` belongs to the thread that runs the
-    bolt, all else to the loop."""
+    """Roots of the results of a windowed task, as a spout has them. :meth:`take` belongs to the
+    thread that runs the bolt, all else to the loop.
+    """
 
     def __init__(self, runner: "Runner") -> None:
         self._runner = runner
@@ -46,9 +49,12 @@ class ResultTracker:
         """A result is sent again, whatever became of it."""
 
     def send(self, number: int, emitted: Sequence[Any], size: int) -> None:
-        """Send the tuples (``size``) and events of a result: ``[stream, values, direct task]``, an event has no stream.
+        """Send the tuples (``size``) and events of a result: ``[stream, values, direct task]``, an
+        event has no stream.
 
-        A tuple that cannot be sent is reported, and the result is sent again after the message timeout."""
+        A tuple that cannot be sent is reported, and the result is sent again after the message
+        timeout.
+        """
         runner = self._runner
         shared, component = runner.shared, runner.component
         root = next_edge() or 1
@@ -80,8 +86,9 @@ class ResultTracker:
         self.failed += self.pending.overdue(now, list(self.pending.entries.items()))
 
     def take(self) -> list[tuple[int, int, bool, float]]:
-        """(number, size, whether its tree is complete, clock at which it was sent) of the results that were acked or
-        failed since the last call."""
+        """(number, size, whether its tree is complete, clock at which it was sent) of the results
+        that were acked or failed since the last call.
+        """
         found: list[tuple[int, int, bool, float]] = []
         for roots, acked in ((self.acked, True), (self.failed, False)):
             while roots:
@@ -100,18 +107,26 @@ _LATE_LOG_MS = 10_000
 _CONNECT_MS = 3000
 """Time in which the other workers reach a task that has started."""
 _PULSE_MS = 1000
-"""Most time between two pulses that counts as silence of the sources: in a longer one the task itself did not run."""
+"""Most time between two pulses that counts as silence of the sources: in a longer one the task
+itself did not run.
+"""
 _SLICE = 10
-"""Most tuples of a result. What a window emits is as many results as that takes, each with a tree of its own."""
+"""Most tuples of a result. What a window emits is as many results as that takes, each with a tree
+of its own.
+"""
 _FIRST_IN_FLIGHT, _LEAST_IN_FLIGHT = 1000, 100
-"""Tuples in flight before it is known how fast the readers are, and while they finish nothing in time."""
+"""Tuples in flight before it is known how fast the readers are, and while they finish nothing in
+time.
+"""
 
 
 class WindowDriver:
     """Windows of one task. Used by the thread that runs the bolt.
 
-    The tuples of the windows are in the task's checkpoints and are acked after that. So is what a window emitted,
-    together with the end of the window; it is sent after the checkpoint, until its tree is complete."""
+    The tuples of the windows are in the task's checkpoints and are acked after that. So is what a
+    window emitted, together with the end of the window; it is sent after the checkpoint, until its
+    tree is complete.
+    """
 
     def __init__(self, bolt: WindowedBolt, runner: "Runner") -> None:
         self.bolt = bolt
@@ -127,7 +142,9 @@ class WindowDriver:
         self._pause_ms, self._retry_at, self._tries = 100, 0, 0
         self._next_watermark = self._pulsed_at = 0
         self._listened_ms = 0
-        """Clock of the silence of sources. It stands still while they, or this task, are held or inactive."""
+        """Clock of the silence of sources. It stands still while they, or this task, are held or
+        inactive.
+        """
         self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
         self._emitted: list[msgspec.Raw] | None = None
         """What the window in process has emitted."""
@@ -147,9 +164,13 @@ class WindowDriver:
         self._failed: list[int] = []
         """Results that the next pulse sends again."""
         self._in_flight, self._slowed_at = 0, -1.0
-        """Tuples of the results that are sent and not complete; clock at which fewer were allowed for the last time."""
+        """Tuples of the results that are sent and not complete; clock at which fewer were allowed
+        for the last time.
+        """
         self._most_in_flight: float = _FIRST_IN_FLIGHT
-        """As many as the readers finish long before the message timeout: else all would be sent again, for ever."""
+        """As many as the readers finish long before the message timeout: else all would be sent
+        again, for ever.
+        """
         self.closing = False
 
     def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
@@ -178,8 +199,8 @@ class WindowDriver:
         self.runner.results = self.results = ResultTracker(self.runner)
         self.to_send += contents.results
         self._next_result = max(contents.results, default=-1) + 1
-        # What was sent to the task before others reach it again is replayed after the message timeout. Until then
-        # nothing makes it late.
+        # What was sent to the task before others reach it again is replayed after the message
+        # timeout. Until then nothing makes it late.
         timeout = float(self.runner.conf.get("topology.message.timeout.secs") or 30)
         if contents.windows is not None:
             self._next_watermark = self.runner.shared.now_ms() + round(timeout * 1000) + _CONNECT_MS
@@ -188,7 +209,7 @@ class WindowDriver:
         collector.event = self._event  # type: ignore[method-assign]
         self._end_tuples()
 
-    # -- tuples -------------------------------------------------------------------------------------------
+    # -- tuples ------------------------------------------------------------------------------------
 
     def add(self, tup: Tuple) -> None:
         """Check a tuple, which :meth:`hold` adds to its windows when ``process`` has returned."""
@@ -245,7 +266,7 @@ class WindowDriver:
             what = (tup.component, stamp, self.windows.watermark, self._late_count, tup.values)
             _log.info(late, self.runner.component, self.runner.task_id, *what)
 
-    # -- windows ------------------------------------------------------------------------------------------
+    # -- windows -----------------------------------------------------------------------------------
 
     def pulse(self) -> None:
         """Evaluate the windows that are due by time, and send what waits, or failed."""
@@ -272,7 +293,9 @@ class WindowDriver:
         self.evaluate()
 
     def evaluate(self) -> None:
-        """Process every window that is due. One that raises is tried again after a pause; later ones wait."""
+        """Process every window that is due. One that raises is tried again after a pause; later
+        ones wait.
+        """
         windows, bolt = self.windows, self.bolt
         now = self.runner.shared.now_ms()
         while now >= self._retry_at and (pane := windows.due()) is not None:
@@ -313,7 +336,7 @@ class WindowDriver:
                 self._ended.append(entry.number)
             self.changed = True
 
-    # -- what windows emit --------------------------------------------------------------------------------
+    # -- what windows emit -------------------------------------------------------------------------
 
     def emit(
         self,
@@ -370,7 +393,9 @@ class WindowDriver:
         self.runner.call_in_loop(lambda: self.results.send(number, emitted, size))
 
     def collect(self) -> None:
-        """Take the results whose trees are complete or failed, and send what waits, as far as the readers take it."""
+        """Take the results whose trees are complete or failed, and send what waits, as far as the
+        readers take it.
+        """
         now, timeout = self.runner.shared.clock(), self.results.pending.timeout
         for number, size, acked, sent_at in self.results.take():
             self._in_flight -= size
@@ -389,7 +414,7 @@ class WindowDriver:
                     self._most_in_flight += size if share < 0.25 else size / 2
         self._send_waiting()
 
-    # -- checkpoints --------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def save_to(self, record: Checkpoint) -> None:
         """Put the changes into a checkpoint."""

@@ -1,4 +1,6 @@
-"""Hours that are complete one after the other; a bolt reports them to Dagster. A file has what was acked."""
+"""Hours that are complete one after the other; a bolt reports them to Dagster. A file has what was
+acked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A topology whose tuples take a while, and whose spouts count what became of each: nothing may be lost on the way."""
+"""A topology whose tuples take a while, and whose spouts count what became of each: nothing may be
+lost on the way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In a container of the cluster: the words that the word count has saved, against a count of its own, as one JSON line.
+"""In a container of the cluster: the words that the word count has saved, against a count of its
+own, as one JSON line.
 
 counts.py NAME FILES LIMIT
 """

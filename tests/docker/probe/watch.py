@@ -1,8 +1,9 @@
-"""In a container of the cluster: one JSON line each second about the topology of every_number.py, until standard input ends.
+"""In a container of the cluster: one JSON line each second about the topology of every_number.py,
+until standard input ends.
 
-``written`` lines are in the files, ``different`` numbers; ``newest`` is the highest; ``done`` is the number below which the
-spout has all acks; ``missing`` of those are in no file, which is loss. ``running`` of ``tasks`` tasks run as nimbus sees it
-(null: no nimbus answers).
+``written`` lines are in the files, ``different`` numbers; ``newest`` is the highest; ``done`` is
+the number below which the spout has all acks; ``missing`` of those are in no file, which is loss.
+``running`` of ``tasks`` tasks run as nimbus sees it (null: no nimbus answers).
 """
 
 import json

@@ -1,7 +1,8 @@
-"""A topology that writes down every number: the spout counts, the bolt appends each number to a file on the state volume.
+"""A topology that writes down every number: the spout counts, the bolt appends each number to a
+file on the state volume.
 
-A number below ``done`` of the spout's state has been acked. One of these that is in no file is lost; one that is in the
-files twice was repeated, which at-least-once delivery allows.
+A number below ``done`` of the spout's state has been acked. One of these that is in no file is
+lost; one that is in the files twice was repeated, which at-least-once delivery allows.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class WritingBolt(Bolt):
         os.write(self._file, b"%d\n" % number)
 
     def _asked_to_eat(self) -> bool:
-        """Whether the test asks one task to outgrow its worker's memory; the first that sees it does."""
+        """Whether the test asks one task to outgrow its worker's memory; the first that sees it
+        does.
+        """
         try:
             self._eat.unlink()
         except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""A nimbus, a supervisor's HTTP service and two real workers of a word count, for all tests of a module."""
+"""A nimbus, a supervisor's HTTP service and two real workers of a word count, for all tests of a
+module.
+"""
 
 from __future__ import annotations
 

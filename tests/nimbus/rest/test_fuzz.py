@@ -1,4 +1,6 @@
-"""Described routes, asked with what schemathesis makes up: nothing breaks, and answers are as described."""
+"""Described routes, asked with what schemathesis makes up: nothing breaks, and answers are as
+described.
+"""
 
 from __future__ import annotations
 

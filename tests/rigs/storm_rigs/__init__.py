@@ -1,1 +1,3 @@
-"""Rigs of the tests: daemons, ensembles, faults and generated clusters. Not part of the distribution."""
+"""Rigs of the tests: daemons, ensembles, faults and generated clusters. Not part of the
+distribution.
+"""

@@ -1,4 +1,5 @@
-"""Operations run by a real process of their own, which is stopped, killed or resumed at any named step.
+"""Operations run by a real process of their own, which is stopped, killed or resumed at any named
+step.
 
 ::
 
@@ -6,9 +7,9 @@
         assert actor.run_to("after.unassign")
         actor.kill()  # kill -9
 
-The process is forked from a server that has imported the package and is connected to nothing, so that it
-costs milliseconds. What it runs is the operation itself, against real ZooKeeper and a real blob store; only
-the observer of its steps comes from here.
+The process is forked from a server that has imported the package and is connected to nothing, so
+that it costs milliseconds. What it runs is the operation itself, against real ZooKeeper and a real
+blob store; only the observer of its steps comes from here.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ _IMPORTED_FROM = (Path(__file__).parents[1], Path(storm_dagster.__file__).parent
 def _start_server() -> None:
     """Start the server that the processes are forked from, which imports this module first.
 
-    Up to Python 3.12 it looks for modules where a new interpreter does, and imports nothing when it does not find them.
-    Later each process would import everything by itself, from wherever the path of the tests leads by then.
+    Up to Python 3.12 it looks for modules where a new interpreter does, and imports nothing when it
+    does not find them. Later each process would import everything by itself, from wherever the path
+    of the tests leads by then.
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _IMPORTED_FROM), *filter(None, [before])])
@@ -100,8 +102,9 @@ def finish_due(ctx: OperationsContext) -> None:
 class Actor:
     """One process that runs one operation. A context manager: the process has ended when it exits.
 
-    ``target`` is ``module:function``, whose first argument is the operations' context; ``arguments`` are its
-    keyword arguments, JSON. ``conf`` leads to the cluster. The plain-Python planner places.
+    ``target`` is ``module:function``, whose first argument is the operations' context;
+    ``arguments`` are its keyword arguments, JSON. ``conf`` leads to the cluster. The plain-Python
+    planner places.
     """
 
     def __init__(
@@ -139,7 +142,9 @@ class Actor:
         self._process.close()
 
     def run_to(self, point: str | None = None) -> bool:
-        """Run until ``point``, where the process stops; ``False`` when it ended without passing it."""
+        """Run until ``point``, where the process stops; ``False`` when it ended without passing
+        it.
+        """
         while True:
             document = self._receive()
             if "point" not in document:
@@ -175,14 +180,18 @@ class Actor:
             )
 
     def exit(self) -> None:
-        """End a process that stopped at a point as ``sys.exit(1)`` does there, and wait until it is gone."""
+        """End a process that stopped at a point as ``sys.exit(1)`` does there, and wait until it is
+        gone.
+        """
         self._pipe.send_bytes(_EXIT)
         self._process.join(_PATIENCE_SECS)
         if self._process.exitcode != 1:
             raise Unavailable(f"the acting process ended with {self._process.exitcode}, not with 1")
 
     def freeze(self, secs: float) -> None:
-        """Stop a process that stopped at a point as a whole, for so long; its session ends if that is longer."""
+        """Stop a process that stopped at a point as a whole, for so long; its session ends if that
+        is longer.
+        """
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
         time.sleep(secs)
@@ -203,7 +212,9 @@ class Actor:
 
 
 def _act(pipe: Connection, raw: str) -> None:
-    """Main function of the child: connect, run the operation, report every point and wait to be resumed."""
+    """Main function of the child: connect, run the operation, report every point and wait to be
+    resumed.
+    """
     order = json.loads(raw)
     values = {**default_conf(), **order["conf"]}
 

@@ -10,7 +10,9 @@ _DATE = (2020, 1, 1, 0, 0, 0)
 
 
 def pack_archive(text: str = "", modules: Iterable[str] = ("wc.spouts", "wc.bolts")) -> bytes:
-    """A zip with those modules, each holding ``text`` as a comment: another text is another archive."""
+    """A zip with those modules, each holding ``text`` as a comment: another text is another
+    archive.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for module in modules:

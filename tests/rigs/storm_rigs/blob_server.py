@@ -35,7 +35,9 @@ class BlobServer:
     failures: int = 0
     """So many requests are answered with 503 first."""
     lost_after: int | None = None
-    """Bytes of the next reply that arrive; the rest of it, and its end, never do. ``None``: all arrive."""
+    """Bytes of the next reply that arrive; the rest of it, and its end, never do. ``None``: all
+    arrive.
+    """
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 

@@ -1,4 +1,6 @@
-"""Console blocks of the documents: each command with the output that is shown for it, and how real output is compared."""
+"""Console blocks of the documents: each command with the output that is shown for it, and how real
+output is compared.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ _PLACEHOLDERS = (
 
 
 def normalize(line: str) -> str:
-    """The line with placeholders for what differs from run to run: paths, ids, times, ports, pids, numbers, widths."""
+    """The line with placeholders for what differs from run to run: paths, ids, times, ports, pids,
+    numbers, widths.
+    """
     if line and _RULE.fullmatch(line):
         return "rule" if line.strip() else ""
     for pattern, placeholder in _PLACEHOLDERS:
@@ -99,7 +103,8 @@ def difference(shown: Sequence[str], printed: Sequence[str]) -> str | None:
     for number, part in enumerate(parts):
         wanted = [normalize(line) for line in part]
         is_last = number == len(parts) - 1
-        # The first part stands at the beginning, the last one at the end, the others anywhere between.
+        # The first part stands at the beginning, the last one at the end, the others anywhere
+        # between.
         last = len(real) - len(wanted)
         begin = max(position, last) if is_last else position
         ends = position if number == 0 else last

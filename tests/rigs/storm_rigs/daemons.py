@@ -1,4 +1,5 @@
-"""Nimbuses and supervisors with real workers, without Dagster and Spark, for tests of high availability.
+"""Nimbuses and supervisors with real workers, without Dagster and Spark, for tests of high
+availability.
 
 with ZooKeeperEnsemble(folder / "zk") as zookeeper, Daemons(folder / "home", zookeeper.addresses) as daemons:
     topology_id = daemons.submit("topology.py", "numbers")
@@ -39,10 +40,11 @@ from storm_rigs.ensemble import free_ports
 
 
 class Daemons:
-    """``nimbuses`` (n1, n2 ...) and ``supervisors`` (s1, s2 ...) as processes; a context manager that ends them all.
+    """``nimbuses`` (n1, n2 ...) and ``supervisors`` (s1, s2 ...) as processes; a context manager
+    that ends them all.
 
-    ``zookeeper`` are the servers for all of them, ``links`` others for single daemons, by id (through a
-    :class:`~storm_rigs.fault_proxy.FaultProxy`).
+    ``zookeeper`` are the servers for all of them, ``links`` others for single daemons, by id
+    (through a :class:`~storm_rigs.fault_proxy.FaultProxy`).
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class Daemons:
             if record.role == "worker" and record.alive():
                 os.kill(record.pid, signal.SIGKILL)
 
-    # -- harming it ---------------------------------------------------------------------------------------
+    # -- harming it --------------------------------------------------------------------------------
     def kill(self, role: str, id: str) -> None:
         """``kill -9``; :meth:`launch` starts it again."""
         child = self._children[role, id]
@@ -167,7 +169,7 @@ class Daemons:
             120, "all nimbuses and one leader",
         )  # fmt: skip
 
-    # -- looking ------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
     def url(self, nimbus: str) -> str:
         """Base URL of a nimbus."""
         return self._urls[nimbus]
@@ -209,7 +211,9 @@ class Daemons:
     def operations(
         self, *, epoch: int | None = None, checkpoint: Callable[[str], None] | None = None
     ) -> Iterator[OperationsContext]:
-        """Operations context of a Dagster run: its own session, blobs through the leader, the local planner."""
+        """Operations context of a Dagster run: its own session, blobs through the leader, the local
+        planner.
+        """
         with ExitStack() as stack:
             cluster = stack.enter_context(self.cluster())
 
@@ -234,7 +238,7 @@ class Daemons:
         with self.operations() as ctx:
             return inspect_cluster(ctx, home=self.home, stable_secs=stable_secs)
 
-    # -- using it -----------------------------------------------------------------------------------------
+    # -- using it ----------------------------------------------------------------------------------
     def submit(
         self,
         target: str,
@@ -246,9 +250,10 @@ class Daemons:
     ) -> str:
         """Upload, and run the stages of a submission as its run does; the topology's id.
 
-        As a user does, it is asked again under the same token when the cluster says ``Unavailable``, or when the
-        leader changed meanwhile. What it was answered in the end holds: the topology is there.
-        ``checkpoint`` hears every step of the operations (:mod:`storm_dagster.operations.steps`).
+        As a user does, it is asked again under the same token when the cluster says
+        ``Unavailable``, or when the leader changed meanwhile. What it was answered in the end
+        holds: the topology is there. ``checkpoint`` hears every step of the operations
+        (:mod:`storm_dagster.operations.steps`).
         """
         token, deadline = uuid.uuid4().hex, time.monotonic() + patience
         while True:

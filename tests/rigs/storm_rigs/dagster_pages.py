@@ -26,7 +26,7 @@ class DagsterPages:
     def open(self, path: str) -> None:
         self.page.goto(self.url + path)
 
-    # -- launching ----------------------------------------------------------------------------------------
+    # -- launching ---------------------------------------------------------------------------------
     def open_asset_launchpad(self, job: str) -> None:
         """The Launchpad from the job's asset graph: the one in which a partition can be added."""
         self.open(f"/locations/storm/jobs/{job}")
@@ -51,7 +51,9 @@ class DagsterPages:
         expect(self.page.get_by_placeholder("Partition")).to_have_value(name)
 
     def write_config(self, form: str, text: str) -> None:
-        """Replace the form that contains ``form`` by ``text``; wait until the page finds no error in it."""
+        """Replace the form that contains ``form`` by ``text``; wait until the page finds no error
+        in it.
+        """
         editor = self.page.locator(".CodeMirror").filter(has_text=form)
         editor.click()
         self.page.keyboard.press("Control+a")
@@ -72,9 +74,11 @@ class DagsterPages:
         self.page.wait_for_url("**/runs/*")
         return self.page.url.rsplit("/", 1)[1]
 
-    # -- runs ---------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
     def wait_success(self, steps: int) -> None:
-        """Watch the run whose page is open until it ended well, with so many steps done and none failed."""
+        """Watch the run whose page is open until it ended well, with so many steps done and none
+        failed.
+        """
         over = self.page.get_by_text(re.compile(r"^(Success|Failure|Canceled)$")).first
         expect(over).to_be_visible(timeout=120_000)
         assert over.inner_text() == "Success", self.page.locator("body").inner_text()[:3000]

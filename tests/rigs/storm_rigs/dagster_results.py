@@ -44,7 +44,9 @@ def tick_sensor(
     cursor: str | None = None,
     defs: dg.Definitions | None = None,
 ) -> SensorTick:
-    """Evaluate a sensor, or the one of that name in ``defs``, with resources of its own, as a code server does."""
+    """Evaluate a sensor, or the one of that name in ``defs``, with resources of its own, as a code
+    server does.
+    """
     if isinstance(sensor, str):
         assert defs is not None, f"definitions of the sensor {sensor!r} are needed"
         sensor = defs.resolve_sensor_def(sensor)

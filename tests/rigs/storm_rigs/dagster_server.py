@@ -1,4 +1,6 @@
-"""A Dagster webserver with the definitions of a cluster that stand in for ours, and nothing that executes runs."""
+"""A Dagster webserver with the definitions of a cluster that stand in for ours, and nothing that
+executes runs.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ class DagsterServer:
 
 @contextmanager
 def serve_dagster(home: Path) -> Iterator[DagsterServer]:
-    """A webserver on the instance of ``home``, with the settings that stand there. No daemon runs."""
+    """A webserver on the instance of ``home``, with the settings that stand there. No daemon
+    runs.
+    """
     (home / "throwaway_defs.py").write_text(_DEFINITIONS)
     workspace = home / "workspace.yaml"
     workspace.write_text(

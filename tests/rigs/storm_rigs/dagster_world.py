@@ -1,4 +1,6 @@
-"""A real cluster state, a local blob store and a real Dagster instance; supervisors and workers are records."""
+"""A real cluster state, a local blob store and a real Dagster instance; supervisors and workers are
+records.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,9 @@ def make_world(
     resources: dict[str, Any],
     cluster: str | None = None,
 ) -> DagsterWorld:
-    """A cluster with a leader's epoch and two supervisors of four slots, and a Dagster that knows it."""
+    """A cluster with a leader's epoch and two supervisors of four slots, and a Dagster that knows
+    it.
+    """
     home.mkdir()
     conf = {**zk_conf, "task.cleanup.timeout.sec": 0, "topology.message.timeout.secs": 1}
     (home / "storm.yaml").write_text(yaml.safe_dump(conf), encoding="utf-8")
@@ -202,7 +206,9 @@ def make_world(
 
 
 def connection_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From now on no ZooKeeper answers; how long each session waits for one, in milliseconds, as they are opened."""
+    """From now on no ZooKeeper answers; how long each session waits for one, in milliseconds, as
+    they are opened.
+    """
     waits: list[int] = []
 
     def nobody_answers(

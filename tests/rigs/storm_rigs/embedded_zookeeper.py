@@ -37,8 +37,9 @@ def _bind(host: str, port: int) -> int:
 class EmbeddedZooKeeper:
     """One standalone ZooKeeper server as a child process of this one.
 
-    It is stopped by :meth:`stop`, on leaving a ``with`` block, and at the latest when this process ends in
-    order. Its state stays in ``data_dir`` and is found again by the next server that is given it.
+    It is stopped by :meth:`stop`, on leaving a ``with`` block, and at the latest when this process
+    ends in order. Its state stays in ``data_dir`` and is found again by the next server that is
+    given it.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class EmbeddedZooKeeper:
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout: float = 120.0) -> EmbeddedZooKeeper:
-        """Start the server and wait until it serves; a second call on a running server does nothing.
+        """Start the server and wait until it serves; a second call on a running server does
+        nothing.
 
-        A port of 0 picks a free one, and another should that one be taken meanwhile. Raises ``Unavailable``
-        when the port is taken, Java is missing or too old, the server ends by itself (the message quotes
-        its log), or it does not serve within ``timeout`` seconds.
+        A port of 0 picks a free one, and another should that one be taken meanwhile. Raises
+        ``Unavailable`` when the port is taken, Java is missing or too old, the server ends by
+        itself (the message quotes its log), or it does not serve within ``timeout`` seconds.
         """
         if self.running:
             return self
@@ -161,9 +163,11 @@ class EmbeddedZooKeeper:
         atexit.unregister(self.stop)
 
     def stop(self, timeout: float = 60.0) -> None:
-        """End the server: TERM, then KILL after ``timeout`` seconds. Stopping a stopped one does nothing.
+        """End the server: TERM, then KILL after ``timeout`` seconds. Stopping a stopped one does
+        nothing.
 
-        The first server of a machine writes its class data when it ends, which takes a busy machine many seconds.
+        The first server of a machine writes its class data when it ends, which takes a busy machine
+        many seconds.
         """
         process = self._process
         if process is None:

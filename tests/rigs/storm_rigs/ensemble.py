@@ -1,4 +1,5 @@
-"""Real ZooKeeper ensemble for tests: three servers as child processes, each killed, frozen or cut off by itself.
+"""Real ZooKeeper ensemble for tests: three servers as child processes, each killed, frozen or cut
+off by itself.
 
 with ZooKeeperEnsemble(tmp_path) as ensemble:
     StormClusterState.open({"storm.zookeeper.servers": ensemble.addresses, ...}, create_root=True)
@@ -44,10 +45,12 @@ def server_mode(host: str, port: int, timeout: float = 1.0) -> str | None:
 
 
 class ZooKeeperEnsemble:
-    """``size`` servers in ``folder``; a context manager that leaves no process behind. Ids count from 1.
+    """``size`` servers in ``folder``; a context manager that leaves no process behind. Ids count
+    from 1.
 
-    ``hosts`` gives each server an address of its own, and ``prefixes`` a command in front of its own (such as
-    ``ip netns exec NAME``): how :mod:`storm_rigs.namespaces` puts each into a network of its own.
+    ``hosts`` gives each server an address of its own, and ``prefixes`` a command in front of its
+    own (such as ``ip netns exec NAME``): how :mod:`storm_rigs.namespaces` puts each into a network
+    of its own.
     """
 
     def __init__(
@@ -94,7 +97,9 @@ class ZooKeeperEnsemble:
         self.stop()
 
     def start(self, timeout: float = 120.0) -> ZooKeeperEnsemble:
-        """Start all, and wait until all serve; :class:`Unavailable` when they do not within ``timeout`` seconds."""
+        """Start all, and wait until all serve; :class:`Unavailable` when they do not within
+        ``timeout`` seconds.
+        """
         atexit.register(self.stop)
         for member in self.members:
             self.launch(member.id)
@@ -138,7 +143,9 @@ class ZooKeeperEnsemble:
         return child is not None and child.poll() is None
 
     def mode(self, id: int) -> str | None:
-        """``leader``, ``follower``, or ``None`` while it serves nobody (it is dead, frozen or without a quorum)."""
+        """``leader``, ``follower``, or ``None`` while it serves nobody (it is dead, frozen or
+        without a quorum).
+        """
         member = self.members[id - 1]
         return server_mode(member.host, member.client)
 
@@ -155,7 +162,7 @@ class ZooKeeperEnsemble:
         """Ids of the servers that follow now."""
         return [member.id for member in self.members if self.mode(member.id) == "follower"]
 
-    # -- harming it ---------------------------------------------------------------------------------------
+    # -- harming it --------------------------------------------------------------------------------
     def kill(self, id: int) -> None:
         """``kill -9``; :meth:`launch` starts it again on the same disk."""
         child = self._children[id]

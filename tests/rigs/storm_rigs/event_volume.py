@@ -1,4 +1,6 @@
-"""Clusters as sensors see them over a day, and the size of what Dagster then stores: events and cursors."""
+"""Clusters as sensors see them over a day, and the size of what Dagster then stores: events and
+cursors.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ HTTP = "http://127.0.0.1:7621"
 
 
 def cluster(tasks: int, topologies: int = 1, supervisors: int = 10, beat: int = 0) -> ClusterView:
-    """A healthy cluster: each topology has its share of the tasks, four to a worker; counters stand at ``beat``."""
+    """A healthy cluster: each topology has its share of the tasks, four to a worker; counters stand
+    at ``beat``.
+    """
     ports = tuple(
         range(6700, 6700 + max(4, -(-tasks // (4 * supervisors)) + topologies // supervisors + 1))
     )

@@ -21,10 +21,11 @@ _CHUNK = 1 << 16
 
 
 class FaultProxy:
-    """One proxied address on loopback, in a thread of its own; a context manager. Safe to steer from any thread.
+    """One proxied address on loopback, in a thread of its own; a context manager. Safe to steer
+    from any thread.
 
-    While it is cut, new connections are accepted and stay silent, and connections that were ended by one side stay
-    open for the other: neither side can tell a lost network from a slow peer.
+    While it is cut, new connections are accepted and stay silent, and connections that were ended
+    by one side stay open for the other: neither side can tell a lost network from a slow peer.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -84,7 +85,7 @@ class FaultProxy:
             self._loop.call_soon_threadsafe(lambda: self._done.set() if self._done else None)
             self._thread.join(10)
 
-    # -- in the proxy's thread ----------------------------------------------------------------------------
+    # -- in the proxy's thread ---------------------------------------------------------------------
     def _steer(self, act: Callable[[], object]) -> None:
         done = threading.Event()
 

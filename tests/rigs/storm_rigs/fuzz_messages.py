@@ -147,7 +147,9 @@ _PAGES = (
 
 
 def web_messages(largest: int) -> Message:
-    """Requests for Dagster's web application: with bodies up to ``largest`` bytes whose end never comes, and WebSockets."""
+    """Requests for Dagster's web application: with bodies up to ``largest`` bytes whose end never
+    comes, and WebSockets.
+    """
     paths = {
         path: {"get": {"parameters": [{"in": "query", "name": "query"}]}, "post": {}}
         for path in _PAGES
@@ -242,7 +244,9 @@ def thrift_messages() -> Message:
 
 
 def worker_messages(token: str, own: str) -> Message:
-    """ZeroMQ's handshake, then frames and requests: of unknown senders, of a peer, and for this worker."""
+    """ZeroMQ's handshake, then frames and requests: of unknown senders, of a peer, and for this
+    worker.
+    """
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\0" + bytes(31)
     ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
 
@@ -279,7 +283,9 @@ def worker_messages(token: str, own: str) -> Message:
 
 
 def batch_messages(draw: random.Random) -> bytes:
-    """What a client of the endpoint of Spark's batches sends: answers to a challenge, a greeting, chunks."""
+    """What a client of the endpoint of Spark's batches sends: answers to a challenge, a greeting,
+    chunks.
+    """
     parts = [
         draw.choice(
             (

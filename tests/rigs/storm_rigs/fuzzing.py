@@ -1,7 +1,9 @@
-"""One attack on any listener: bytes of all kinds from several connections, while another client goes on asking.
+"""One attack on any listener: bytes of all kinds from several connections, while another client
+goes on asking.
 
-``FUZZ_SECS`` is the time for each listener, by default 10 s. ``FUZZ_SEED`` repeats an attack. ``make test`` pauses between
-two connections, for the sake of the tests that run beside it; ``make fuzz`` does not.
+``FUZZ_SECS`` is the time for each listener, by default 10 s. ``FUZZ_SEED`` repeats an attack.
+``make test`` pauses between two connections, for the sake of the tests that run beside it; ``make
+fuzz`` does not.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ SECS = float(os.environ.get("FUZZ_SECS", "10"))
 _PAUSE = 0.0 if SEARCHING else 0.1
 """Seconds between two connections of an attacker, and between two questions of the other client."""
 DEADLINE = 10.0
-"""Seconds within which the other client must be answered: ten times the second that a user may wait."""
+"""Seconds within which the other client must be answered: ten times the second that a user may
+wait.
+"""
 MOST_GROWTH_MIB = 64
 _ATTACKERS = 2
 
@@ -44,11 +48,15 @@ class Listener:
     message: Message
     """What a client might send, more or less: the attack breaks it further."""
     ask: Callable[[], object]
-    """What an honest client does, on a connection of its own; an exception unless it is answered in :data:`DEADLINE`."""
+    """What an honest client does, on a connection of its own; an exception unless it is answered in
+    :data:`DEADLINE`.
+    """
     held: int = 240
     """Most connections that are left open."""
     pause: float = 0.0
-    """Seconds between two connections of an attacker, where each costs much more than its message."""
+    """Seconds between two connections of an attacker, where each costs much more than its
+    message.
+    """
 
 
 @dataclass
@@ -73,7 +81,9 @@ class FuzzResult:
 
 
 def fuzz(listener: Listener, secs: float = SECS) -> FuzzResult:
-    """Attack the listener; ``AssertionError`` when it ends, grows, or lets the other client wait."""
+    """Attack the listener; ``AssertionError`` when it ends, grows, or lets the other client
+    wait.
+    """
     seed = os.environ.get("FUZZ_SEED") or (secrets.token_hex(4) if SEARCHING else "1")
     result, process = FuzzResult(listener.name, seed), psutil.Process(listener.pid)
 
@@ -241,7 +251,9 @@ def within(call: Callable[[], object], secs: float = DEADLINE) -> None:
 def listening_process(
     program: str, *arguments: str, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that runs ``program`` and writes a line when it listens; the process and that line."""
+    """A process that runs ``program`` and writes a line when it listens; the process and that
+    line.
+    """
     with (folder / "listener.log").open("w") as log:
         child = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],

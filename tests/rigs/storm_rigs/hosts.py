@@ -1,8 +1,9 @@
 """Several hosts on this machine, for a page that sets up a cluster of services.
 
-A host is a loopback address and a folder. What the page names by a host name gets the address, what it names by an
-absolute path lies in the folder, ``scp`` copies between folders, and ``systemctl`` starts what a unit's ``ExecStart``
-says. Addresses are drawn at random from 127/8, so that the page's own ports are free.
+A host is a loopback address and a folder. What the page names by a host name gets the address, what
+it names by an absolute path lies in the folder, ``scp`` copies between folders, and ``systemctl``
+starts what a unit's ``ExecStart`` says. Addresses are drawn at random from 127/8, so that the
+page's own ports are free.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Host:
 class Hosts:
     """The hosts ``names``, in ``root``; a context manager that ends what it has started.
 
-    ``programs`` holds the programs of ``/opt/storm/bin``. ``environment`` wins over what a unit's file sets.
+    ``programs`` holds the programs of ``/opt/storm/bin``. ``environment`` wins over what a unit's
+    file sets.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class Hosts:
         return re.sub(rf"(?<![\w.:/])/(?={'|'.join(_FOLDERS)})", f"{host.folder}/", text)
 
     def write(self, name: str, path: str, text: str, *, handed_out: bool = False) -> None:
-        """A file of a host; paths in what is ``handed_out`` later are those of whom it is handed to."""
+        """A file of a host; paths in what is ``handed_out`` later are those of whom it is handed
+        to.
+        """
         host = self.hosts[name]
         place = host.path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +126,9 @@ class Hosts:
         self._units[name] = text
 
     def run(self, name: str, command: str, timeout: float = 300.0) -> str:
-        """Run a command on a host and return its output; ``AssertionError`` with all of it when it fails."""
+        """Run a command on a host and return its output; ``AssertionError`` with all of it when it
+        fails.
+        """
         host = self.hosts[name]
         if command.startswith("systemctl "):
             action, unit = command.split()[1], command.split()[-1]
@@ -152,7 +158,9 @@ class Hosts:
         return parser["Service"]
 
     def start(self, name: str, unit: str) -> None:
-        """``systemctl start``, in a session of its own; what it prints goes to ``HOST/UNIT.log``."""
+        """``systemctl start``, in a session of its own; what it prints goes to
+        ``HOST/UNIT.log``.
+        """
         host = self.hosts[name]
         service = self._service(host, unit)
         more: dict[str, str] = {}
@@ -167,7 +175,9 @@ class Hosts:
             )  # fmt: skip
 
     def stop(self, name: str, unit: str, timeout: float = 90.0) -> None:
-        """``systemctl stop``: TERM to the main process, or to its whole session, then KILL as systemd does."""
+        """``systemctl stop``: TERM to the main process, or to its whole session, then KILL as
+        systemd does.
+        """
         host = self.hosts[name]
         main = host.services.pop(unit)
         assert main.poll() is None, f"{unit} of {name} has ended by itself: {self.log(name, unit)}"
@@ -190,7 +200,9 @@ class Hosts:
         self.revive()
 
     def revive(self, most: int = 5) -> None:
-        """``Restart=always``; :class:`RuntimeError` with its log for a service that ends again and again."""
+        """``Restart=always``; :class:`RuntimeError` with its log for a service that ends again and
+        again.
+        """
         for host in self.hosts.values():
             for unit, main in list(host.services.items()):
                 if main.poll() is None or self._service(host, unit)["Restart"] != "always":
@@ -207,7 +219,9 @@ class Hosts:
         return (self.hosts[name].folder / f"{unit}.log").read_text("utf-8", "replace")[-3000:]
 
     def left(self) -> list[psutil.Process]:
-        """Processes whose command line or environment names a folder of a host, zombies left out."""
+        """Processes whose command line or environment names a folder of a host, zombies left
+        out.
+        """
         found = []
         for process in psutil.process_iter():
             try:

@@ -1,4 +1,6 @@
-"""Brokers of Kafka for tests: those of ``KAFKA_BOOTSTRAP``, else librdkafka's own, in this process on real ports."""
+"""Brokers of Kafka for tests: those of ``KAFKA_BOOTSTRAP``, else librdkafka's own, in this process
+on real ports.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class KafkaRig:
         transaction: bool | None = None,
         **how: Any,
     ) -> None:
-        """Records around the partitions; in a transaction that is committed (``True``) or aborted."""
+        """Records around the partitions; in a transaction that is committed (``True``) or
+        aborted.
+        """
         settings: dict[str, Any] = {
             **self.conf,
             "linger.ms": 20,
@@ -121,7 +125,9 @@ class KafkaRig:
         )[0]
 
     def offsets(self, group: str, topic: str) -> list[TopicPartition]:
-        """Committed offsets of a group. A broker that has just started may not know its groups yet."""
+        """Committed offsets of a group. A broker that has just started may not know its groups
+        yet.
+        """
         ask = self._client(group).committed
         return eventually(
             lambda: ask(self._partitions(topic), timeout=10),

@@ -19,8 +19,9 @@ from storm_dagster.worker.tasks.runner import Runner, Shared
 
 
 class Workers:
-    """Workers with real sockets, which run in turn. ``slots``: component, ``__acker`` perhaps, -> index of its worker.
-    ``state_dir``: for components that keep state."""
+    """Workers with real sockets, which run in turn. ``slots``: component, ``__acker`` perhaps, ->
+    index of its worker. ``state_dir``: for components that keep state.
+    """
 
     def __init__(
         self,

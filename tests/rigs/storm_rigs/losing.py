@@ -1,4 +1,6 @@
-"""A real cluster state whose ZooKeeper loses the answer to one commit, and is away for a moment afterwards."""
+"""A real cluster state whose ZooKeeper loses the answer to one commit, and is away for a moment
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class LosingState:
 
 
 class LosingCluster:
-    """The cluster state over a :class:`LosingState`; after the lost answer ``away`` views cannot be read either."""
+    """The cluster state over a :class:`LosingState`; after the lost answer ``away`` views cannot be
+    read either.
+    """
 
     def __init__(self, cluster: Any, number: int, landed: bool, away: int = 0) -> None:
         self._cluster = cluster

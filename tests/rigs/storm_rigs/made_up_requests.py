@@ -1,4 +1,6 @@
-"""Requests that schemathesis makes up for described routes. Importing it takes seconds: only who asks does."""
+"""Requests that schemathesis makes up for described routes. Importing it takes seconds: only who
+asks does.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ SETTINGS = hypothesis.settings(
 def fuzz(
     document: dict[str, Any], base_url: str, known: dict[str, Any], every: int = 1
 ) -> Counter[str]:
-    """Send made-up requests to every route, or to one of so many, at least one valid request to each.
+    """Send made-up requests to every route, or to one of so many, at least one valid request to
+    each.
 
     ``known``: path parameters that mean something. Returns the number of requests of each route.
     """
@@ -81,8 +84,8 @@ def ask_many(
             if harmless and real and name in known:
                 case.path_parameters[name] = known[name]
             elif not harmless and value in known.values():
-                # Hypothesis draws texts from the source of the tests too; what would end the topology that others
-                # look at is asked about made-up ones only.
+                # Hypothesis draws texts from the source of the tests too; what would end the
+                # topology that others look at is asked about made-up ones only.
                 case.path_parameters[name] = "made-up"
         response = case.call(base_url=base_url, timeout=30)
         asked += 1

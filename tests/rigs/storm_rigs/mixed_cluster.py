@@ -22,7 +22,9 @@ _CONF = {"topology.workers": 3, "topology.master.single.worker": True}
 
 
 def in_other_release(step: str, conf: dict[str, Any], blobs: str) -> Any:
-    """Run a step of this module on the cluster of the conf; its session stays until the process ends."""
+    """Run a step of this module on the cluster of the conf; its session stays until the process
+    ends.
+    """
     return globals()[step](_world(json.dumps(conf), blobs))
 
 

@@ -43,8 +43,9 @@ def _ip(*arguments: str, check: bool = True) -> None:
 
 
 def _free_network() -> str:
-    """A network of the range for benchmarks (RFC 2544), its third part from the pid, so that several live side by side:
-    one that is not there, as it may be left by tests that were killed."""
+    """A network of the range for benchmarks (RFC 2544), its third part from the pid, so that
+    several live side by side: one that is not there, as it may be left by tests that were killed.
+    """
     there = subprocess.run(
         ["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True
     ).stdout
@@ -53,7 +54,9 @@ def _free_network() -> str:
 
 
 class Network:
-    """``size`` hosts on a bridge of this machine. ``name`` (up to 6 characters) sets it apart from others."""
+    """``size`` hosts on a bridge of this machine. ``name`` (up to 6 characters) sets it apart from
+    others.
+    """
 
     def __init__(self, name: str, size: int) -> None:
         self._net = _free_network()
@@ -106,7 +109,8 @@ class Network:
 
     @property
     def _switch(self) -> str:
-        # The bridge has a namespace of its own: a container engine's firewall drops what crosses a bridge of the machine.
+        # The bridge has a namespace of its own: a container engine's firewall drops what crosses a
+        # bridge of the machine.
         return f"{self._name}s"
 
     def _space(self, host: int) -> str:

@@ -1,4 +1,6 @@
-"""Dagster project of a user (``tests/dagster/newcomer_project``), to which three lines and a declared topology are added."""
+"""Dagster project of a user (``tests/dagster/newcomer_project``), to which three lines and a
+declared topology are added.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class NewcomerProject:
 
 
 def inventory(defs: dg.Definitions) -> dict[str, dict[str, Any]]:
-    """Kind -> name -> details that users rely on: executors of jobs, clocks of schedules, classes of resources."""
+    """Kind -> name -> details that users rely on: executors of jobs, clocks of schedules, classes
+    of resources.
+    """
     repository = defs.get_repository_def()
     return {
         "jobs": {job.name: job.executor_def.name for job in repository.get_all_jobs()},

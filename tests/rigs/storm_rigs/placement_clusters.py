@@ -38,7 +38,9 @@ def small_topology(
     ackers: int = 1,
     **more: Any,
 ) -> TopologyToPlace:
-    """A topology of one-task executors, numbered as at a submission: ``bolts`` maps id to (tasks, inputs)."""
+    """A topology of one-task executors, numbered as at a submission: ``bolts`` maps id to (tasks,
+    inputs).
+    """
     counts = {
         **{bolt: count for bolt, (count, _) in bolts.items()},
         ACKER: ackers,
@@ -62,7 +64,9 @@ def small_topology(
 
 
 def generated_batch(rng: random.Random) -> PlacementBatch:
-    """A cluster with up to four topologies in any kind of event, drawn from ``rng``; often short of slots."""
+    """A cluster with up to four topologies in any kind of event, drawn from ``rng``; often short of
+    slots.
+    """
     supervisors = _supervisors(rng)
     free = [
         (node.id, node.host, port)

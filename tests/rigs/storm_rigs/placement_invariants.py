@@ -19,9 +19,10 @@ _Slot = tuple[str, int]
 def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str]:
     """Sentences about faults of the result; none when it keeps every rule.
 
-    Every task once; no slot of two topologies; only slots that are offered, or that the topology had; the
-    order of service; whole executors; one component never twice on a supervisor when it must not be; isolation, also
-    of others; the number of workers; sizes as even as they can be in a new assignment.
+    Every task once; no slot of two topologies; only slots that are offered, or that the topology
+    had; the order of service; whole executors; one component never twice on a supervisor when it
+    must not be; isolation, also of others; the number of workers; sizes as even as they can be in a
+    new assignment.
     """
     faults: list[str] = []
     order = [

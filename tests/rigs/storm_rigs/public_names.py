@@ -1,8 +1,9 @@
-"""Names that leave a process, taken from the objects that carry them: ``python -m storm_rigs.public_names`` prints them.
+"""Names that leave a process, taken from the objects that carry them: ``python -m
+storm_rigs.public_names`` prints them.
 
-Each collector gives, for one kind of names, subject -> names. Other programs rely on them: clusters of another release,
-clients, dashboards, confs, code of users. Names in Dagster are in ``tests/dagster/stable_names.json``; here are only
-tags, and the fields that people fill in there.
+Each collector gives, for one kind of names, subject -> names. Other programs rely on them: clusters
+of another release, clients, dashboards, confs, code of users. Names in Dagster are in
+``tests/dagster/stable_names.json``; here are only tags, and the fields that people fill in there.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def public_names() -> dict[str, Names]:
     }
 
 
-# -- cluster state ------------------------------------------------------------------------------------------
+# -- cluster state ---------------------------------------------------------------------------------
 
 
 def _sampled(function: Callable[..., str]) -> Iterator[str]:
@@ -197,7 +198,9 @@ def _documents() -> Names:
 
 
 def _fields(cls: type) -> list[str] | None:
-    """Fields as they are written, and the words of a field that holds one of some; ``None`` for another class."""
+    """Fields as they are written, and the words of a field that holds one of some; ``None`` for
+    another class.
+    """
     if issubclass(cls, BaseModel):
         kinds = {
             field.alias or name: field.annotation
@@ -231,7 +234,7 @@ def _words(kind: Any) -> Iterator[str]:
             yield from _words(part)
 
 
-# -- people and clients -------------------------------------------------------------------------------------
+# -- people and clients ----------------------------------------------------------------------------
 
 
 def _conf_keys() -> Names:
@@ -326,7 +329,7 @@ def _leaves(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{before}{key}.")
 
 
-# -- HTTP ---------------------------------------------------------------------------------------------------
+# -- HTTP ------------------------------------------------------------------------------------------
 
 
 def _conf() -> Any:
@@ -348,7 +351,9 @@ class Handle(types.SimpleNamespace):
 
 
 def _handles() -> tuple[Any, Any]:
-    """A nimbus and a reader that describe themselves and read an empty cluster; routes are never called on them."""
+    """A nimbus and a reader that describe themselves and read an empty cluster; routes are never
+    called on them.
+    """
     reads = types.SimpleNamespace(
         metrics=types.SimpleNamespace(memory=0, disk=0, zookeeper=0, invalidated=0)
     )
@@ -405,7 +410,9 @@ def _openapi(app: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
 
 
 def _http(app: Any) -> Names:
-    """Per method and path: parameters, and fields of requests and answers, as ``/openapi.json`` describes them."""
+    """Per method and path: parameters, and fields of requests and answers, as ``/openapi.json``
+    describes them.
+    """
     served, document = _openapi(app)
     schemas = document["components"].get("schemas", {})
     found: Names = {"errors": []}
@@ -431,7 +438,8 @@ def _described(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iter
         yield from _contents("body", operation["requestBody"], schemas)
     for status, answer in operation["responses"].items():
         yield status
-        # Errors have two forms, of our own and of Storm's UI, which nobody needs to read for each route.
+        # Errors have two forms, of our own and of Storm's UI, which nobody needs to read for each
+        # route.
         if status < "400":
             yield from _contents(status, answer, schemas)
 
@@ -501,7 +509,7 @@ def _places(struct: Any) -> Iterator[str]:
         yield f"{place}: {spec[1]}"
 
 
-# -- Dagster and Python -------------------------------------------------------------------------------------
+# -- Dagster and Python ----------------------------------------------------------------------------
 
 
 def _dagster() -> Names:
@@ -525,7 +533,9 @@ def _dagster() -> Names:
 
 
 def _declared() -> Iterator[str]:
-    """Names that one topology in a ``defs.yaml`` has in Dagster; the ones of the package's own location stand elsewhere."""
+    """Names that one topology in a ``defs.yaml`` has in Dagster; the ones of the package's own
+    location stand elsewhere.
+    """
     every_hour = "0 * * * *"
     attributes = {
         "name": "wc",

@@ -1,7 +1,8 @@
-"""The next release, played by a copy of this tree: every record in it has a field more, or an optional one less.
+"""The next release, played by a copy of this tree: every record in it has a field more, or an
+optional one less.
 
-:func:`copy_release` makes the copy, :class:`OtherRelease` runs Python on it. Both releases find the record classes, make
-examples of them and change them by the functions here.
+:func:`copy_release` makes the copy, :class:`OtherRelease` runs Python on it. Both releases find the
+record classes, make examples of them and change them by the functions here.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ import storm_dagster
 from storm_dagster.model.records import Record, decode_record, encode_record
 
 ADDED = "zz_added"
-"""The field that the copy adds. It has a default: what it writes shows it, what this release writes lacks it."""
+"""The field that the copy adds. It has a default: what it writes shows it, what this release writes
+lacks it.
+"""
 
 _TREE = Path(storm_dagster.__file__).parent
 _RIGS = Path(__file__).parents[1]
 
 
 def _record_modules(tree: Path) -> dict[str, list[str]]:
-    """Module -> the record classes that it defines, by its source; a class is one when a base of it is."""
+    """Module -> the record classes that it defines, by its source; a class is one when a base of it
+    is.
+    """
     sources = {
         path: ast.parse(path.read_text(encoding="utf-8"))
         for path in sorted(tree.rglob("*.py"))
@@ -59,8 +64,8 @@ def record_names() -> list[str]:
 def copy_release(folder: Path, *, drop: bool) -> Path:
     """Copy the package into ``folder``, with :data:`ADDED` at the end of every record class.
 
-    With ``drop`` each record class also lacks its last optional field, if it has any. Such a copy encodes and decodes,
-    and does nothing else: its code still names the fields.
+    With ``drop`` each record class also lacks its last optional field, if it has any. Such a copy
+    encodes and decodes, and does nothing else: its code still names the fields.
     """
     target = folder / "storm_dagster"
     shutil.copytree(_TREE, target, ignore=shutil.ignore_patterns("__pycache__"))
@@ -96,7 +101,9 @@ def _class_of(name: str) -> type[Record]:
 
 
 def _example_of(annotation: Any) -> Any:
-    """A value of that type, as JSON. Containers hold one element, so that records in records are met."""
+    """A value of that type, as JSON. Containers hold one element, so that records in records are
+    met.
+    """
     origin, given = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _example_of(given[0])
@@ -151,7 +158,8 @@ def changed_fields(cls: type[Record], record: Record) -> dict[str, Any]:
 class OtherRelease:
     """A Python process on a copy of the tree that answers requests, one at a time.
 
-    ``modules`` are folders with further modules; a request is ``module:function`` and arguments that JSON can carry.
+    ``modules`` are folders with further modules; a request is ``module:function`` and arguments
+    that JSON can carry.
     """
 
     def __init__(self, release: Path, *modules: Path) -> None:

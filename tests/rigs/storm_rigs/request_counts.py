@@ -1,4 +1,6 @@
-"""Counts of the requests that sessions of this process send to ZooKeeper, and of what its server holds."""
+"""Counts of the requests that sessions of this process send to ZooKeeper, and of what its server
+holds.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ class SecuredNimbus:
         return f"{Security.of(self.conf).scheme}://127.0.0.1:{self.ports['http']}"
 
     def client(self, security: Security | None = None) -> httpx.Client:
-        """A client that proves itself as ``security`` says; by default as the nimbus itself would."""
+        """A client that proves itself as ``security`` says; by default as the nimbus itself
+        would.
+        """
         chosen = Security.of(self.conf) if security is None else security
         return httpx.Client(base_url=self.url, timeout=20, **chosen.client_options())
 

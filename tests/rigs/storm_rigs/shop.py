@@ -1,5 +1,6 @@
-"""A topology to look at: a nimbus, a supervisor's HTTP service and two real workers of a shop, one of whose bolts can be
-made slow."""
+"""A topology to look at: a nimbus, a supervisor's HTTP service and two real workers of a shop, one
+of whose bolts can be made slow.
+"""
 
 from __future__ import annotations
 

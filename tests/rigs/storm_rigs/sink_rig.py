@@ -79,7 +79,8 @@ def _table(sinks: str) -> TaskTable:
 class SinkRig:
     """A spout of ``total`` numbers, and two tasks of a sink in two workers. ``kind``: the class.
 
-    Set ``RIG_FOLDER`` to ``folder``; rows go to the table ``numbers``, to files in ``out``, or to the topic ``RIG_TOPIC``.
+    Set ``RIG_FOLDER`` to ``folder``; rows go to the table ``numbers``, to files in ``out``, or to
+    the topic ``RIG_TOPIC``.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class SinkRig:
         )
 
     def run(self, written: Callable[[], int], kills: int) -> None:
-        """Write all numbers while workers are killed ``kills`` times; the last time a third task of the sink begins."""
+        """Write all numbers while workers are killed ``kills`` times; the last time a third task of
+        the sink begins.
+        """
         rig, total = self.rig, self.total
         one, two = ("s1", free_port()), ("s2", free_port())
         rig.assign({one: "1,5-7", two: "2"})

@@ -76,7 +76,9 @@ def start(
 ) -> Any:
     """A component as a worker starts it, with a recorder for a collector.
 
-    ``version`` is the one of the assignment. ``archive``: the folder of the topology's unpacked archive."""
+    ``version`` is the one of the assignment. ``archive``: the folder of the topology's unpacked
+    archive.
+    """
     made = cls(**args)
     made._collector = Recorder()
     task = next(number for number, name in TASKS.items() if name == component)

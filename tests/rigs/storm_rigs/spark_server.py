@@ -23,7 +23,9 @@ def wait_until_ready(
     host: str = "127.0.0.1",
     timeout_secs: float = 120.0,
 ) -> None:
-    """Return when the server listens; :class:`Unavailable` when it ends before, or after the timeout."""
+    """Return when the server listens; :class:`Unavailable` when it ends before, or after the
+    timeout.
+    """
     deadline = time.monotonic() + timeout_secs
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -34,7 +34,8 @@ _RELOAD = """mutation($name: String!) { reloadRepositoryLocation(repositoryLocat
 class StockDagster:
     """`dagster dev -m MODULE` in ``root``; a context manager that ends it with all its processes.
 
-    ``home`` becomes its ``DAGSTER_HOME``, with ``settings`` as `dagster.yaml`; without them there is no such file.
+    ``home`` becomes its ``DAGSTER_HOME``, with ``settings`` as `dagster.yaml`; without them there
+    is no such file.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Supervisors that are only their link to ZooKeeper: the real code, without processes of workers."""
+"""Supervisors that are only their link to ZooKeeper: the real code, without processes of
+workers.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ class ThriftNimbus:
         return self.home / "nimbus" / self.id / "inbox"
 
     def client(self, *, ours: bool = False) -> Any:
-        """streamparse's client, made as streamparse makes it; with ``ours`` of our interface, for Storm 2.x's methods."""
+        """streamparse's client, made as streamparse makes it; with ``ours`` of our interface, for
+        Storm 2.x's methods.
+        """
         # Its module is made from a Thrift file when it is imported.
         theirs: Any = streamparse.thrift
         service = load_idl().Nimbus if ours else theirs.Nimbus

@@ -1,4 +1,6 @@
-"""Stand-ins for the topology master, and for the supervisors with their processes, in a gray upgrade."""
+"""Stand-ins for the topology master, and for the supervisors with their processes, in a gray
+upgrade.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
 class UpgradeStandIns:
-    """One topology of a cluster without daemons. Decisions and writes are those of the real daemons."""
+    """One topology of a cluster without daemons. Decisions and writes are those of the real
+    daemons.
+    """
 
     def __init__(self, cluster: StormClusterState, topology_id: str) -> None:
         self.cluster = cluster

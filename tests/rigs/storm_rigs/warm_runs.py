@@ -33,7 +33,7 @@ class Place:
         self._workspace = workspace
         self._warm: subprocess.Popen[bytes] | None = None
 
-    # -- the warm process ---------------------------------------------------------------------------------
+    # -- the warm process --------------------------------------------------------------------------
     def start(self) -> subprocess.Popen[bytes]:
         """The warm process, started when it does not run; it may not listen yet."""
         if self._warm is None or self._warm.poll() is not None:
@@ -77,7 +77,7 @@ class Place:
         path = self.home / "logs" / "warm-runs-0.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
-    # -- runs ---------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
     @property
     def launcher(self) -> WarmRunLauncher:
         """The launcher of Dagster's webserver."""

@@ -1,7 +1,7 @@
 """Real worker processes without nimbus and supervisors: assignments are written by hand.
 
-For tests and benchmarks of the data plane. The rig plays the supervisor (files, processes) and nimbus (the
-records in ZooKeeper) for one topology.
+For tests and benchmarks of the data plane. The rig plays the supervisor (files, processes) and
+nimbus (the records in ZooKeeper) for one topology.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
-# Below the ports that the kernel gives to connections, and those of `dev --ports auto`; each worker of pytest has its own.
+# Below the ports that the kernel gives to connections, and those of `dev --ports auto`; each worker
+# of pytest has its own.
 _ports = itertools.cycle(
     [10_000 + 2_000 * _WORKER + (os.getpid() + number) % 2_000 for number in range(2_000)]
 )

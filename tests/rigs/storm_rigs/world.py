@@ -1,4 +1,6 @@
-"""A real cluster state and a local blob store, without daemons: supervisors and workers are records here."""
+"""A real cluster state and a local blob store, without daemons: supervisors and workers are records
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Deterministic simulation of a whole cluster: the product's own threads in one process, in virtual time, under faults.
+"""Deterministic simulation of a whole cluster: the product's own threads in one process, in virtual
+time, under faults.
 
-What went wrong in the control plane before, and what sees it now (``rule`` and ``mutant`` are of this program):
+What went wrong in the control plane before, and what sees it now (``rule`` and ``mutant`` are of
+this program):
 
 ====================================================  =================================================================
 healing waited for copies of its explanation          mutant "what is dead waits for copies of the reasons";

@@ -1,4 +1,6 @@
-"""``python -m storm_simulation``: run seeds, replay one, or look for what mutants break (``make simulate``)."""
+"""``python -m storm_simulation``: run seeds, replay one, or look for what mutants break (``make
+simulate``).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _BUGS = (AttributeError, TypeError, NameError, AssertionError, LookupError)
 
 
 class Unexpected(logging.Handler):
-    """Errors of programming that a loop of the product logs before it goes on: as bad as a thread that ends by them."""
+    """Errors of programming that a loop of the product logs before it goes on: as bad as a thread
+    that ends by them.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -50,7 +54,8 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets of text are walked in the order of their hashes: the same seed must give the same run.
+        # Sets of text are walked in the order of their hashes: the same seed must give the same
+        # run.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "storm_simulation", *sys.argv[1:]])
     if given.verbose:

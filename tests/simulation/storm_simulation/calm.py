@@ -1,4 +1,6 @@
-"""The checks of a cluster in which nothing fails any more, and of one in which some machines are gone for good."""
+"""The checks of a cluster in which nothing fails any more, and of one in which some machines are
+gone for good.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Calm:
         self._idle()
         self._leaks()
 
-    # -- everything comes back ---------------------------------------------------------------------------------
+    # -- everything comes back ---------------------------------------------------------------------
 
     def bases(self) -> dict[str, StormBase]:
         return self.cluster.rules.bases
@@ -103,7 +105,9 @@ class Calm:
                 break
 
     def _slow_down(self, name: str) -> None:
-        """For a while no supervisor takes a worker of that topology back: a rollback waits for that."""
+        """For a while no supervisor takes a worker of that topology back: a rollback waits for
+        that.
+        """
         for worker in list(self.cluster.workers.values()):
             process = self.cluster.supervisors[worker.host.name].process
             if (
@@ -122,7 +126,7 @@ class Calm:
         self.cluster.violated(invariant, text)
         self.cluster.run(0.001)
 
-    # -- what was acknowledged ----------------------------------------------------------------------------------
+    # -- what was acknowledged ---------------------------------------------------------------------
 
     def _acknowledged(self) -> None:
         by_name = {base.name: base for base in self.bases().values()}
@@ -194,7 +198,7 @@ class Calm:
         if found:
             self._fail("core", found[0])
 
-    # -- some are gone for good ---------------------------------------------------------------------------------
+    # -- some are gone for good --------------------------------------------------------------------
 
     def _losses(self) -> None:
         """With a nimbus, a quorum and a free slot every dead task runs again."""
@@ -240,10 +244,12 @@ class Calm:
             for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
         )
 
-    # -- nothing happens any more ------------------------------------------------------------------------------
+    # -- nothing happens any more ------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """I8: who has nothing to do writes nothing besides heartbeats, once the cleaner has done its work."""
+        """I8: who has nothing to do writes nothing besides heartbeats, once the cleaner has done
+        its work.
+        """
         busy = ""
         for _ in range(6):
             busy = self._busy_within(30.0)

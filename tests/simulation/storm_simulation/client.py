@@ -1,4 +1,6 @@
-"""The part of kazoo's client that the product uses, on a simulated ensemble: everything above it is real."""
+"""The part of kazoo's client that the product uses, on a simulated ensemble: everything above it is
+real.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class Answer:
 
 
 class Connection:
-    """One TCP connection of a client with a server: what is sent arrives in order, or the connection ends."""
+    """One TCP connection of a client with a server: what is sent arrives in order, or the
+    connection ends.
+    """
 
     def __init__(self, client: SimulatedClient, server: Server, session: Session) -> None:
         self.client = client
@@ -238,7 +242,7 @@ class SimulatedClient:
     def delay_from(self, server: Server) -> float | None:
         return None if self.silent else self.links.delay(server.name, self.process.host.name)
 
-    # -- as kazoo -----------------------------------------------------------------------------------------
+    # -- as kazoo ----------------------------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
@@ -331,7 +335,7 @@ class SimulatedClient:
         answer.request = request  # type: ignore[attr-defined]
         self.connection.send(request, answer, self.kernel.boot(self.process))
 
-    # -- what comes back ----------------------------------------------------------------------------------
+    # -- what comes back ---------------------------------------------------------------------------
 
     def answered(
         self, connection: Connection, value: Any, answer: Answer | None, sent: float
@@ -408,7 +412,7 @@ class SimulatedClient:
         for listener in self._listeners:
             listener(told)
 
-    # -- connecting ----------------------------------------------------------------------------------------
+    # -- connecting --------------------------------------------------------------------------------
 
     def _try_soon(self, secs: float) -> None:
         self.kernel.after(secs, self.process.deliver, self._try)
@@ -507,7 +511,8 @@ class SimulatedClient:
 
     def _process_died(self) -> None:
         if self.connection is not None:
-            # The system closes its sockets: the server drops the connection, the session lives until its timeout.
+            # The system closes its sockets: the server drops the connection, the session lives
+            # until its timeout.
             self.connection.forget()
 
 

@@ -108,7 +108,7 @@ class Cluster:
             self.kernel.end(fiber)
         self._folder.cleanup()
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def host(self, name: str) -> Host:
         rng = self.kernel.rng
@@ -162,7 +162,7 @@ class Cluster:
         client = SimulatedClient(self.ensemble, self.links, process, session_timeout_ms / 1000.0)
         return client, client.lease_view
 
-    # -- workers ---------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def start_worker(
         self, host: Host, port: int, work: Work, code: dict[str, Any]
@@ -203,7 +203,7 @@ class Cluster:
         if target.loop is not None:
             self.kernel.after(delay, target.process.deliver, target.loop.receive, report)
 
-    # -- running ---------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         for nimbus in self.nimbuses.values():
@@ -234,7 +234,7 @@ class Cluster:
         part = None if node is None else self.nimbuses.get(node.data.decode().partition(":")[0])
         return part if part is not None and part.up else None
 
-    # -- what fails and comes back ---------------------------------------------------------------------------------
+    # -- what fails and comes back -----------------------------------------------------------------
 
     def start_missing(self) -> None:
         """Start every daemon whose process is gone and whose machine is on."""

@@ -119,7 +119,9 @@ VERBS: dict[str, Callable[[OperationsContext, str, dict[str, Any]], Any]] = {
 
 
 def begin(cluster: Cluster, verb: str, name: str, *, crash_at: int = 0, **options: Any) -> Command:
-    """Start a command; it ends in virtual time, or its process at that step (counted before and after each)."""
+    """Start a command; it ends in virtual time, or its process at that step (counted before and
+    after each).
+    """
     from storm_simulation.dagster_side import operations
 
     command = Command(verb, name, options, cluster.kernel.now)

@@ -118,7 +118,7 @@ class SimulatedDagster:
         self.process.spawn(self._heal, "heartbeat_sensor")
         self.process.spawn(self._finish, "lifecycle_sensor")
 
-    # -- sensors ------------------------------------------------------------------------------------------------
+    # -- sensors -----------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         conf = self.cluster.conf().values

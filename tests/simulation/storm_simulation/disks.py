@@ -1,4 +1,6 @@
-"""The blob store of a simulated machine: in memory, as durable as its machine, with a disk that fails as told."""
+"""The blob store of a simulated machine: in memory, as durable as its machine, with a disk that
+fails as told.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def broken_disk() -> OSError:
 
 
 class MemoryBlobStore(LocalBlobStore):
-    """:class:`LocalBlobStore` on ``host.files``; raises what that raises on a disk in the same state."""
+    """:class:`LocalBlobStore` on ``host.files``; raises what that raises on a disk in the same
+    state.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host

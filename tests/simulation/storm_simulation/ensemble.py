@@ -95,7 +95,7 @@ class Ensemble:
     def digest(self) -> str:
         return self._digest.hexdigest()[:16]
 
-    # -- sessions -----------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
     def open_session(self, label: str, timeout: float) -> Session:
         self._next_session += 1
@@ -144,7 +144,7 @@ class Ensemble:
             for connection in [each for each in server.connections if each.session is session]:
                 connection.drop(expired=True)
 
-    # -- requests -----------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def quorum(self) -> bool:
         return 2 * sum(server.up and not server.cut for server in self.servers) > len(self.servers)
@@ -275,7 +275,7 @@ class Ensemble:
         for observer in self.observers:
             observer(commit)
 
-    # -- servers come and go --------------------------------------------------------------------------------
+    # -- servers come and go -----------------------------------------------------------------------
 
     def kill_server(self, server: Server) -> None:
         server.up = False

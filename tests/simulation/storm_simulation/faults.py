@@ -1,4 +1,6 @@
-"""Faults: what fails, for how long, and how it is mended. All of it is chosen by the kernel's chance."""
+"""Faults: what fails, for how long, and how it is mended. All of it is chosen by the kernel's
+chance.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 Undo = Callable[[], object]
 Fault = Callable[["Faults"], "Undo | None"]
 KINDS: dict[str, Fault] = {}
-"""Name -> the fault; it returns what mends it, or ``None`` when there is nothing that it could hit."""
+"""Name -> the fault; it returns what mends it, or ``None`` when there is nothing that it could
+hit.
+"""
 GROUPS: dict[str, str] = {}
 """Name -> what it concerns: processes, links, disks, clocks or services."""
 
@@ -82,7 +86,7 @@ class Faults:
         while self.open:
             self._mend(next(iter(self.open)))
 
-    # -- choosing --------------------------------------------------------------------------------------------------
+    # -- choosing ----------------------------------------------------------------------------------
 
     def one(self, many: list[str]) -> str | None:
         chosen = self.rng.choice(sorted(many)) if many else None
@@ -209,7 +213,9 @@ def _worker_hangs(faults: Faults) -> Undo | None:
 
 @fault("workers hang, cut off", "links")
 def _hung_and_cut(faults: Faults) -> Undo | None:
-    """The loops of a host's workers stand still while it is cut off, and go on about when its slow link is back."""
+    """The loops of a host's workers stand still while it is cut off, and go on about when its slow
+    link is back.
+    """
     host, cluster = faults.host("s"), faults.cluster
     found = [_hang(faults, [worker]) for worker in cluster.workers.values() if worker.host is host]
     resumes = [resume for resume in found if resume is not None]
@@ -344,7 +350,9 @@ def _lossy(faults: Faults) -> Undo | None:
 
 @fault("address moves", "links")
 def _moves(faults: Faults) -> Undo | None:
-    """A machine of a nimbus joins another network: its name means another address, and its sockets are on the old one."""
+    """A machine of a nimbus joins another network: its name means another address, and its sockets
+    are on the old one.
+    """
     host = faults.host("n")
     if host is None:
         return None
@@ -385,7 +393,8 @@ def _expired(faults: Faults) -> Undo | None:
         return None
     chosen = ensemble.sessions[faults.rng.choice(sorted(ensemble.sessions))]
     faults._what = chosen.label
-    # The servers heard nothing of it for its whole timeout: so its owner was cut off at least as long.
+    # The servers heard nothing of it for its whole timeout: so its owner was cut off at least as
+    # long.
     owner = next(
         (w for w in faults.cluster.workers.values() if w.process.name == chosen.label), None
     )

@@ -1,4 +1,6 @@
-"""Virtual time: fibers in the place of threads, run one at a time in an order that a seed decides."""
+"""Virtual time: fibers in the place of threads, run one at a time in an order that a seed
+decides.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +208,7 @@ class Kernel:
         self._number = 0
         self.over = False
 
-    # -- what happens when --------------------------------------------------------------------------------
+    # -- what happens when -------------------------------------------------------------------------
 
     def at(self, when: float, call: Callable[..., object], *args: Any) -> list[Any]:
         if self.over:
@@ -245,7 +247,9 @@ class Kernel:
         self.now = max(self.now, until)
 
     def _bury(self) -> None:
-        """Free what the threads of killed processes hold: they unwind while nothing that they do has an effect."""
+        """Free what the threads of killed processes hold: they unwind while nothing that they do
+        has an effect.
+        """
         dead, self.graveyard = self.graveyard, []
         kept = [
             each
@@ -285,7 +289,7 @@ class Kernel:
             except BaseException:
                 continue
 
-    # -- inside fibers -------------------------------------------------------------------------------------
+    # -- inside fibers -----------------------------------------------------------------------------
 
     @property
     def fiber(self) -> Fiber:
@@ -317,7 +321,7 @@ class Kernel:
         self.preemptions += 1
         self.sleep(self.rng.choice((0.001, 0.01, 0.1, 1.0, 3.0)) * self.rng.random())
 
-    # -- clocks ----------------------------------------------------------------------------------------------
+    # -- clocks ------------------------------------------------------------------------------------
 
     def set_drift(self, host: Host, drift: float) -> None:
         """Another rate of its clocks; what they show now stays."""

@@ -1,4 +1,6 @@
-"""Violations that are known and not mended yet: counted, and not a failure. Whoever mends one removes its line."""
+"""Violations that are known and not mended yet: counted, and not a failure. Whoever mends one
+removes its line.
+"""
 
 from __future__ import annotations
 

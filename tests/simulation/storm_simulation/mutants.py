@@ -1,4 +1,6 @@
-"""Planted bugs: proof that the general program sees what it looks for. Each must be caught within twenty seeds."""
+"""Planted bugs: proof that the general program sees what it looks for. Each must be caught within
+twenty seeds.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Mutant:
 
     name: str
     invariant: str
-    """The invariant that sees it, by the first word of its violation; several are divided by ``|``."""
+    """The invariant that sees it, by the first word of its violation; several are divided by
+    ``|``.
+    """
     changes: tuple[Change, ...]
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Installation of the simulation's time, threads, chance and network in the modules of the product.
 
-The product reaches them through the names of modules (``time.sleep``), so that replacing these names is enough: not a
-line of it is changed. It is done once in a process that does nothing else.
+The product reaches them through the names of modules (``time.sleep``), so that replacing these
+names is enough: not a line of it is changed. It is done once in a process that does nothing else.
 """
 
 from __future__ import annotations

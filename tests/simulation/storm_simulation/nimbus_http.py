@@ -1,4 +1,6 @@
-"""The HTTP routes of a simulated nimbus that nimbuses, supervisors and runs use: as ``nimbus/http/blob_routes.py``."""
+"""The HTTP routes of a simulated nimbus that nimbuses, supervisors and runs use: as
+``nimbus/http/blob_routes.py``.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ class SimulatedNimbus:
         self.cluster.kernel.after(0.1, self.cluster.start_missing)
 
     def _ended(self) -> None:
-        """Whoever supervises it starts a daemon again that ended by an error; a fault that ends it does that itself."""
+        """Whoever supervises it starts a daemon again that ended by an error; a fault that ends it
+        does that itself.
+        """
         if self.process is not None and (self.process.status or 0) > 0:
             self.cluster.kernel.after(2.0, self.cluster.start_missing)
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Owners:
-    """The worker processes that have a task open. Two with a valid lease at one moment are a violation."""
+    """The worker processes that have a task open. Two with a valid lease at one moment are a
+    violation.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -54,7 +56,9 @@ class Owners:
                     )
 
     def works(self, worker: SimulatedWorker) -> None:
-        """Its lease says that it may run tasks now: so the session that it was granted to has the worker's node."""
+        """Its lease says that it may run tasks now: so the session that it was granted to has the
+        worker's node.
+        """
         assert worker.lease is not None
         spec, rules = worker.spec, self._cluster.rules
         base = rules.bases.get(spec.topology_id)

@@ -1,4 +1,6 @@
-"""The general program of one seed: a cluster, commands and faults at random, then the checks of a calm cluster."""
+"""The general program of one seed: a cluster, commands and faults at random, then the checks of a
+calm cluster.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Pace:
     scale: float
     """How long they last, by the usual time."""
     most: int
-    """Faults that are not mended yet, at most: a cluster in which nothing is well does nothing that could go wrong."""
+    """Faults that are not mended yet, at most: a cluster in which nothing is well does nothing that
+    could go wrong.
+    """
 
 
 PACES = (Pace(0.1, 0.1, 8), Pace(0.1, 0.2, 12), Pace(0.4, 0.4, 8), Pace(2.0, 1.0, 16))
@@ -49,7 +53,9 @@ class Plan:
 
     @staticmethod
     def of(seed: int) -> Plan:
-        """Swarm: each seed runs some kinds of faults and commands, so that none drowns the others."""
+        """Swarm: each seed runs some kinds of faults and commands, so that none drowns the
+        others.
+        """
         rng = Random(f"plan {seed}")
         kinds = sorted(KINDS)
         nimbuses = rng.choice((1, 2, 2, 3, 3))
@@ -67,7 +73,8 @@ class Plan:
             # Only there can they happen.
             chosen += ["server cut off", "follower lags"] * (1 + len(chosen) // 6)
         if rng.random() < 0.5:
-            # What ends sessions while their processes go on: the hardest for one owner of each task.
+            # What ends sessions while their processes go on: the hardest for one owner of each
+            # task.
             hard = [
                 "host cut off",
                 "host frozen",
@@ -213,7 +220,9 @@ def _verb(rng: Random, plan: Plan) -> str:
 
 
 def _choice(cluster: Cluster, plan: Plan) -> tuple[str, str]:
-    """Mostly what can be done: a submission of a name that is free, anything else of one that is taken."""
+    """Mostly what can be done: a submission of a name that is free, anything else of one that is
+    taken.
+    """
     rng = cluster.kernel.rng
     verb = _verb(rng, plan)
     alive = {base.name for base in cluster.rules.bases.values()}
@@ -244,7 +253,8 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     if verb == "kill":
         options["wait"] = rng.choice((0, 0, 2))
     if rng.random() < plan.crashes:
-        # At any step, at one of the first, or at one of the last: between what is published and what makes it count.
+        # At any step, at one of the first, or at one of the last: between what is published and
+        # what makes it count.
         most, last = rng.choice((3, 10, 27)), cluster.steps_of.get(verb, 0)
         options["crash_at"] = (
             rng.randint(1, most)

@@ -76,7 +76,7 @@ class Rules:
             elif first == "tokens":
                 self._token(rest, data)
 
-    # -- one after the other ------------------------------------------------------------------------------------
+    # -- one after the other -----------------------------------------------------------------------
 
     def _guarded(self, commit: Commit) -> None:
         if commit.session is None:
@@ -238,7 +238,7 @@ class Rules:
         if known != topology_id and token in self.ever:
             self._violated("I6", f"token {token} named {known} and now {topology_id}")
 
-    # -- gray upgrades ------------------------------------------------------------------------------------------------
+    # -- gray upgrades -----------------------------------------------------------------------------
 
     def _upgrade(self, topology_id: str, part: str, data: bytes | None, *, created: bool) -> None:
         """I7: who counts as upgraded runs the new code, and after a rollback nobody does."""
@@ -285,7 +285,7 @@ class Rules:
             each for each in workers if each.spec.code_dir == code_dir and each.leased_until() > now
         ]
 
-    # -- blobs ------------------------------------------------------------------------------------------------------
+    # -- blobs -------------------------------------------------------------------------------------
 
     def blob_dropped(self, host: Host, key: str) -> None:
         """I3: the last copy of what a live topology runs is never removed."""

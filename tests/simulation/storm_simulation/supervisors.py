@@ -1,4 +1,6 @@
-"""Simulated supervisor processes: the real daemon, with simulated worker processes and downloads."""
+"""Simulated supervisor processes: the real daemon, with simulated worker processes and
+downloads.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +256,9 @@ def _write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = 
 
 
 def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
-    """``deploy._worker_quiet``: whether a worker has nothing under way; ``False`` when it does not answer."""
+    """``deploy._worker_quiet``: whether a worker has nothing under way; ``False`` when it does not
+    answer.
+    """
     cluster, process = _cluster[-1], _here()
     kernel = cluster.kernel
     there, back = (
@@ -335,7 +339,9 @@ class SimulatedSupervisor:
         self.cluster.kernel.after(0.1, self.cluster.start_missing)
 
     def _ended(self) -> None:
-        """Whoever supervises it starts a daemon again that ended by an error; a fault that ends it does that itself."""
+        """Whoever supervises it starts a daemon again that ended by an error; a fault that ends it
+        does that itself.
+        """
         if self.process is not None and (self.process.status or 0) > 0:
             self.cluster.kernel.after(2.0, self.cluster.start_missing)
 

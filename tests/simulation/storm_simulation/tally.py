@@ -1,4 +1,6 @@
-"""The sum of what happened over many seeds: faults by kind and by what they concern, and what is counted apart."""
+"""The sum of what happened over many seeds: faults by kind and by what they concern, and what is
+counted apart.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Tally:
 
     @staticmethod
     def load(path: Path, first: int) -> Tally:
-        """What an earlier run of the program has kept; an empty one that begins with seed ``first``."""
+        """What an earlier run of the program has kept; an empty one that begins with seed
+        ``first``.
+        """
         if not path.exists():
             return Tally(first)
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""Stand-ins for ``threading``, ``queue``, ``time`` and ``concurrent.futures`` on a :class:`~storm_simulation.kernel.Kernel`."""
+"""Stand-ins for ``threading``, ``queue``, ``time`` and ``concurrent.futures`` on a
+:class:`~storm_simulation.kernel.Kernel`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from storm_simulation.kernel import TIMED_OUT, Fiber, Kernel, SimulationError, W
 
 
 class Threads:
-    """The classes, bound to one kernel after the other; code that runs outside of a simulation may not use them."""
+    """The classes, bound to one kernel after the other; code that runs outside of a simulation may
+    not use them.
+    """
 
     def __init__(self) -> None:
         self.kernel: Kernel | None = None

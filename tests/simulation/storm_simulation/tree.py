@@ -64,7 +64,7 @@ class Tree:
             raise exceptions.NoNodeError()
         return node
 
-    # -- writing ----------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def apply(
         self, request: Any, session: int, zxid: int, millis: int

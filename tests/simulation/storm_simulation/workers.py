@@ -1,4 +1,6 @@
-"""Simulated worker processes: the real thread that keeps lease and assignment, and a model of the loop of tasks."""
+"""Simulated worker processes: the real thread that keeps lease and assignment, and a model of the
+loop of tasks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _REPORT_SECS = 3.0
 
 
 class ModelLoop:
-    """The worker's loop as far as ``ClusterSync`` and others see it: tasks that open, run while leased, and close."""
+    """The worker's loop as far as ``ClusterSync`` and others see it: tasks that open, run while
+    leased, and close.
+    """
 
     def __init__(self, worker: SimulatedWorker, lease: WorkerLease) -> None:
         self._worker = worker
@@ -45,7 +49,9 @@ class ModelLoop:
         self.passes = 0
         self.exit_code: int | None = None
         self.hung = 0
-        """Faults by which the code of a task does not return now: the loop stands still, the other threads go on."""
+        """Faults by which the code of a task does not return now: the loop stands still, the other
+        threads go on.
+        """
         self.request_refresh: Callable[[], None] = lambda: None
         self._actions: deque[Callable[[], Any]] = deque()
         self._wake = Event()
@@ -55,7 +61,7 @@ class ModelLoop:
         self._table: TopologyMasterTable | None = None
         self._listening = ListeningClock()
 
-    # -- from other threads -----------------------------------------------------------------------------------
+    # -- from other threads ------------------------------------------------------------------------
 
     def post(self, action: Callable[[], Any]) -> None:
         self._actions.append(action)
@@ -126,7 +132,7 @@ class ModelLoop:
         if self._table is not None:
             self._table.receive(report, self._listening.now)
 
-    # -- in the loop's thread -----------------------------------------------------------------------------------
+    # -- in the loop's thread ----------------------------------------------------------------------
 
     def close_tasks(self, tasks: frozenset[int]) -> None:
         for task in tasks:
@@ -266,7 +272,8 @@ class SimulatedWorker:
             return
         self.lease = WorkerLease(lease_of(cluster.session).lease_end)
         self.loop = ModelLoop(self, self.lease)
-        # The loop may ask at any moment: so at the one at which a new session has just come about, too.
+        # The loop may ask at any moment: so at the one at which a new session has just come about,
+        # too.
         cluster.session.add_listener(lambda _: self.cluster.owners.check(self))
         self.sync = cluster_sync.ClusterSync(self.spec, self.conf, cluster, self.lease, self.loop)  # type: ignore[arg-type]
         self.loop.request_refresh = self.sync.request_refresh
@@ -294,7 +301,7 @@ class SimulatedWorker:
                 self.host.files.setdefault("beats", {})[str(self.heartbeat_path)] = beat
             kernel.sleep(1.0)
 
-    # -- what the invariants ask ---------------------------------------------------------------------------------
+    # -- what the invariants ask -------------------------------------------------------------------
 
     def leased_until(self) -> float:
         """True time until which it may run tasks, as its own clock will tell it."""

@@ -1,4 +1,6 @@
-"""Page views as they come, written to the lake as Parquet, one folder for each day; Dagster hears of each whole hour."""
+"""Page views as they come, written to the lake as Parquet, one folder for each day; Dagster hears
+of each whole hour.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,9 @@ class Pages(Bolt):
 
 
 def land(frame: DataFrame, out: str) -> DataFrame:
-    """Append the micro-batch to the lake, and say how far it goes. Delivery is at least once: readers drop views that
-    come twice."""
+    """Append the micro-batch to the lake, and say how far it goes. Delivery is at least once:
+    readers drop views that come twice.
+    """
     frame.coalesce(1).write.mode("append").partitionBy("day").parquet(out)
     return frame.selectExpr("max(at) as at")
 
@@ -67,8 +70,8 @@ def land(frame: DataFrame, out: str) -> DataFrame:
 class Hours(Bolt):
     """Tells Dagster of every hour that is complete, a minute after its end.
 
-    The tuple that completes an hour is acked when Dagster has stored that. A new task reports the newest hour once
-    more, which makes the batch assets on it a second time, the same way.
+    The tuple that completes an hour is acked when Dagster has stored that. A new task reports the
+    newest hour once more, which makes the batch assets on it a second time, the same way.
     """
 
     grace = timedelta(minutes=1)

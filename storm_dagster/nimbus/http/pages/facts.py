@@ -1,4 +1,6 @@
-"""What the pages show: values for the templates. Nothing here waits for a topology master longer than 0.1 s at a time."""
+"""What the pages show: values for the templates. Nothing here waits for a topology master longer
+than 0.1 s at a time.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

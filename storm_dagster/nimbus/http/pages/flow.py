@@ -1,4 +1,6 @@
-"""What flows in one topology, for its page: from the topology master's answer, or from nothing. Pure."""
+"""What flows in one topology, for its page: from the topology master's answer, or from nothing.
+Pure.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -90,7 +92,9 @@ class TopologyFlow:
         return sorted(found, key=lambda row: -(row[2] or 0))
 
     def _edges(self, spec: TopologySpec | None) -> dict[tuple[str, str, str], float]:
-        """(source, target, stream) -> tuples per second; without the submitted topology those on which something flows."""
+        """(source, target, stream) -> tuples per second; without the submitted topology those on
+        which something flows.
+        """
         found: dict[tuple[str, str, str], float] = {}
         for name, _, part in spec.components() if spec is not None else ():
             found |= {(one.component, name, one.stream): 0.0 for one in part.inputs}
@@ -195,7 +199,9 @@ class TopologyFlow:
         )
 
     def metrics(self, component: str) -> list[tuple[str, str, str, Any]]:
-        """(component, task, name, value) of what tasks report, of a component or of all of them (empty)."""
+        """(component, task, name, value) of what tasks report, of a component or of all of them
+        (empty).
+        """
         known: Mapping[str, Any] = self._stats.get("tasks", {})
         return [
             (name, str(task), metric, value)

@@ -1,4 +1,6 @@
-"""Routes of the pages and of their style sheet and script, which nothing else may be loaded with."""
+"""Routes of the pages and of their style sheet and script, which nothing else may be loaded
+with.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -29,7 +31,9 @@ _POLICY = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _SHARED_SECS, _SHARED_TIMES = 2.0, 30.0
-"""A page is shared for 30 times the processor time that it took, at most 2 s: however many look, it costs 3 % of a core."""
+"""A page is shared for 30 times the processor time that it took, at most 2 s: however many look, it
+costs 3 % of a core.
+"""
 _HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
 
 

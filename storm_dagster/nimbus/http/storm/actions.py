@@ -40,7 +40,9 @@ class StormRebalance(RequestModel):
 
 
 class LoggerLevel(RequestModel):
-    """Level of a logger, for ``timeout`` seconds; without a target level the logger has that of the conf again."""
+    """Level of a logger, for ``timeout`` seconds; without a target level the logger has that of the
+    conf again.
+    """
 
     target_level: Any = None
     reset_level: Any = None
@@ -80,7 +82,9 @@ class TopologyActions:
         return self._act(name, "kill", {"wait_secs": _secs(wait)})
 
     def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers", "executors"}}``."""
+        """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers",
+        "executors"}}``.
+        """
         options = (
             check_request(StormRebalance, document, "a rebalance").rebalanceOptions
             or RebalanceOptions()
@@ -93,7 +97,9 @@ class TopologyActions:
         return self._act(name, "rebalance", change)
 
     def debug(self, name: str, *_: str) -> dict[str, Any]:
-        """Storm's sampling of tuples into an event log: not supported; the response names the alternative."""
+        """Storm's sampling of tuples into an event log: not supported; the response names the
+        alternative.
+        """
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
             "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "
@@ -101,7 +107,9 @@ class TopologyActions:
         )
 
     def log_levels(self, name: str) -> dict[str, Any]:
-        """``GET /topology/:id/logconfig``: what is changed in any worker that answers, with Storm's keys."""
+        """``GET /topology/:id/logconfig``: what is changed in any worker that answers, with Storm's
+        keys.
+        """
         found = self._levels.current(topology_by_name(self._reader.view(), name))
         now = int(time.time())
         return {
@@ -119,8 +127,9 @@ class TopologyActions:
         }
 
     def set_log_levels(self, name: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level", "timeout",
-        "reset_level"}}}``; a logger without a target level has that of the conf again."""
+        """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level",
+        "timeout", "reset_level"}}}``; a logger without a target level has that of the conf again.
+        """
         entries = check_request(
             LogLevelsRequest, document, "a change of log levels"
         ).namedLoggerLevels
@@ -145,7 +154,9 @@ class TopologyActions:
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
 
     def profiling(self, name: str, *_: str) -> dict[str, Any]:
-        """Storm's JVM profiler and heap dumps: a worker is no JVM, which Storm calls ``disabled``."""
+        """Storm's JVM profiler and heap dumps: a worker is no JVM, which Storm calls
+        ``disabled``.
+        """
         topology_by_name(self._reader.view(), name)
         return {
             "status": "disabled",

@@ -75,7 +75,9 @@ class ClusterPages:
         }
 
     def supervisor(self, id: str | None, host: str | None, sys: bool) -> dict[str, Any]:
-        """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is none."""
+        """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is
+        none.
+        """
         if id is None and host is None:
             raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
         view = self._reader.view()

@@ -9,7 +9,9 @@ _LONGEST_ERROR = 200
 
 
 def pretty_secs(secs: int) -> str:
-    """``1d 2h 3m 4s``: leading units that are zero are left out, later ones are not. Zero is ``0s``."""
+    """``1d 2h 3m 4s``: leading units that are zero are left out, later ones are not. Zero is
+    ``0s``.
+    """
     days, rest = divmod(max(0, int(secs)), 86400)
     hours, rest = divmod(rest, 3600)
     minutes, seconds = divmod(rest, 60)
@@ -29,7 +31,9 @@ def window_hint(window: str) -> str:
 
 
 def short_error(text: str) -> str:
-    """An error as tables of components show it: the exception, which a Python traceback has last, then where."""
+    """An error as tables of components show it: the exception, which a Python traceback has last,
+    then where.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and any(
         line.startswith("Traceback") or "Traceback (" in line for line in lines

@@ -1,4 +1,6 @@
-"""Pages of one topology: its page, components, metrics, spout lag, workers, and its graph (``/visualization``)."""
+"""Pages of one topology: its page, components, metrics, spout lag, workers, and its graph
+(``/visualization``).
+"""
 
 import re
 import time
@@ -96,7 +98,8 @@ class TopologyPages:
         )
         return {
             "hostPortList": [{"host": host, "port": number} for host, number in pairs],
-            # Storm has one port for all hosts; here each supervisor names its own, this is the configured one.
+            # Storm has one port for all hosts; here each supervisor names its own, this is the
+            # configured one.
             "logviewerPort": int(self._nimbus.conf["supervisor.http.port"]),
             "logviewerScheme": self._nimbus.identity.http.partition(":")[0],
         }
@@ -165,7 +168,9 @@ class TopologyPages:
         }
 
     def component(self, name: str, component: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id/component/:component``; :class:`KeyNotFound` when the topology has no such component."""
+        """``/topology/:id/component/:component``; :class:`KeyNotFound` when the topology has no
+        such component.
+        """
         snapshot, links = self._reader.snapshot(name), Links(self._reader.view())
         part = snapshot.components.get(component)
         if part is None:
@@ -358,7 +363,9 @@ def _sane(stream: str) -> str:
 
 
 def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
-    """Component -> its type, load, latency, what it sent by stream, executors and inputs; keys as in Storm."""
+    """Component -> its type, load, latency, what it sent by stream, executors and inputs; keys as
+    in Storm.
+    """
     snapshot = reader.snapshot(name)
     runnable = reader.runnable(snapshot.id)
     spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec

@@ -1,4 +1,6 @@
-"""A project that knows nothing of Storm: an executor and a `spark` of its own, jobs, schedules, eager assets."""
+"""A project that knows nothing of Storm: an executor and a `spark` of its own, jobs, schedules,
+eager assets.
+"""
 
 import dagster as dg
 

@@ -1,4 +1,6 @@
-"""Nimbus of a local cluster that can be cut off from ZooKeeper: its connections run through fault proxies."""
+"""Nimbus of a local cluster that can be cut off from ZooKeeper: its connections run through fault
+proxies.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ _of_home: dict[Path, ProxiedNimbus] = {}
 
 
 class ProxiedNimbus:
-    """One more nimbus of ``cluster``, in the same HOME; a context manager. It may lead like any other.
+    """One more nimbus of ``cluster``, in the same HOME; a context manager. It may lead like any
+    other.
 
-    ``storm-dagster stop`` ends it as well. The other faults may kill it: :meth:`launch` starts it again.
+    ``storm-dagster stop`` ends it as well. The other faults may kill it: :meth:`launch` starts it
+    again.
     """
 
     def __init__(self, cluster: LocalCluster, id: str = "cut") -> None:
@@ -97,7 +101,9 @@ class ProxiedNimbus:
         return "leader" if health.get("leader") else "follower"
 
     def cut(self, seconds: float) -> Iterator[str | None]:
-        """Its packets to and from ZooKeeper vanish for ``seconds``; nothing happens while it does not answer."""
+        """Its packets to and from ZooKeeper vanish for ``seconds``; nothing happens while it does
+        not answer.
+        """
         role = self.role()
         if role is None:
             self.launch()

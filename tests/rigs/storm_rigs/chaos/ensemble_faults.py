@@ -1,4 +1,6 @@
-"""Faults of clusters with several nimbuses and a ZooKeeper ensemble: ``dev --nimbuses 3 --zookeepers 3``."""
+"""Faults of clusters with several nimbuses and a ZooKeeper ensemble: ``dev --nimbuses 3
+--zookeepers 3``.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def follower_frozen(ctx: FaultContext) -> Iterator[str | None]:
 
 @fault("two leaders in turn", needs=_three_nimbuses)
 def leader_after_leader(ctx: FaultContext) -> Iterator[str | None]:
-    """The leader freezes, another nimbus takes over and is killed; then the first one wakes up between the two."""
+    """The leader freezes, another nimbus takes over and is killed; then the first one wakes up
+    between the two.
+    """
     first = leader(ctx.cluster)
     with _frozen(first) as hit:
         second = None

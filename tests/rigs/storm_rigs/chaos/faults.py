@@ -43,8 +43,9 @@ _Inject = Callable[[FaultContext], AbstractContextManager[str | None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault. ``inject`` does it on entry and ends it, where that is not the cluster's business, on
-    exit; it yields what was hit, or ``None`` when there was nothing to hit."""
+    """One kind of fault. ``inject`` does it on entry and ends it, where that is not the cluster's
+    business, on exit; it yields what was hit, or ``None`` when there was nothing to hit.
+    """
 
     name: str
     inject: _Inject
@@ -153,7 +154,9 @@ def worker_killed(ctx: FaultContext) -> Iterator[str | None]:
 
 @fault("worker frozen")
 def worker_frozen(ctx: FaultContext) -> Iterator[str | None]:
-    """SIGSTOP of a worker beyond its lease; it wakes when it has been replaced, and must end itself."""
+    """SIGSTOP of a worker beyond its lease; it wakes when it has been replaced, and must end
+    itself.
+    """
     yield from freeze(ctx.pick("worker"), ctx.random.uniform(3, 12))
 
 
@@ -192,7 +195,9 @@ def leader_killed(ctx: FaultContext) -> Iterator[str | None]:
 
 @fault("leader frozen")
 def leader_frozen(ctx: FaultContext) -> Iterator[str | None]:
-    """SIGSTOP of the leading nimbus beyond its session: it wakes deposed, and nothing of it may land."""
+    """SIGSTOP of the leading nimbus beyond its session: it wakes deposed, and nothing of it may
+    land.
+    """
     yield from freeze(leader(ctx.cluster), ctx.random.uniform(5, 12))
 
 
@@ -234,13 +239,17 @@ def spark_killed(ctx: FaultContext) -> Iterator[str | None]:
 
 @fault("warm runs killed")
 def warm_runs_killed(ctx: FaultContext) -> Iterator[str | None]:
-    """kill -9 of the process that runs are forked from; its runs go on, new ones start the stock way."""
+    """kill -9 of the process that runs are forked from; its runs go on, new ones start the stock
+    way.
+    """
     yield kill_process(ctx.pick("warm-runs"))
 
 
 @fault("all CPU taken")
 def cpu_taken(ctx: FaultContext) -> Iterator[str | None]:
-    """Four processes for each core compute for longer than a session: whoever holds one must get his turn in time."""
+    """Four processes for each core compute for longer than a session: whoever holds one must get
+    his turn in time.
+    """
     secs, count = ctx.random.uniform(6, 15), 4 * (os.cpu_count() or 1)
     # They end by themselves, also when nobody is left to end them.
     code = f"import time; until = time.monotonic() + {secs}\nwhile time.monotonic() < until: pass"

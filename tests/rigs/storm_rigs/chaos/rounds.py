@@ -1,8 +1,10 @@
-"""Randomized chaos run: rounds of a word count, CLI verbs and faults, each ending with a check of the invariants.
+"""Randomized chaos run: rounds of a word count, CLI verbs and faults, each ending with a check of
+the invariants.
 
-A round: a word count is submitted (under a fault or not), one fault after the other is injected while it counts
-and while a background topology is submitted, rebalanced, restarted or killed beside it; then all lines must be
-counted, every word exactly, I1 to I8 hold, and no operation on the background topology be left half done.
+A round: a word count is submitted (under a fault or not), one fault after the other is injected
+while it counts and while a background topology is submitted, rebalanced, restarted or killed beside
+it; then all lines must be counted, every word exactly, I1 to I8 hold, and no operation on the
+background topology be left half done.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class ChaosReport:
 
 
 class ChaosRun:
-    """Chaos on one cluster. ``faults`` (default: all registered that the cluster allows) are drawn by ``seed``."""
+    """Chaos on one cluster. ``faults`` (default: all registered that the cluster allows) are drawn
+    by ``seed``.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,9 @@ class ChaosRun:
         self._submissions = 0
 
     def run(self, *, rounds: int | None = None, seconds: float | None = None) -> ChaosReport:
-        """Run that many rounds, or as many as begin within ``seconds``; end early when an invariant broke."""
+        """Run that many rounds, or as many as begin within ``seconds``; end early when an invariant
+        broke.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         while (rounds is None or self.report.rounds < rounds) and (
             deadline is None or time.monotonic() < deadline
@@ -135,7 +141,7 @@ class ChaosRun:
         for each in (name, background):
             self._wait_until(f"killing {each}", lambda each=each: self._kill(each))
 
-    # -- faults -------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
     def _maybe_fault(self) -> Fault | None:
         return self.random.choice(self.faults) if self.random.random() < 0.5 else None
 
@@ -218,7 +224,7 @@ class ChaosRun:
             ]
         )
 
-    # -- checks afterwards --------------------------------------------------------------------------------
+    # -- checks afterwards -------------------------------------------------------------------------
     def _recover(self, name: str, after: str | None) -> None:
         began = time.monotonic()
 

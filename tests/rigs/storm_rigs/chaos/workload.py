@@ -14,14 +14,17 @@ from storm_dagster.testing.cluster import LocalCluster
 
 
 def files_below(folder: Path, pattern: str) -> list[Path]:
-    """Files whose path ends as the pattern says. Processes may work in the folder: what disappears meanwhile is
-    not found, and is no error as for ``Path.glob``."""
+    """Files whose path ends as the pattern says. Processes may work in the folder: what disappears
+    meanwhile is not found, and is no error as for ``Path.glob``.
+    """
     paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
     return [path for path in paths if path.match(pattern)]
 
 
 def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-    """Saved state of each task of the component on this machine, one after the other; closed behind the reader."""
+    """Saved state of each task of the component on this machine, one after the other; closed behind
+    the reader.
+    """
     for path in files_below(cluster.home, f"{name}/{component}/*.sqlite3"):
         state = TaskState(path)
         try:
@@ -31,7 +34,9 @@ def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[Ta
 
 
 class WordCount:
-    """Runs ``examples/wordcount.py``; ``files`` and ``limit`` bound the lines, ``rate`` is per second."""
+    """Runs ``examples/wordcount.py``; ``files`` and ``limit`` bound the lines, ``rate`` is per
+    second.
+    """
 
     def __init__(
         self, target: Path, *, files: int = 12, limit: int = 4_000, rate: int = 400

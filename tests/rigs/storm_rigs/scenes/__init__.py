@@ -1,4 +1,5 @@
-"""Scenes: each operation that changes a cluster, about to begin in a world in which it has something to do.
+"""Scenes: each operation that changes a cluster, about to begin in a world in which it has
+something to do.
 
 ::
 

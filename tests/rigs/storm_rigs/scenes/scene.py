@@ -22,7 +22,9 @@ class Scene:
     again: Callable[[OperationsContext], object]
     """The same operation, repeated by somebody else on their context."""
     begun: Callable[[], bool]
-    """Whether the operation has done anything that counts, so that the leader alone must complete it."""
+    """Whether the operation has done anything that counts, so that the leader alone must complete
+    it.
+    """
     completed: Callable[[], object]
     """Asserts that it is done."""
     undone: Callable[[], object]
@@ -63,7 +65,9 @@ def gone(world: World, topology_id: str) -> None:
 
 
 def is_active(world: World, topology_id: str, workers: int = 2) -> None:
-    """Assert that the topology is the one that runs, on that many workers, and that no rebalance is left."""
+    """Assert that the topology is the one that runs, on that many workers, and that no rebalance is
+    left.
+    """
     topology = world.named()
     assert (topology.id, topology.base.status, topology.base.workers) == (
         topology_id,

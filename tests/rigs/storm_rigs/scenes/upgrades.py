@@ -40,7 +40,9 @@ def _under_way(world: World, number: int = 1) -> UpgradeStandIns:
 
 
 def _whole(world: World, stand_ins: UpgradeStandIns, status: str) -> None:
-    """Assert that the code of the topology and of its upgrade are there, and the topology's status."""
+    """Assert that the code of the topology and of its upgrade are there, and the topology's
+    status.
+    """
     topology, state = stand_ins.topology, stand_ins.state
     assert topology.base.status == status
     codes = [topology.code_dir, *([state.record.code_dir] if state.record else [])]
