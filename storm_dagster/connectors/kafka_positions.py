@@ -32,6 +32,21 @@ class StartPosition(msgspec.Struct, frozen=True):
     """Why the committed position is lost; empty if it counts, or if there is none."""
 
 
+def partition_name(topic: str, number: int) -> str:
+    """Name of a partition: ``topic[0]``."""
+    return f"{topic}[{number}]"
+
+
+def topic_of(name: str) -> str:
+    """Topic of a partition's name."""
+    return name[:-1].rpartition("[")[0]
+
+
+def number_of(name: str) -> int:
+    """Number of a partition, from its name."""
+    return int(name[:-1].rpartition("[")[2])
+
+
 def topic_id_text(topic_id: object) -> str | None:
     """Id of a topic as Kafka's tools print it; ``None`` if the broker gave none."""
     text = str(topic_id or "").replace("+", "-").replace("/", "_")

@@ -16,20 +16,24 @@ from functools import partial
 from threading import Event, Thread
 from typing import Any, ClassVar, Literal, cast
 
+from storm_dagster.connectors.kafka_errors import readable_error
 from storm_dagster.connectors.kafka_positions import (
     CommittedPosition,
     describe_restart,
     describe_stop,
     is_recreated,
+    number_of,
+    partition_name,
     position_metadata,
     start_position,
     topic_id_in,
+    topic_of,
 )
 from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.futures import in_thread
 
 _log = logging.getLogger(__name__)
@@ -44,14 +48,6 @@ _STALE_SECS = 1.0
 """Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a
 partition.
 """
-_AWAY = (
-    "_ALL_BROKERS_DOWN",
-    "_TRANSPORT",
-    "_TIMED_OUT",
-    "_RESOLVE",
-    "_WAIT_COORD",
-    "REQUEST_TIMED_OUT",
-)
 
 
 class KafkaSource(Source):
@@ -197,26 +193,17 @@ class KafkaSource(Source):
             self._answer = (what, in_thread(f"kafka-{what}", question), then)
 
     def _readable(self, error: Any) -> Exception:
-        inner = error.args[0] if isinstance(error, self._kafka.KafkaException) else error
-        if isinstance(inner, self._kafka.KafkaError):
-            if inner.name() in _AWAY:
-                return Unavailable(
-                    f"Kafka at {self.brokers} does not answer: {inner.str()}; it is tried again"
-                )
-            # Its name first: by that the spout tells errors apart.
-            return RuntimeError(f"{inner.name()} of Kafka at {self.brokers}: {inner.str()}")
-        return error
+        return readable_error(error, self._kafka, self.brokers)
 
     def _at(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
-        topic, _, number = name[:-1].rpartition("[")
-        return self._kafka.TopicPartition(topic, int(number), offset, metadata)
+        return self._kafka.TopicPartition(topic_of(name), number_of(name), offset, metadata)
 
     # -- ids of topics -----------------------------------------------------------------------------
 
     def _on_topic_ids(self) -> None:
         """Interrupt partitions whose topic was deleted and created again."""
         for name in [*self._assigned, *self._waiting]:
-            current_id = self._topic_ids.of(_topic_of(name))
+            current_id = self._topic_ids.of(topic_of(name))
             if is_recreated(self._read_ids.get(name), current_id):
                 self._interrupt(name)
                 self._recreated.add(name)
@@ -284,7 +271,7 @@ class KafkaSource(Source):
                         f"topic {topic!r} cannot be read, {why}: create it, or change topics"
                     )
                 names += [
-                    (part.leader < 0, _name_of(topic, number))
+                    (part.leader < 0, partition_name(topic, number))
                     for number, part in one.partitions.items()
                 ]
         # Those without a leader last: whoever asks for their positions waits.
@@ -339,7 +326,7 @@ class KafkaSource(Source):
         """
         if name not in self._waiting:
             return
-        topic_id = self._topic_ids.of(_topic_of(name))
+        topic_id = self._topic_ids.of(topic_of(name))
         if name in self._recreated or topic_id != asked_id:
             # The answer may be about the topic before.
             self._next_lookup = 0.0
@@ -387,13 +374,13 @@ class KafkaSource(Source):
         ):
             self._next_lookup = now + self.refresh_secs
             for name in filter(self._waiting.__contains__, self._known or ()):
-                then = partial(self._begin, name, self._topic_ids.of(_topic_of(name)))
+                then = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
                 self._ask(f"position of {name}", partial(self._read_position, name), then)
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
         found: list[SourceRecord | PartitionEnd | Exception] = []
         for message in cast("list[Any]", self._consumer.consume(most, 0)):
-            name = _name_of(message.topic(), message.partition())
+            name = partition_name(message.topic(), message.partition())
             error = message.error()
             if error is None:
                 kind, at_ms = message.timestamp()
@@ -459,7 +446,7 @@ class KafkaSource(Source):
         current_ids = topic_ids or {}
         offsets: list[Any] = []
         for name, position in positions.items():
-            if not is_recreated(position.topic_id, current_ids.get(_topic_of(name))):
+            if not is_recreated(position.topic_id, current_ids.get(topic_of(name))):
                 offsets.append(
                     self._at(
                         name, position.offset, position_metadata(self._label, position.topic_id)
@@ -479,7 +466,7 @@ class KafkaSource(Source):
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
         for one in offsets:
-            name = _name_of(one.topic, one.partition)
+            name = partition_name(one.topic, one.partition)
             if one.error is not None:
                 self._errors.append(self._readable(one.error))
             elif one.offset >= 0:
@@ -493,11 +480,9 @@ class KafkaSource(Source):
         if position is None:
             return None
         # Of a topic that was created again no record is finished.
-        return (
-            0
-            if is_recreated(position.topic_id, self._topic_ids.of(_topic_of(name)))
-            else position.offset
-        )
+        if is_recreated(position.topic_id, self._topic_ids.of(topic_of(name))):
+            return 0
+        return position.offset
 
     def lag(self) -> Mapping[str, Lag]:
         """Records after the committed offset, by the newest ends that are known."""
@@ -551,11 +536,3 @@ class KafkaSource(Source):
         Thread(target=end, name="kafka-close", daemon=True).start()
         if not stored.wait(_CLOSE_SECS):
             self._late.set()
-
-
-def _name_of(topic: str, number: int) -> str:
-    return f"{topic}[{number}]"
-
-
-def _topic_of(name: str) -> str:
-    return name[:-1].rpartition("[")[0]

@@ -415,12 +415,13 @@ class QuorumLease:
     server had been cut off, and that server still answered its owner. Two kinds of answers do prove
     something:
 
-    * that to a connect: the leader made the session, or was asked for it, after the connect was sent;
-    * that to a chain of three ``sync`` in one connection, each sent after the answer to the one before, the second at
-      least half a tick after the first: the leader pings its followers every half tick, what a follower replies
-      names the sessions that it heard of, and requests and pings keep their order. So the leader heard of the
-      session after the first of the three had been sent. (Half a tick is at most a quarter of any session timeout
-      that it grants.)
+    * that to a connect: the leader made the session, or was asked for it, after the connect was
+      sent;
+    * that to a chain of three ``sync`` in one connection, each sent after the answer to the one
+      before, the second at least half a tick after the first: the leader pings its followers every
+      half tick, what a follower replies names the sessions that it heard of, and requests and
+      pings keep their order. So the leader heard of the session after the first of the three had
+      been sent. (Half a tick is at most a quarter of any session timeout that it grants.)
     """
 
     def __init__(self, session: ZkSession) -> None:

@@ -158,9 +158,7 @@ def test_models_of_users_get_the_plugins_of_pydantic_and_ours_do_not(tmp_path: P
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
 
 
-def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> (
-    None
-):
+def test_unreported_tasks_die_after_the_launch_window_silent_ones_after_the_timeout() -> None:
     from storm_dagster.model.wire import TaskReport, WorkerReport
     from storm_dagster.worker.engine.system import TopologyMasterTable
 

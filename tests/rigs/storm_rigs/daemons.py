@@ -1,7 +1,8 @@
 """Nimbuses and supervisors with real workers, without Dagster and Spark, for tests of high
 availability.
 
-with ZooKeeperEnsemble(folder / "zk") as zookeeper, Daemons(folder / "home", zookeeper.addresses) as daemons:
+with ZooKeeperEnsemble(folder / "zk") as zookeeper:
+    daemons = Daemons(folder / "home", zookeeper.addresses)
     topology_id = daemons.submit("topology.py", "numbers")
     daemons.kill("nimbus", daemons.leader())
 """

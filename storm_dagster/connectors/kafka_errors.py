@@ -1,0 +1,28 @@
+"""Errors of the Kafka client library in the words of an operator."""
+
+from typing import Any
+
+from storm_dagster.model.errors import Unavailable
+
+_UNREACHABLE = (
+    "_ALL_BROKERS_DOWN",
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "_RESOLVE",
+    "_WAIT_COORD",
+    "REQUEST_TIMED_OUT",
+)
+
+
+def readable_error(error: Any, kafka: Any, brokers: str) -> Exception:
+    """The error to report for one of the library; any other error is returned as it is.
+
+    ``kafka`` is the module of the library. :class:`Unavailable` if no broker responds.
+    """
+    inner = error.args[0] if isinstance(error, kafka.KafkaException) else error
+    if not isinstance(inner, kafka.KafkaError):
+        return error
+    if inner.name() in _UNREACHABLE:
+        return Unavailable(f"Kafka at {brokers} does not answer: {inner.str()}; it is tried again")
+    # The name comes first, because the spout tells errors apart by the beginning of their text.
+    return RuntimeError(f"{inner.name()} of Kafka at {brokers}: {inner.str()}")
