@@ -18,7 +18,7 @@ from typing import Any
 from tables import Row, run
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 

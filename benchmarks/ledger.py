@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 
 
 class LedgerSpout(Spout):

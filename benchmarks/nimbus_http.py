@@ -23,7 +23,7 @@ from thriftpy2.protocol import TCyBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TCyFramedTransportFactory
 
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.records import encode_record
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.testing.waiting import eventually

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 from peer_logs import wait_for
 
+from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.java import java_command
 from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
 
 VERSION = "2.8.3"

@@ -29,8 +29,8 @@ from peer_storm import Storm
 from tables import write_table
 
 from storm_dagster import __version__
+from storm_dagster.host.java import java_command, java_version
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.java import java_command, java_version
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 

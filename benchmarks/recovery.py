@@ -19,7 +19,7 @@ import httpx
 from tables import Row, run
 
 from storm_dagster.api import TaskState
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually

@@ -17,7 +17,7 @@ import chain_topology
 import pyarrow.parquet as parquet
 
 from storm_dagster.api.spark_fused import make_loader
-from storm_dagster.model.spark_remote import with_spark_token
+from storm_dagster.security.spark_remote import with_spark_token
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.testing.cluster import run_cli
 
 SENTENCES = str(Path(__file__).with_name("sentences.py"))

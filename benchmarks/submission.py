@@ -24,9 +24,9 @@ import httpx
 import psutil
 from tables import Row, run
 
+from storm_dagster.host.processes import RunFile
+from storm_dagster.host.worker_spec import SPARE
 from storm_dagster.model.dagster_names import STAGES
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.worker_spec import SPARE
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 

@@ -80,7 +80,7 @@ class Demo:
     def show(self, name: str) -> dict[str, Any]:
         """``show NAME --json``, asked over HTTP."""
         from storm_dagster.client import NimbusClient
-        from storm_dagster.model.endpoints import cluster_conf
+        from storm_dagster.host.endpoints import cluster_conf
 
         with NimbusClient.of_cluster(cluster_conf(self.home), self.home) as nimbus:
             return nimbus.get(f"/v1/topologies/{name}")

@@ -6,7 +6,7 @@ use, so that a worker process stays small.
 
 from typing import TYPE_CHECKING
 
-from storm_dagster.model.exports import lazy_names
+from storm_dagster.host.resolve import lazy_names
 
 __version__ = "0.1.0"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model.exports import lazy_names
+from storm_dagster.host.resolve import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt

@@ -23,11 +23,11 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storm_dagster.host.futures import in_thread
+from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
-from storm_dagster.model.futures import in_thread
-from storm_dagster.model.host import needs
-from storm_dagster.model.spark_remote import (
+from storm_dagster.security.spark_remote import (
     add_python_archive,
     query_session_id,
     remote_with_session,

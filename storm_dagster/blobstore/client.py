@@ -21,7 +21,7 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import check_blob_key
-from storm_dagster.model.security import SILENT_SECS, Security
+from storm_dagster.security.settings import SILENT_SECS, Security
 
 _CHUNK = 1 << 16
 _SPOOL = 8 << 20

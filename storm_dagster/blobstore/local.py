@@ -27,8 +27,8 @@ from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
+from storm_dagster.host.files import lock_file
 from storm_dagster.model.errors import Corrupt, Unavailable
-from storm_dagster.model.host import lock_file
 from storm_dagster.model.names import check_blob_key
 
 _CHUNK = 1 << 20

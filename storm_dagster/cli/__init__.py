@@ -5,7 +5,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit with the code of the outcome; never returns."""
-    from storm_dagster.model.host import quick_imports
+    from storm_dagster.host.imports import quick_imports
 
     with quick_imports():
         from storm_dagster.cli.app import run

@@ -19,8 +19,8 @@ from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import parse_assignments, validate_conf, yaml_problem
-from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS, Flag, RequestModel, SubmitRequest, Verb, bounds_of

@@ -19,10 +19,10 @@ from storm_dagster.cli.health import (
 )
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table, say
-from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.model.endpoints import DEV_CONF, ClusterFile
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.endpoints import DEV_CONF, ClusterFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.model.processes import RunFile
 
 
 def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:
@@ -62,7 +62,7 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
     from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
     from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
     from storm_dagster.cli.dev.ports import choose_ports
-    from storm_dagster.model.java import java_command
+    from storm_dagster.host.java import java_command
 
     # Without Java nothing else is worth trying.
     java = java_command()

@@ -18,13 +18,15 @@ import click
 
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.model.conf import ClusterConf, load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.memory import keep_one_heap
+from storm_dagster.host.processes import RunFile
+from storm_dagster.host.requirements import require_linux
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
-from storm_dagster.model.exposure import check_exposure, make_private
-from storm_dagster.model.host import keep_one_heap, require_linux
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security, zookeeper_payload
-from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
+from storm_dagster.security.exposure import check_exposure, make_private
+from storm_dagster.security.settings import Security, zookeeper_payload
+from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
+from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import mask_text
-from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security, zookeeper_tls
-from storm_dagster.model.spark_remote import derived_spark_token
+from storm_dagster.security.settings import Security, zookeeper_tls
+from storm_dagster.security.spark_remote import derived_spark_token
 
 _SPARK_SECS = 20.0
 _MOST_SHOWN = 50
@@ -44,7 +44,7 @@ def _conf(invocation: Invocation) -> Iterator[HealthResult]:
 
 
 def _java(invocation: Invocation) -> Iterator[HealthResult]:
-    from storm_dagster.model.java import java_command, java_version
+    from storm_dagster.host.java import java_command, java_version
 
     try:
         java = java_command()

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import psutil
 import yaml
 
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, queries
 from storm_dagster.operations.read.exposures import HealthResult
+from storm_dagster.security.settings import Security
 
 ProcessState = Literal["runs", "frozen", "dead"]
 

@@ -13,7 +13,7 @@ import httpx
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import plain, print_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
-from storm_dagster.model.security import Security
+from storm_dagster.security.settings import Security
 
 _MOST_BYTES = 512 * 1024
 _PAGE = 1 << 20

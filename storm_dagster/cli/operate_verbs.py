@@ -18,8 +18,8 @@ from storm_dagster.client.changes import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import SCOPES, make_token
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import SCOPES, make_token
 
 # -- blacklist -------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.host.endpoints import cluster_conf, home_dir
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf, parse_assignments, seed_urls
-from storm_dagster.model.endpoints import cluster_conf, home_dir
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security, zookeeper_tls
+from storm_dagster.security.settings import Security, zookeeper_tls
 
 
 @dataclass

@@ -11,15 +11,15 @@ from typing import Any
 
 import httpx
 
+from storm_dagster.host.endpoints import ClusterFile, home_dir
 from storm_dagster.model.conf import ClusterConf, seed_urls
-from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import (
     InvalidRequest,
     StormDagsterError,
     Unavailable,
     error_from_document,
 )
-from storm_dagster.model.security import Security
+from storm_dagster.security.settings import Security
 
 _PAUSE = 0.2
 _TIMEOUT_SECS = 30.0

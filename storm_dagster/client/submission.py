@@ -13,7 +13,7 @@ from storm_dagster.client.changes import Change
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import Uploaded, upload, upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
-from storm_dagster.model.endpoints import cluster_conf, home_dir
+from storm_dagster.host.endpoints import cluster_conf, home_dir
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec

@@ -6,7 +6,7 @@ Importing this package imports no client library: each module imports its own wh
 
 from typing import TYPE_CHECKING
 
-from storm_dagster.model.exports import lazy_names
+from storm_dagster.host.resolve import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.connectors.file_sink import FileSink

@@ -33,8 +33,8 @@ from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
+from storm_dagster.host.futures import in_thread
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.futures import in_thread
 
 _log = logging.getLogger(__name__)
 _OURS = {

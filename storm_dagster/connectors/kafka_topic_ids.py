@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from storm_dagster.connectors.kafka_positions import topic_id_text
-from storm_dagster.model.futures import in_thread
+from storm_dagster.host.futures import in_thread
 
 _ANSWER_SECS = 2.0
 """Longest wait for an answer: without it the ids are unknown until the next question."""

@@ -4,7 +4,7 @@
 :func:`build_storm_defs` is for a project of your own.
 """
 
-from storm_dagster.model.host import needs, require_release
+from storm_dagster.host.requirements import needs, require_release
 
 with needs("storm_dagster.defs"):
     import dagster as dg

@@ -30,8 +30,8 @@ from storm_dagster.core.authorization import (
 )
 from storm_dagster.http.responses import error_response, refuse_websocket
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import (
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import (
     RequestHead,
     Verifier,
     about_content,

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.peers import is_own_peer
+from storm_dagster.security.peers import is_own_peer
 
 
 def listen(host: str, port: int, key: str) -> socket.socket:

@@ -14,10 +14,10 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.host.processes import RunFile
 from storm_dagster.launcher.preload import Settings, exchange
 from storm_dagster.launcher.run_launcher import STOCK_TAG
 from storm_dagster.launcher.wire import RUN_ROLE, ForkState, LineConnection, next_fork
-from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.model.forks import threads, without_library_threads
-from storm_dagster.model.security import public_authorities
+from storm_dagster.host.forks import threads, without_library_threads
+from storm_dagster.security.settings import public_authorities
 
 log: logging.Logger = logging.getLogger(__name__)
 

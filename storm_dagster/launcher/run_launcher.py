@@ -12,9 +12,9 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.host.processes import RunFile
 from storm_dagster.launcher import wire
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from storm_dagster.model.clock import boot_id
-from storm_dagster.model.processes import RunFile, run_dir
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.processes import RunFile, run_dir
 
 RUN_ROLE = "dagster-run"
 """Role of a run's process in ``HOME/run``."""

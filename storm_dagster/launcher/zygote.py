@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from storm_dagster.host.forks import threads
+from storm_dagster.host.processes import RunFile, run_dir
 from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
 from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.preload import Fingerprint, preload
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
-from storm_dagster.model.forks import threads
-from storm_dagster.model.processes import RunFile, run_dir
 
 log: logging.Logger = logging.getLogger(__name__)
 

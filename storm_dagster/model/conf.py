@@ -9,14 +9,12 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import yaml
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.security import read_private_file
 from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
 
@@ -298,33 +296,6 @@ class ClusterConf:
             {**self.origins, **dict.fromkeys(checked, origin)},
             (*self.warnings, *warnings),
         )
-
-
-def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> "ClusterConf":
-    """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
-
-    Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
-    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it.
-    """
-    merged = ClusterConf(default_conf(), dict.fromkeys(CONF_KEYS, "default"))
-    if conf_dir is not None:
-        path = conf_dir / "storm.yaml"
-        if path.is_file():
-            try:
-                loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError) as error:
-                raise InvalidRequest(f"{path} is not valid YAML: {yaml_problem(error)}") from None
-            if isinstance(loaded, dict) and any(loaded.get(key) for key in SECRET_KEYS):
-                read_private_file(path, "the conf file with secrets")
-            merged = merged.with_values(loaded if loaded is not None else {}, str(path))
-    if overrides:
-        merged = merged.with_values(overrides, "-c")
-    if merged.get("nimbus.host") and merged.origins["nimbus.seeds"] == "default":
-        host = merged["nimbus.host"]
-        warning = f"nimbus.host is deprecated: write nimbus.seeds: [{host}]"
-        merged = merged.with_values({"nimbus.seeds": [host]}, merged.origins["nimbus.host"])
-        merged = replace(merged, warnings=(*merged.warnings, warning))
-    return merged
 
 
 def seed_urls(conf: "ClusterConf") -> list[str]:

@@ -16,7 +16,6 @@ from uuid import UUID
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.exports import load_plugin
 
 REGISTER_KEY = "topology.serialization.register"
 ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))
@@ -129,21 +128,27 @@ _FORMS: dict[type, _Form] = {
 _BY_CODE = {form.code: form for form in (*_FORMS.values(), _MAP, _ENUM, _DATACLASS)}
 
 _registered: tuple[str, ...] = ()
+_load: Callable[[str, str], Any] | None = None
 _classes: dict[str, type] | None = None
 
 
-def register_classes(names: Iterable[str]) -> None:
-    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others; imported when
-    first needed.
+def register_classes(names: Iterable[str], load: Callable[[str, str], Any]) -> None:
+    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others.
+
+    ``load`` is called with the conf key and the name when a class is first needed.
     """
-    global _registered, _classes
-    _registered, _classes = tuple(names), None
+    global _registered, _load, _classes
+    _registered = tuple(names)
+    _load = load
+    _classes = None
 
 
 def _load_classes() -> dict[str, type]:
     global _classes
+    if _load is None:
+        return {}
     if _classes is None:
-        found = {name: load_plugin(REGISTER_KEY, name) for name in _registered}
+        found = {name: _load(REGISTER_KEY, name) for name in _registered}
         for name, kind in found.items():
             if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, Enum)):
                 raise InvalidRequest(

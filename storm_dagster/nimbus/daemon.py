@@ -13,17 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import storm_dagster
+from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.host.files import hold_folder
+from storm_dagster.host.memory import return_free_memory
+from storm_dagster.host.processes import RunFile
 from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import DagsterNames
-from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.host import hold_folder, return_free_memory
-from storm_dagster.model.peers import owners_only
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import Replicator
@@ -51,6 +49,9 @@ from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus
+from storm_dagster.security.exposure import check_exposure
+from storm_dagster.security.peers import owners_only
+from storm_dagster.security.settings import Security
 from storm_dagster.zk.leadership import LeadershipSession
 
 _log = logging.getLogger(__name__)

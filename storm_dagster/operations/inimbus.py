@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from storm_dagster.model.endpoints import home_dir
+from storm_dagster.host.endpoints import home_dir
+from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.strategies import STRATEGIES
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from storm_dagster.host.files import write_atomically
+from storm_dagster.host.imports import quick_imports
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
-from storm_dagster.model.host import quick_imports, write_atomically
 
 with quick_imports():
     from storm_dagster.api import Topology, TopologyBuilder

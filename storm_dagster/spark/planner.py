@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model import paths, spark_remote
+from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.security import spark_remote
 from storm_dagster.spark import session as sessions
 
 if TYPE_CHECKING:

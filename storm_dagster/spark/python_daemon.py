@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 
-from storm_dagster.model.forks import threads, without_library_threads
+from storm_dagster.host.forks import threads, without_library_threads
 from storm_dagster.model.strategies import STRATEGIES
 
 _LIBRARIES = (

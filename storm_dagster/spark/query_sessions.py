@@ -7,7 +7,11 @@ import sys
 
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.spark_remote import query_session_id, remote_with_session, with_spark_token
+from storm_dagster.security.spark_remote import (
+    query_session_id,
+    remote_with_session,
+    with_spark_token,
+)
 from storm_dagster.spark.session import check_reachable, is_session_gone, open_connect
 
 _MOST_SECS = 60.0

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from storm_dagster.host.java import class_data_options, java_command
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.java import class_data_options, java_command
 
 _OURS = (
     "spark.remote",

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from storm_dagster.host.endpoints import ClusterFile, home_dir
+from storm_dagster.host.futures import in_thread
 from storm_dagster.model.conf import mask_text
-from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.futures import in_thread
-from storm_dagster.model.spark_remote import with_spark_token
+from storm_dagster.security.spark_remote import with_spark_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

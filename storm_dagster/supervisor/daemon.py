@@ -18,13 +18,14 @@ from pathlib import Path
 import storm_dagster
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
-from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.host.clock import boot_clock, boot_id
+from storm_dagster.host.files import hold_folder
+from storm_dagster.host.processes import RunFile
+from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.host import hold_folder, require_linux
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo
+from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, rotate

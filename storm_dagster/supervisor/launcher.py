@@ -14,19 +14,14 @@ from typing import Any
 
 import storm_dagster
 from storm_dagster.core.slots.model import Work, Worker
-from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.host.clock import boot_clock, boot_id
+from storm_dagster.host.files import read_json_object
+from storm_dagster.host.processes import RunFile, start_ticks
+from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, worker_processes
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
-from storm_dagster.model.processes import RunFile, start_ticks
-from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import (
-    SPARE,
-    WORKER_MODULE,
-    WorkerSpec,
-    read_json_object,
-    worker_processes,
-)
-from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_requests import link_key_of
+from storm_dagster.security.settings import Security
+from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.processes import Process, processes
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.processes import Process, processes
 from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)

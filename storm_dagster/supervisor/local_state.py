@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storm_dagster.model.host import write_atomically
+from storm_dagster.host.files import write_atomically
 
 _log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import httpx
 
+from storm_dagster.host.files import read_json_object
 from storm_dagster.model.errors import (
     Corrupt,
     InvalidRequest,
@@ -35,9 +36,8 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
-from storm_dagster.model.security import SILENT_SECS, Security
-from storm_dagster.model.worker_spec import read_json_object
 from storm_dagster.packaging.unpack import UnpackLimits, hash_file, unpack_archive
+from storm_dagster.security.settings import SILENT_SECS, Security
 
 _log = logging.getLogger(__name__)
 

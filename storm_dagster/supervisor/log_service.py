@@ -9,6 +9,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 import storm_dagster
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
@@ -18,10 +19,9 @@ from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
-from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.peers import owners_only
-from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.security.exposure import check_exposure
+from storm_dagster.security.peers import owners_only
+from storm_dagster.security.settings import Security
 from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.processes import LiveWorker
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storm_dagster.core.slots.model import Worker
-from storm_dagster.model.clock import boot_id
-from storm_dagster.model.processes import (
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.processes import (
     ExactProcess,
     Process,
     processes,

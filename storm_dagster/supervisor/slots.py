@@ -15,8 +15,8 @@ from dataclasses import InitVar, dataclass, replace
 from storm_dagster.core.slots import model
 from storm_dagster.core.slots.machine import extend_deadline, is_restarting, step
 from storm_dagster.core.slots.model import DesiredSlots, Slot, SlotLimits, Work
+from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError
-from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.supervisor.localizer import LocalCode, Localizer
 from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 
 _CALM_SECS = 5.0
 """Time after a start in which no spare is started: the new worker needs the processor."""

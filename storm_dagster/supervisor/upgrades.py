@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from storm_dagster.core.slots.model import Work
 from storm_dagster.core.upgrade.machine import Move, SlotRun, early_failure, next_move, pick
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
-from storm_dagster.model.clock import boot_id
+from storm_dagster.host.clock import boot_id
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import UpgradeState

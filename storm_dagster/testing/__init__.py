@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from storm_dagster.model.exports import lazy_names
+from storm_dagster.host.resolve import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.testing.cluster import LocalCluster

@@ -14,11 +14,11 @@ from typing import Any
 
 from storm_dagster.client.command import CommandResult, run_cli
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.host.endpoints import ClusterFile, cluster_conf
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
-from storm_dagster.model.endpoints import ClusterFile, cluster_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 
 __all__ = ["CommandResult", "LocalCluster", "run_cli"]

@@ -18,8 +18,8 @@ from storm_dagster.http.responses import error_response
 from storm_dagster.http.server import HttpService, listen
 from storm_dagster.model.dagster_names import TESTED_DAGSTER
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.security import Security
+from storm_dagster.security.exposure import check_exposure
+from storm_dagster.security.settings import Security
 
 # Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: as
 # the stock server has them.

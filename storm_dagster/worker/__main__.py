@@ -5,17 +5,14 @@ import os
 import sys
 from pathlib import Path
 
+from storm_dagster.host.imports import quick_imports
+from storm_dagster.host.requirements import needs
 from storm_dagster.model.errors import MissingPart, StormDagsterError
-from storm_dagster.model.host import needs, quick_imports
 
 try:
     with needs("a worker"), quick_imports():
-        from storm_dagster.model.worker_spec import (
-            EXIT_SUPERSEDED,
-            SPARE,
-            WORKER_MODULE,
-            WorkerSpec,
-        )
+        from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec
+        from storm_dagster.model.exit_codes import EXIT_SUPERSEDED
         from storm_dagster.worker.runtime.process import run_worker
 except MissingPart as missing:
     sys.exit(f"MissingPart: {missing.message}")

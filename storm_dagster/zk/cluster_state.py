@@ -14,7 +14,7 @@ from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.model.view import Versioned
-from storm_dagster.model.zookeeper_access import worker_may_have_made
+from storm_dagster.security.zookeeper_access import worker_may_have_made
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.state_protocol import (
     CHILDREN_CHANGED,

@@ -27,7 +27,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.retry import KazooRetry
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""

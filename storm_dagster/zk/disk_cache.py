@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from storm_dagster.model.exports import load_plugin
+from storm_dagster.host.resolve import load_plugin
 
 
 class DiskCache(Protocol):

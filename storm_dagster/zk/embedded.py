@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.files import write_atomically
+from storm_dagster.host.java import class_data_options, java_command
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.java import class_data_options, java_command
 from storm_dagster.model.tables import load_table
 
 _TABLE = load_table(__name__, "embedded")

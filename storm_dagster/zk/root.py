@@ -17,7 +17,7 @@ from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.model.records import StateHome, encode_record
-from storm_dagster.model.zookeeper_access import worker_may_have_made
+from storm_dagster.security.zookeeper_access import worker_may_have_made
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.session import ZkSession

@@ -19,7 +19,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import Callback
 from kazoo.security import ACL, Id
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import (
     Conflict,
     InvalidRequest,
@@ -27,7 +27,7 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.model.zookeeper_access import ZooKeeperUsers
+from storm_dagster.security.zookeeper_access import ZooKeeperUsers
 from storm_dagster.zk.connection import SessionLease, make_client, multi_read_async
 
 _log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
+from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
-from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
-from storm_dagster.model.security import zookeeper_payload, zookeeper_tls
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
-from storm_dagster.model.zookeeper_access import SUPER_ACL
+from storm_dagster.security.settings import zookeeper_payload, zookeeper_tls
+from storm_dagster.security.zookeeper_access import SUPER_ACL
 from storm_dagster.zk import root, shards, view_loading
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession

@@ -19,9 +19,9 @@ import pytest
 from storm_dagster.cli import cluster_verbs
 from storm_dagster.cli.options import Invocation
 from storm_dagster.cli.output import Steps, plain, print_json, say
-from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint, cluster_conf
+from storm_dagster.host.endpoints import ClusterFile, NimbusEndpoint, cluster_conf
+from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.testing.cluster import CommandResult, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper

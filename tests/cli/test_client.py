@@ -15,7 +15,8 @@ import pytest
 
 from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
 from storm_dagster.client.changes import change_topology, drain_hosts
-from storm_dagster.model.conf import load_cluster_conf, seed_urls
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.model.conf import seed_urls
 from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive

@@ -14,7 +14,7 @@ import pytest
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
 from storm_dagster.cli.dev.ending import end_cluster, family
 from storm_dagster.client.command import CLUSTER_MARK
-from storm_dagster.model.processes import RunFile, start_ticks
+from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.testing.waiting import eventually
 
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -20,8 +20,9 @@ import pytest
 
 from storm_dagster.api import TaskState
 from storm_dagster.cli.dev.ending import family
+from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model import paths
-from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import (
     AlreadyAlive,
     InvalidRequest,
@@ -29,7 +30,6 @@ from storm_dagster.model.errors import (
     NotAlive,
     Unavailable,
 )
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually

@@ -12,7 +12,7 @@ import pytest
 
 from storm_dagster import build_storm_defs
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.testing.cluster import LocalCluster
 
 pytestmark = [

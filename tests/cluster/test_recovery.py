@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from storm_dagster.client.uploads import upload
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import (
     AlreadyAlive,
     Conflict,
@@ -27,7 +28,6 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.model.processes import RunFile
 from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually

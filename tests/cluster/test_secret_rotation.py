@@ -11,7 +11,7 @@ import pytest
 
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
-from storm_dagster.model.security import Security
+from storm_dagster.security.settings import Security
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.workload import WordCount

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storm_dagster.model.worker_spec import SPARE
+from storm_dagster.host.worker_spec import SPARE
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 

@@ -177,8 +177,8 @@ def refusals() -> dict[str, tuple[int, str]]:
 
 def identity() -> list[bool]:
     """This process is known by its pid and start, and no other is."""
-    from storm_dagster.model.clock import boot_clock, boot_id
-    from storm_dagster.model.processes import RunFile, processes, signal_exactly, start_ticks
+    from storm_dagster.host.clock import boot_clock, boot_id
+    from storm_dagster.host.processes import RunFile, processes, signal_exactly, start_ticks
 
     record = RunFile.write(home, "test", "other")
     before = boot_clock()

@@ -15,7 +15,7 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.dagster_names import REQUEST_TAG
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.operations.context import OperationsContext

@@ -113,7 +113,7 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world: Dag
 
 def test_cleaning_removes_what_was_garbage_for_its_time(world: DagsterWorld) -> None:
     from storm_dagster.defs.observe.history import observation
-    from storm_dagster.model.clock import boot_clock
+    from storm_dagster.host.clock import boot_clock
 
     world.upload("forgotten")
     world.submit("wc")

@@ -15,8 +15,8 @@ from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.healing.memory import HealingCursor
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.resources.spark import SparkResource
+from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.endpoints import cluster_conf
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.context import OperationsContext, Planner

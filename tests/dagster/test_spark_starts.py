@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from storm_dagster.defs.resources.spark import SparkResource
-from storm_dagster.model.endpoints import ClusterFile, SparkEndpoint
+from storm_dagster.host.endpoints import ClusterFile, SparkEndpoint
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.spark.session import await_start

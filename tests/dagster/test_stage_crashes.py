@@ -21,8 +21,8 @@ import pytest
 
 from storm_dagster.core.invariants.rules import RULES, violations
 from storm_dagster.defs.keys import STAGES
+from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
-from storm_dagster.model.endpoints import cluster_conf
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_rigs.dagster_world import DagsterWorld

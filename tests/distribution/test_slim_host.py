@@ -18,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.daemons import Daemons
 from storm_rigs.ensemble import free_ports

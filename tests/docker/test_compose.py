@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import storm_dagster
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.console import SILENT, ConsoleCommand, console_commands, difference
 

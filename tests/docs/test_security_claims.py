@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from storm_dagster.model import paths
-from storm_dagster.model.zookeeper_access import CREATE, DELETE, READ, WRITE, worker_permissions
+from storm_dagster.security.zookeeper_access import CREATE, DELETE, READ, WRITE, worker_permissions
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs/security.md").read_text(encoding="utf-8")

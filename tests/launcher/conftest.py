@@ -13,9 +13,9 @@ import pytest
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
+from storm_dagster.host.processes import RunFile
 from storm_dagster.launcher import wire
 from storm_dagster.launcher.wire import RUN_ROLE
-from storm_dagster.model.processes import RunFile
 from storm_rigs.warm_runs import MODULE, Place
 
 DEFINITIONS = """

@@ -12,10 +12,10 @@ import signal
 import dagster as dg
 import pytest
 
+from storm_dagster.host.processes import run_dir
 from storm_dagster.launcher import run_launcher, wire
 from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.wire import SOCKET, WARM_TAG, LineConnection, here, listen, run_records
-from storm_dagster.model.processes import run_dir
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.warm_runs import Place
 

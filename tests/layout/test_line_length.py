@@ -31,7 +31,7 @@ def is_verbatim(line: str, indent: int) -> bool:
 
 
 def rows_with_literals(text: str) -> set[int]:
-    """Rows of a string that is no docstring, of its verbatim parts, or with a comment for a tool."""
+    """Rows of strings but docstrings, of verbatim parts of these, and with a comment for a tool."""
     rows: set[int] = set()
     first_of_line = True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

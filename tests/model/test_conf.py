@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import storm_dagster
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import (
     CONF_KEYS,
     OWNED_PREFIXES,
@@ -17,7 +18,6 @@ from storm_dagster.model.conf import (
     check_value,
     default_conf,
     keys_without_meaning,
-    load_cluster_conf,
     parse_assignments,
     unknown_keys,
     validate_conf,

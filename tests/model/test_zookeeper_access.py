@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kazoo.security import make_digest_acl_credential
 
 from storm_dagster.model import paths
-from storm_dagster.model.zookeeper_access import (
+from storm_dagster.security.zookeeper_access import (
     ALL,
     CREATE,
     DELETE,

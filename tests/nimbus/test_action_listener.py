@@ -13,8 +13,8 @@ import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.nimbus.requests.action_listener import load_listener

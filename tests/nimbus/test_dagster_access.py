@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from storm_dagster.model.conf import HIDDEN, ClusterConf, load_cluster_conf, mask
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.model.conf import HIDDEN, ClusterConf, mask
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport

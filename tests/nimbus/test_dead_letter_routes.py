@@ -7,8 +7,8 @@ from typing import Any, cast
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.description import HttpApi
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.nimbus.http.service import add_routes
 from storm_rigs.public_names import Handle
 

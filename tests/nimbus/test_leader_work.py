@@ -19,8 +19,8 @@ import pytest
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.nimbus.dagster.client import DagsterClient

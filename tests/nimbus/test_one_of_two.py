@@ -15,8 +15,8 @@ from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.topology import decode_topology

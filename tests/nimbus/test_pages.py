@@ -26,7 +26,7 @@ from storm_dagster.model.records import (
     decode_record,
     encode_record,
 )
-from storm_dagster.model.signing import make_token
+from storm_dagster.security.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus

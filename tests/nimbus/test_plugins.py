@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.submission.conf import total_conf
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.records import Assignment, StormBase, WorkerSlot, encode_record
 from storm_dagster.model.view import Versioned

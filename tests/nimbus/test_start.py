@@ -15,14 +15,15 @@ import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.files import hold_folder
 from storm_dagster.http.server import listen
-from storm_dagster.model.conf import ClusterConf, load_cluster_conf
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
-from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.host import hold_folder
 from storm_dagster.nimbus.blobs.uploads import clean_inbox
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.nimbus.leadership.start import check_mode, open_blob_store
+from storm_dagster.security.exposure import check_exposure
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.nimbuses import Nimbuses
@@ -73,7 +74,7 @@ def test_one_process_per_folder(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import sys, time; from pathlib import Path; from storm_dagster.model.host import hold_folder\n"
+            "import sys, time; from pathlib import Path; from storm_dagster.host.files import hold_folder\n"
             "held = hold_folder(Path(sys.argv[1]), 'nimbus', 'n1'); print('held', flush=True); time.sleep(600)",
             str(tmp_path),
         ],

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import paths
 from storm_dagster.model.records import WorkerNode, WorkerSlot
-from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
 from storm_dagster.zk.storm_cluster_state import StormClusterState

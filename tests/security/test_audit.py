@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from storm_dagster.http.authentication import Authentication, may_do_all
 from storm_dagster.model.errors import KeyNotFound
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import make_token
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.service import Dispatcher, ThriftPeer
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import make_token
 
 SECRET = "a-secret-planted-for-tests-4711"
 

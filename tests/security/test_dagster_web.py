@@ -25,10 +25,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.peers import is_own_peer, peer_user
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import Scope, make_token, signer
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
+from storm_dagster.security.peers import is_own_peer, peer_user
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import Scope, make_token, signer
 from storm_dagster.web import service
 from storm_rigs.dagster_web import dagster_web
 from storm_rigs.fuzz_messages import web_messages

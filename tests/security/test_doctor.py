@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.model.endpoints import cluster_conf
-from storm_dagster.model.exposure import make_private
+from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.operations.read import exposures as security_report
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
+from storm_dagster.security.exposure import make_private
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 

@@ -23,9 +23,9 @@ import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.api.spark_bridge import make_deliver
+from storm_dagster.host.processes import RunFile
 from storm_dagster.launcher.wire import LineConnection
 from storm_dagster.launcher.wire import _address as socket_address
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker

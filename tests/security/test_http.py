@@ -19,10 +19,10 @@ import trustme
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import (
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import (
     RequestHead,
     Scope,
     about_content,

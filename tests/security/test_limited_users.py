@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from storm_dagster.blobstore.client import NimbusBlobClient
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import make_token
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import make_token
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.secured_nimbus import SecuredNimbus
 from storm_rigs.world import ARCHIVE, World

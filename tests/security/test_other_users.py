@@ -21,12 +21,12 @@ from starlette.routing import Route
 
 from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
 from storm_dagster.cli.dev.ports import choose_ports
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.server import HttpService
-from storm_dagster.model import peers
-from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.model.peers import can_tell_users, owners_only, peer_user
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
+from storm_dagster.security import peers
+from storm_dagster.security.peers import can_tell_users, owners_only, peer_user
+from storm_dagster.security.settings import Security
 from storm_dagster.worker.dataplane.transport import Transport, _duplicate
 
 pytestmark = pytest.mark.skipif(

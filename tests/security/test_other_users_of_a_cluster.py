@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storm_dagster.model.peers import can_tell_users
 from storm_dagster.model.wire import Request, encode_request
+from storm_dagster.security.peers import can_tell_users
 from storm_dagster.testing.cluster import LocalCluster
 from storm_rigs.thrift_calls import encode_call
 

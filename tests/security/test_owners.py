@@ -11,8 +11,8 @@ import pytest
 
 from storm_dagster.core.submission.conf import limited_conf
 from storm_dagster.model.errors import NotAuthorized
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.service import Access, ThriftPeer, operation_of
+from storm_dagster.security.settings import Security
 
 _ACL = {"topology.users": ["alice"]}
 _CHANGES: list[dict[str, Any]] = [

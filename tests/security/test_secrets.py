@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from storm_dagster.api.spark_session import worker_session
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import (
     CONF_KEYS,
     HIDDEN,
     SECRET_KEYS,
     is_secret_key,
-    load_cluster_conf,
     mask,
     parse_assignments,
 )
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
-from storm_dagster.model.exposure import check_exposure, make_private
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import read_token
-from storm_dagster.model.spark_remote import spark_token, with_spark_token
+from storm_dagster.security.exposure import check_exposure, make_private
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import read_token
+from storm_dagster.security.spark_remote import spark_token, with_spark_token
 from storm_dagster.spark.planner import ConnectPlanner
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import check_reachable, within

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
-from storm_dagster.model.security import Security
-from storm_dagster.model.signing import (
+from storm_dagster.security.settings import Security
+from storm_dagster.security.signing import (
     SCOPES,
     RequestHead,
     Verifier,

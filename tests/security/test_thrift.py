@@ -17,9 +17,9 @@ from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory, TTransportException
 
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
 from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.archives import pack_archive
 from storm_rigs.secured_nimbus import SecuredNimbus

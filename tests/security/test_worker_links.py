@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.security import Security
 from storm_dagster.model.wire import Frame, decode_frame, decode_request, encode_frame
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
+from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.transport import Transport
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.slots.model import Work
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
+from storm_dagster.host.worker_spec import HeartbeatFile, worker_processes
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.exposure import make_private
-from storm_dagster.model.worker_spec import HeartbeatFile, worker_processes
+from storm_dagster.security.exposure import make_private
 from storm_dagster.supervisor.launcher import Launcher, find_workers
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker

@@ -20,11 +20,10 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
 from storm_dagster.api import TopologyBuilder
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict
-from storm_dagster.model.exposure import make_private
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -37,8 +36,9 @@ from storm_dagster.model.records import (
     WorkerSlot,
     encode_record,
 )
-from storm_dagster.model.security import zookeeper_payload
-from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
+from storm_dagster.security.exposure import make_private
+from storm_dagster.security.settings import zookeeper_payload
+from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.root import secure_root
 from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session

@@ -13,7 +13,7 @@ from kazoo.exceptions import NoAuthError
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest
-from storm_dagster.model.security import zookeeper_payload
+from storm_dagster.security.settings import zookeeper_payload
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import close_top, secure_root
 from storm_dagster.zk.session import ZkSession

@@ -20,13 +20,13 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.cli.options import Invocation
 from storm_dagster.core.slots.model import Work
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.exposure import make_private
 from storm_dagster.model.records import ComponentTasks, TaskTable
-from storm_dagster.model.security import zookeeper_tls
-from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
+from storm_dagster.security.exposure import make_private
+from storm_dagster.security.settings import zookeeper_tls
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.testing.waiting import eventually

@@ -18,11 +18,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable
-from storm_dagster.model.spark_remote import add_python_archive, remote_with_session
 from storm_dagster.operations.read.plan_file import plan_text
+from storm_dagster.security.spark_remote import add_python_archive, remote_with_session
 from storm_dagster.spark.planner import (
     ClusterSessionIds,
     ConnectPlanner,

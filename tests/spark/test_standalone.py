@@ -11,9 +11,9 @@ import pytest
 
 from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
 from storm_dagster.cli.dev.ports import choose_ports
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.spark_remote import derived_spark_token, spark_token, standalone_secret
+from storm_dagster.security.spark_remote import derived_spark_token, spark_token, standalone_secret
 from storm_dagster.spark import server
 from storm_dagster.spark.server import (
     settings_of,

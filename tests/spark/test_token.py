@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.spark_remote import SPARK_TOKEN, derived_spark_token
+from storm_dagster.security.spark_remote import SPARK_TOKEN, derived_spark_token
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 from storm_dagster.spark.session import ask_version
 from storm_dagster.spark.warm_up import WARM_BATCH

@@ -15,7 +15,7 @@ import pytest
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
 from storm_dagster.model.records import ComponentTasks, TaskTable
-from storm_dagster.model.spark_remote import remote_with_session
+from storm_dagster.security.spark_remote import remote_with_session
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import open_connect
 from storm_dagster.testing.waiting import eventually

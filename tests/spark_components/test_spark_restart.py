@@ -15,7 +15,7 @@ import pytest
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.records import ComponentTasks, TaskTable
-from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token
+from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token
 from storm_dagster.spark.server import spark_connect_command, spark_environment
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.slots.model import Work, Worker, desired_slots
-from storm_dagster.model.clock import boot_id
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.conf import default_conf
-from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor import launcher
 from storm_dagster.supervisor.launcher import Launcher

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.slots.model import Work, Worker, check_ports, desired_slots
-from storm_dagster.model.clock import boot_id
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.files import hold_folder
+from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.host import hold_folder
-from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor import housekeeping
 from storm_dagster.supervisor.daemon import Supervisor

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from storm_dagster.host.processes import RunFile
+from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model import paths
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import EpochRecord, encode_record
-from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
 from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.model.processes import start_ticks
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.daemon import run
 from storm_dagster.testing.waiting import eventually

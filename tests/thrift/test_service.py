@@ -20,8 +20,8 @@ from thriftpy2.utils import serialize
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.upgrade.selection import Selection
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.names import code_key, conf_key, jar_key
-from storm_dagster.model.processes import RunFile
 from storm_dagster.nimbus.thrift.idl import METHODS, decoder, load_idl
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually

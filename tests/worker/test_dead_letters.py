@@ -31,10 +31,10 @@ from storm_dagster.api import (
 )
 from storm_dagster.core.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
-from storm_dagster.model.security import Security
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.nimbus.requests.running_workers import dead_letters
 from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.security.settings import Security
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.dead_letters import LetterFile

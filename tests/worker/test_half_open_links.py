@@ -9,8 +9,8 @@ import time
 import pytest
 import zmq
 
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.wire import decode_frame
-from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane import transport
 from storm_dagster.worker.dataplane.transport import Transport

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.api import TaskState
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.process import ErrorReporter, error_group

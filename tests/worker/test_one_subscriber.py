@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.api import Bolt, Grouping, Spout, Stream, TopologyBuilder
 from storm_dagster.api.specs import StreamOf
+from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
@@ -109,7 +110,7 @@ def run(emitted: list[Any], readers: int = 7) -> list[BaseException]:
         engine.run(shared.clock())
     assert all(route.only for runner in engine.runners.values() for route in runner.routes.values())
     engine.close()
-    register_classes([])
+    register_classes([], load_plugin)
     return errors
 
 

@@ -15,10 +15,10 @@ from storm_dagster.core.keyed_state import Contents, Partitioning, read_log
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
-from storm_dagster.model.security import Security
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.nimbus.requests.running_workers import read_state
 from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.stateful import KeyedState
 from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TaskState, TopologyBuilder, Tuple
 from storm_dagster.core.keyed_state import Checkpoint, Contents, frame, read_log
+from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import fields_chooser, stable_hash
@@ -340,7 +341,7 @@ def test_a_value_keeps_its_type_in_the_same_worker(value: Any, checked: bool) ->
 @given(value=VALUES)
 @example(value=[{"\ud800": 2**70}, {(1, date.min): {2**70: "\ud800"}}])
 def test_a_value_keeps_its_type_in_another_worker(two_workers: TwoWorkers, value: Any) -> None:
-    register_classes(REGISTERED)
+    register_classes(REGISTERED, load_plugin)
     assert shape(in_two_workers(two_workers, value)) == shape(value)
 
 
@@ -350,7 +351,7 @@ def test_a_value_keeps_its_type_in_another_worker(two_workers: TwoWorkers, value
 def test_a_value_keeps_its_type_when_a_task_passes_it_on(
     two_workers: TwoWorkers, value: Any
 ) -> None:
-    register_classes(REGISTERED)
+    register_classes(REGISTERED, load_plugin)
     Given.values, Sink.received = [], []
     workers = two_workers
     passing = workers.engines["a", 1].shared
@@ -376,7 +377,7 @@ def test_a_value_and_its_key_keep_their_types_in_state(
 def test_a_value_keeps_its_type_in_the_store_of_a_task(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
 ) -> None:
-    register_classes(REGISTERED)
+    register_classes(REGISTERED, load_plugin)
     folder = tmp_path_factory.mktemp("state")
     state = TaskState.open(folder, "wc", "count", 4)
     state.save({key: value})
@@ -409,7 +410,7 @@ def test_the_store_of_a_task_reads_what_an_older_release_saved_and_writes_json_a
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
 def test_the_store_of_a_task_refuses_any_other_value(tmp_path: Path, value: Any) -> None:
-    register_classes(REGISTERED)
+    register_classes(REGISTERED, load_plugin)
     state = TaskState.open(tmp_path, "wc", "count", 4)
     for within in (value, [value], {"a": (value,)}, Point(value)):
         with pytest.raises(TypeError, match=r"the state of 'a' cannot be saved: it is .+: .+"):
@@ -429,7 +430,7 @@ def test_any_other_value_is_refused_where_it_is_emitted(
             with pytest.raises(InvalidRequest) as error:
                 in_one_worker(within, checked)
             assert expected.fullmatch(str(error.value))
-        register_classes(REGISTERED)
+        register_classes(REGISTERED, load_plugin)
         with pytest.raises(InvalidRequest) as error:
             in_two_workers(two_workers, within)
         assert expected.fullmatch(str(error.value)) and Sink.received == []
@@ -669,7 +670,7 @@ class CountOnce(StatefulBolt):
 
 
 def test_what_cannot_be_read_harms_one_tuple_only() -> None:
-    register_classes(REGISTERED)
+    register_classes(REGISTERED, load_plugin)
     peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     link = RemoteLink(1, 99, "default", peer)
     for value in (Order(1), 1):
@@ -677,7 +678,7 @@ def test_what_cannot_be_read_harms_one_tuple_only() -> None:
     bad = msgspec.msgpack.Ext(99, b"\xff")
     send_remote(link, None, [bad])
     (raw,) = peer.frames("token", 100, lambda *_: None)
-    register_classes([])
+    register_classes([], load_plugin)
     ((_, _, _, ((_, _, many),)),) = decode_frame(raw).groups
     assert many[1] == [1]
     with pytest.raises(
@@ -688,7 +689,7 @@ def test_what_cannot_be_read_harms_one_tuple_only() -> None:
 
 
 def test_a_field_that_a_newer_class_has_gets_its_default() -> None:
-    register_classes(REGISTERED)
+    register_classes(REGISTERED, load_plugin)
     part = msgspec.msgpack.encode([f"{__name__}:Order", "number", 3])
     found = decode_value(msgspec.msgpack.encode(msgspec.msgpack.Ext(15, part)))
     assert (found.number, found.lines, found.made) == (3, [], 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.model.java import class_data_options, java_command
+from storm_dagster.host.java import class_data_options, java_command
 from storm_dagster.zk.embedded import zookeeper_jars
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.model import java
+from storm_dagster.host import java
+from storm_dagster.host.java import java_command, java_version
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.java import java_command, java_version
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars

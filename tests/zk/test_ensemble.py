@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import (

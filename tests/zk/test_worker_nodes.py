@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model import paths
-from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import Assignment, WorkerNode, WorkerSlot
 from storm_dagster.testing.waiting import eventually

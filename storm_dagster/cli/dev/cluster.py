@@ -25,14 +25,15 @@ from storm_dagster.cli.dev.plan import (
     prepare_dagster_home,
 )
 from storm_dagster.client.waiting import Progress
-from storm_dagster.model import endpoints
+from storm_dagster.host import endpoints
+from storm_dagster.host.endpoints import DEV_CONF, write_dev_conf
+from storm_dagster.host.files import lock_file
+from storm_dagster.host.processes import RunFile
+from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
-from storm_dagster.model.endpoints import DEV_CONF, write_dev_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
-from storm_dagster.model.exposure import make_private
-from storm_dagster.model.host import lock_file, require_linux
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security, zookeeper_payload
+from storm_dagster.security.exposure import make_private
+from storm_dagster.security.settings import Security, zookeeper_payload
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4

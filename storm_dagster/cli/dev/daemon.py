@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from storm_dagster.cli.dev.ending import kill_family
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 _BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)

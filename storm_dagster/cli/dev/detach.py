@@ -18,7 +18,7 @@ from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.output import Steps
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.client.waiting import Progress
-from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 
 log: logging.Logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from storm_dagster.client.command import CLUSTER_MARK
-from storm_dagster.model.clock import boot_id
-from storm_dagster.model.processes import Process, RunFile, processes, run_dir, signal_exactly
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.processes import Process, RunFile, processes, run_dir, signal_exactly
 
 GRACE_SECS = 10.0
 # These would start new workers, or Dagster runs, while the old ones are being ended.

@@ -15,13 +15,13 @@ from storm_dagster.cli.dev.daemon import DaemonSpec
 from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.client.command import CLUSTER_MARK
+from storm_dagster.host.files import write_atomically
+from storm_dagster.host.processes import run_dir
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.exposure import make_private
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.peers import can_tell_users
-from storm_dagster.model.processes import run_dir
-from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.packaging.target import target_roots
+from storm_dagster.security.exposure import make_private
+from storm_dagster.security.peers import can_tell_users
+from storm_dagster.security.settings import Security, zookeeper_payload
 
 HOST = "127.0.0.1"
 _LONGEST_SOCKET = 100

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from storm_dagster.model.endpoints import cluster_conf
+from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.nimbus.dagster.transport import queries
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from storm_dagster.core.slots import model
 from storm_dagster.core.slots.model import Slot, SlotLimits, Work
-from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
+from storm_dagster.model.exit_codes import EXIT_SUPERSEDED
 
 _Result: TypeAlias = "tuple[Slot, tuple[model.Instruction, ...]]"
 _KILL_AGAIN = 5.0

@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.groupings import GroupingSpec
-from storm_dagster.model.host import write_atomically
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target

@@ -24,9 +24,9 @@ from storm_dagster.defs.declared.declaration import (
     differences,
     with_parallelism,
 )
+from storm_dagster.host.endpoints import home_dir
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
-from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import (
     Conflict,
     InvalidTopology,

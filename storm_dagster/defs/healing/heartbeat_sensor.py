@@ -50,11 +50,11 @@ from storm_dagster.defs.keys import (
 from storm_dagster.defs.metadata import table
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
+from storm_dagster.host.clock import boot_clock, boot_id
+from storm_dagster.host.memory import return_free_memory
 from storm_dagster.model import paths
-from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.host import return_free_memory
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.cached_state import CachedReads

@@ -20,7 +20,7 @@ from storm_dagster.defs.resources.handles import (
     run_cli,
     start_cluster,
 )
-from storm_dagster.model.endpoints import ClusterFile, home_dir
+from storm_dagster.host.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.packaging.target import target_roots
 

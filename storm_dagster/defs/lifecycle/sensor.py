@@ -18,7 +18,7 @@ from storm_dagster.defs.keys import SUPERVISORS, run_under_way
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.defs.resources.operating import Handles, connect
-from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import SUBMIT_JOB, DagsterNames
 from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.operations.live.lifecycle import finish_due

@@ -29,13 +29,13 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
 from storm_dagster.operations.read.explaining import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
+from storm_dagster.security.settings import Security
 
 EXPOSURES_CHECK = "exposures"
 DIAGNOSIS_CHECK = "diagnosis"

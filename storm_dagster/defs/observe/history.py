@@ -18,7 +18,7 @@ from storm_dagster.defs.keys import INBOX, TOPOLOGY_TAG
 from storm_dagster.defs.metadata import notes, step_errors
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, connect, operations
-from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.live.cleaner import clean, survey

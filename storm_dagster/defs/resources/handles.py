@@ -21,12 +21,12 @@ from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import command
 from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import described
+from storm_dagster.host.endpoints import ClusterFile, cluster_conf, home_dir
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.endpoints import ClusterFile, cluster_conf, home_dir
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security
 from storm_dagster.operations.context import leader_http
+from storm_dagster.security.settings import Security
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _LONGEST_SECS = 300

@@ -15,12 +15,12 @@ from typing import Any
 from storm_dagster.client import NimbusClient, upload_target
 from storm_dagster.defs.keys import described
 from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResource
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo, WorkerNode
-from storm_dagster.model.security import Security
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 from storm_dagster.packaging.target import check_inside, target_roots
+from storm_dagster.security.settings import Security
 
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
 """Conf keys that decide which programs workers start."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.spark_remote import derived_spark_token, with_spark_token
 from storm_dagster.operations.context import Planner
+from storm_dagster.security.spark_remote import derived_spark_token, with_spark_token
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:

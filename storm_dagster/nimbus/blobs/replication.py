@@ -21,7 +21,7 @@ import httpx
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.client import chunks_of, response_error
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.security import Security
+from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 _RETRY_SECS = 0.5

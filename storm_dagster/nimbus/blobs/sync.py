@@ -24,9 +24,9 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
-from storm_dagster.model.security import SILENT_SECS, Security
 from storm_dagster.nimbus.blobs.registry import Registered, is_registered_kind
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.security.settings import SILENT_SECS, Security
 from storm_dagster.zk.watches import Wake
 
 _log = logging.getLogger(__name__)

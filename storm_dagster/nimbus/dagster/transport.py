@@ -21,10 +21,11 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from storm_dagster.host.files import read_private_file
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.security import Security, public_authorities, read_private_file
-from storm_dagster.model.signing import signer
+from storm_dagster.security.settings import Security, public_authorities
+from storm_dagster.security.signing import signer
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")

@@ -23,7 +23,6 @@ from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS, Endpoint, bounded_json
 from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
-from storm_dagster.model.security import Security
 from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.event_store import EventStore
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
@@ -48,6 +47,7 @@ from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.window_stats import check_window
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.blacklist import change_blacklist
+from storm_dagster.security.settings import Security
 
 _MOST_AT_ONCE = 4
 """Batches in progress; with a slow Dagster they must not take all threads of the service."""

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
+from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.model import paths
-from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext

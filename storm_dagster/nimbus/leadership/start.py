@@ -11,12 +11,12 @@ from pathlib import Path
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.model.exposure import address_beyond_loopback
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore
+from storm_dagster.security.exposure import address_beyond_loopback
+from storm_dagster.security.settings import Security
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import open_disk_cache

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.operations.context import OperationsContext

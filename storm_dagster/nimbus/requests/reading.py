@@ -19,7 +19,6 @@ from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import TaskError
-from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
@@ -39,6 +38,7 @@ from storm_dagster.operations.read.explaining import (
     local_state_problems,
     problems,
 )
+from storm_dagster.security.settings import Security
 
 _VIEW_SECS = 0.2
 _STATS_SECS = 1.0

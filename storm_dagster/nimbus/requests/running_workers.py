@@ -15,12 +15,12 @@ from typing import Any
 from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import ComponentTasks, WorkerSlot
-from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import LetterQuestion, LevelChange, Question, StateQuestion
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live.log_levels import keep_log_levels
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
+from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0

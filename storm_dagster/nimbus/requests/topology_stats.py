@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
+from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from storm_dagster.host.futures import in_thread
 from storm_dagster.model.errors import (
     AlreadyAlive,
     KeyNotFound,
@@ -22,7 +23,6 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.model.futures import in_thread
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.nimbus.requests.submitting import Submissions
 

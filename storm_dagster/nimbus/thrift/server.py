@@ -20,8 +20,8 @@ from typing import Literal
 
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.peers import is_own_peer
 from storm_dagster.nimbus.thrift.frames import MalformedFrame
+from storm_dagster.security.peers import is_own_peer
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from thriftpy2.thrift import TApplicationException
 from storm_dagster.core.authorization import LIMITED_USER, Caller, Operation, authorize, is_admin
 from storm_dagster.http.authentication import groups_of
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
-from storm_dagster.model.peers import owners_only
-from storm_dagster.model.security import Security
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
@@ -31,6 +29,8 @@ from storm_dagster.nimbus.thrift.idl import (
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftPeer, ThriftServer
 from storm_dagster.nimbus.thrift.structures import changes_a_topology
+from storm_dagster.security.peers import owners_only
+from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")

@@ -15,7 +15,6 @@ from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.records import encode_record
-from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
@@ -33,6 +32,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
+from storm_dagster.security.settings import Security
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
-from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import HistoryQuestion, Question, Request, encode_request
+from storm_dagster.security.settings import Security
 
 if TYPE_CHECKING:
     import zmq

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import ClusterConf, mask_text
-from storm_dagster.model.endpoints import ClusterFile
-from storm_dagster.model.exposure import address_beyond_loopback
-from storm_dagster.model.peers import can_tell_users
-from storm_dagster.model.security import Security, zookeeper_tls
+from storm_dagster.security.exposure import address_beyond_loopback
+from storm_dagster.security.peers import can_tell_users
+from storm_dagster.security.settings import Security, zookeeper_tls
 
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
 """State, problem or measurement, and remedy."""

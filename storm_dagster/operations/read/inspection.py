@@ -20,12 +20,12 @@ from storm_dagster.core.invariants.snapshot import (
     WorkerPid,
     confirm_violations,
 )
+from storm_dagster.host.worker_spec import WorkerSpec
+from storm_dagster.host.worker_spec import worker_processes as all_workers
 from storm_dagster.model import names, paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import conf_key, jar_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.model.worker_spec import WorkerSpec
-from storm_dagster.model.worker_spec import worker_processes as all_workers
 from storm_dagster.operations.context import OperationsContext, decode_json
 from storm_dagster.operations.live.cleaner import read_tokens, survey
 

@@ -14,11 +14,11 @@ from storm_dagster.model.names import (
     placement_key,
 )
 from storm_dagster.model.records import StormBase
-from storm_dagster.model.spark_remote import derived_spark_token
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
 from storm_dagster.operations.transactions import delete_tree
+from storm_dagster.security.spark_remote import derived_spark_token
 
 _SWEPT = {
     "sweep.tasks": paths.tasks,

@@ -9,10 +9,10 @@ from operator import attrgetter
 from typing import Any
 
 from storm_dagster.core.load_aware import LoadAwareShuffle
+from storm_dagster.host.requirements import missing_part
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser, fields_chooser
-from storm_dagster.model.host import missing_part
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import StateHome
 from storm_dagster.model.topology import TopologySpec

@@ -21,7 +21,6 @@ import msgspec
 import zmq
 
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.peers import can_tell_users, is_own_peer
 from storm_dagster.model.values import encode_value
 from storm_dagster.model.wire import (
     MAX_FRAME_BYTES,
@@ -31,6 +30,7 @@ from storm_dagster.model.wire import (
     encode_frame,
 )
 from storm_dagster.operations.live.worker_requests import secure_client, secure_server
+from storm_dagster.security.peers import can_tell_users, is_own_peer
 from storm_dagster.worker.dataplane.routes import split_bundle
 
 _log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import msgspec
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
@@ -66,7 +67,7 @@ class NativeEngine:
 
     def __post_init__(self) -> None:
         conf, shared, transport = self.conf, self.shared, self.transport
-        register_classes(conf.get(REGISTER_KEY) or ())
+        register_classes(conf.get(REGISTER_KEY) or (), load_plugin)
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
         self.exchange: AckExchange = AckExchange(shared, transport, self.runners)

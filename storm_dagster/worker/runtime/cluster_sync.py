@@ -16,12 +16,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.errors import Conflict, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, StateHome, StormBase, WorkerNode
-from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.tasks.state_storage import marker_path
 from storm_dagster.zk.storm_cluster_state import StormClusterState

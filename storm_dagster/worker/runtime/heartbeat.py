@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
+from storm_dagster.host.files import write_atomically
+from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.stacks import component_stack
 

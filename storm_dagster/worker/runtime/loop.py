@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
+from storm_dagster.host.futures import fulfill
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import wire
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.model.futures import fulfill
+from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.records import KeptLevels, TaskBeats
-from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine

@@ -16,19 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.files import read_json_object
+from storm_dagster.host.processes import RunFile
+from storm_dagster.host.requirements import require_linux
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.conf import default_conf, mask_text
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.fusion import fuse
-from storm_dagster.model.host import require_linux
 from storm_dagster.model.json_logs import JsonFormatter
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.model.worker_spec import (
-    EXIT_STOPPED,
-    EXIT_SUPERSEDED,
-    WorkerSpec,
-    read_json_object,
-)
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease

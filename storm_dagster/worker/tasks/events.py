@@ -14,6 +14,7 @@ import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import EventOutbox, ReportResponse
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import (
     InvalidRequest,
@@ -21,8 +22,7 @@ from storm_dagster.model.errors import (
     Unavailable,
     error_from_document,
 )
-from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.security.settings import Security
 from storm_dagster.worker.dataplane.tree import LOST
 
 if TYPE_CHECKING:

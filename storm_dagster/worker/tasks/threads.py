@@ -20,9 +20,9 @@ from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.component import Collector
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple, TupleId
+from storm_dagster.host.futures import fulfill
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.futures import fulfill
 from storm_dagster.model.values import own_values
 from storm_dagster.worker.dataplane.sending import sent_and_received
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from storm_dagster.api import TaskState
 from storm_dagster.client import NimbusClient
-from storm_dagster.model.endpoints import cluster_conf
+from storm_dagster.host.endpoints import cluster_conf
 
 NAME = sys.argv[1]
 HOME = Path("/var/lib/storm_dagster")

@@ -27,9 +27,10 @@ from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.conf import ClusterConf, load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.processes import RunFile
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError, Unavailable
-from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import WorkerNode
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster

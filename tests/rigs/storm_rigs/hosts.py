@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from storm_dagster.model.java import java_command
+from storm_dagster.host.java import java_command
 from storm_dagster.zk.embedded import zookeeper_jars
 
 _FOLDERS = ("etc", "var/lib", "srv")

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 
-from storm_dagster.model.conf import ClusterConf, load_cluster_conf
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.processes import RunFile
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.nimbus.daemon import run as run_nimbus
 from storm_dagster.testing.waiting import eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from storm_dagster.model.processes import processes
+from storm_dagster.host.processes import processes
 
 
 def processes_of(home: Path) -> list[str]:

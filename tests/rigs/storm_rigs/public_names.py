@@ -41,14 +41,14 @@ DOCUMENT_MODULES = (
     "blobstore.store",
     "cli.dev.ports",
     "core.keyed_state",
-    "model.endpoints",
+    "host.endpoints",
     "model.groupings",
     "model.plan_document",
     "model.records",
-    "model.processes",
+    "host.processes",
     "model.topology",
     "model.wire",
-    "model.worker_spec",
+    "host.worker_spec",
     "nimbus.blobs.registry",
     "nimbus.requests.unreported",
     "nimbus.thrift.pending",
@@ -284,7 +284,7 @@ def _options(command: click.Command) -> list[str]:
 def _exits() -> Names:
     """What ends the command line, and the code that it exits with."""
     from storm_dagster.cli import app
-    from storm_dagster.model import errors, worker_spec
+    from storm_dagster.model import errors, exit_codes
 
     ends: dict[str, Any] = {
         "a good end": {"return_value": None},
@@ -306,7 +306,7 @@ def _exits() -> Names:
             except SystemExit as end:
                 codes.append(f"{what}: {end.code}")
     workers = [
-        f"{name}: {value}" for name, value in vars(worker_spec).items() if name.startswith("EXIT_")
+        f"{name}: {value}" for name, value in vars(exit_codes).items() if name.startswith("EXIT_")
     ]
     return {"storm-dagster": codes, "worker": workers}
 
@@ -333,7 +333,7 @@ def _leaves(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _conf() -> Any:
-    from storm_dagster.model.conf import load_cluster_conf
+    from storm_dagster.host.conf_files import load_cluster_conf
 
     return load_cluster_conf(overrides={"supervisor.http.port": 0})
 

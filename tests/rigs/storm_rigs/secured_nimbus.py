@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
-from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.model.processes import RunFile
-from storm_dagster.model.security import Security
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.processes import RunFile
 from storm_dagster.nimbus.daemon import run
+from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 
 

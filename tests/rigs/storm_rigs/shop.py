@@ -16,8 +16,8 @@ from typing import Any, Literal
 import httpx
 
 from storm_dagster.api import Grouping, TopologyBuilder
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.records import ComponentTasks, SupervisorInfo, TaskTable, encode_record
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually

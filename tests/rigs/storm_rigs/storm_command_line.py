@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from storm_dagster.model.java import java_command
+from storm_dagster.host.java import java_command
 
 VERSION = "2.8.3"
 _NEEDS = (

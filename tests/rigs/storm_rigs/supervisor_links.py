@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from storm_dagster.model.clock import boot_clock
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.supervisor.cluster_link import ClusterLink

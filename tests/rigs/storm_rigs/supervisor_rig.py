@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.processes import start_ticks
+from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.records import Assignment, SupervisorInfo, WorkerSlot
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.blob_server import BlobServer

@@ -14,8 +14,8 @@ from thriftpy2.protocol import TBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TFramedTransportFactory
 
-from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.processes import RunFile
 from storm_dagster.nimbus.daemon import run as run_nimbus
 from storm_dagster.nimbus.thrift.idl import load_idl
 

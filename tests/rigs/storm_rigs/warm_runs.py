@@ -12,9 +12,9 @@ from typing import Any
 import dagster as dg
 from dagster._core.test_utils import create_run_for_test
 
+from storm_dagster.host.processes import RunFile
 from storm_dagster.launcher.run_launcher import STOCK_TAG, WarmRunLauncher, dagster_internals
 from storm_dagster.launcher.wire import RUN_ROLE, WARM_TAG, LineConnection
-from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 
 MODULE = "warm_location"

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import paths
 from storm_dagster.model.records import (
     Assignment,
@@ -30,7 +31,6 @@ from storm_dagster.model.records import (
     encode_record,
 )
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5

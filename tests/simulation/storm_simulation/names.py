@@ -93,7 +93,7 @@ def install() -> None:
     """Replace the names, in every module of the product that a simulation runs."""
     for name in MODULES:
         importlib.import_module(name)
-    import storm_dagster.model.clock as clock
+    import storm_dagster.host.clock as clock
     from storm_dagster.operations.context import OperationsContext
 
     secrets = _Stand(

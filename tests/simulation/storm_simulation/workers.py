@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.core.slots.model import Work
+from storm_dagster.host.worker_spec import HeartbeatFile, WorkerSpec
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import TaskReport, WorkerReport
-from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, HeartbeatFile, WorkerSpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.system import ListeningClock, TopologyMasterTable
 from storm_dagster.worker.runtime import cluster_sync

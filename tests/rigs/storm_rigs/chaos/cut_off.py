@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from storm_dagster.model.endpoints import cluster_addresses
+from storm_dagster.host.endpoints import cluster_addresses
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.faults import FaultContext, fault

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 from storm_rigs.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
 from storm_rigs.ensemble import server_mode

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import httpx
 import psutil
 
-from storm_dagster.model.processes import RunFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.files import read_private_file
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.signing import signer
+from storm_dagster.security.signing import signer
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
@@ -105,24 +106,6 @@ def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
             "read (a keystore holds certificate and key, and its password is in .keystore.password)"
         ) from None
     return context
-
-
-def read_private_file(path: Path, what: str) -> str:
-    """The text of a file that only its owner may read; :class:`InvalidRequest` when others may,
-    too.
-    """
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"{what} {path} cannot be read ({error}): name a file of this user's own"
-        ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidRequest(
-            f"{what} {path} can be read or written by other users: chmod 600 {path}"
-        )
-    return text
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.model import paths
-from storm_dagster.model.security import zookeeper_payload
+from storm_dagster.security.settings import zookeeper_payload
 
 READ, WRITE, CREATE, DELETE = 1, 2, 4, 8
 ALL = 31

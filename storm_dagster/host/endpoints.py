@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storm_dagster.model.conf import ClusterConf, Conf, load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.files import write_atomically
+from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Corrupt
-from storm_dagster.model.host import write_atomically
 
 
 class _Endpoint(BaseModel):

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.security import Security
+from storm_dagster.security.settings import Security
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from storm_dagster.model.clock import boot_id
-from storm_dagster.model.host import write_atomically
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.files import write_atomically
 
 # psutil, which all else here is asked of, derives the start from the wall clock; and workers start
 # without it.

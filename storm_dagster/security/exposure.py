@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.security import Security, zookeeper_payload
+from storm_dagster.security.settings import Security, zookeeper_payload
 
 Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
 """Authentication that each kind of service can require."""

@@ -35,7 +35,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def load(name: str) -> Any:
         if name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        from storm_dagster.model.host import needs
+        from storm_dagster.host.requirements import needs
 
         with needs(f"{package}.{name}"):
             value = getattr(importlib.import_module(modules()[name]), name)

@@ -14,10 +14,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.endpoints import home_dir
+from storm_dagster.host.endpoints import home_dir
+from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.security import Security, read_private_file
+from storm_dagster.security.settings import Security
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """The environment variable that passes Spark's server its token (never the command line)."""

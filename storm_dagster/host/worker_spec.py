@@ -6,7 +6,6 @@ no task list: which tasks to run is read from ZooKeeper, so that a restarted wor
 stale ones.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,21 +14,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from storm_dagster.host.files import write_atomically
+from storm_dagster.host.processes import Process, processes
 from storm_dagster.model.errors import Corrupt
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.processes import Process, processes
 
 WORKER_MODULE = "storm_dagster.worker"
 """Command line of a worker, before the path of its spec."""
 SPARE = "--spare"
 """After that path: wait for a line of standard input before reading it; end when there is none."""
 _MOST_BEAT_BYTES = 4096
-EXIT_STOPPED = 0
-"""The worker was stopped (SIGTERM)."""
-EXIT_SUPERSEDED = 3
-"""The assignment names the worker's slot no more, or another process holds its slot: do not restart
-it as is.
-"""
 
 
 class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
@@ -130,16 +123,3 @@ def worker_processes() -> Iterator[tuple[Process, Path]]:
         with suppress(psutil.Error, ValueError, IndexError):
             line = psutil.Process(process.pid).cmdline()
             yield process, Path(line[line.index(WORKER_MODULE) + 1])
-
-
-def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; :class:`Corrupt` with the remedy if the file is missing, or holds
-    something else.
-    """
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} cannot be read ({error}): {remedy}") from None
-    if not isinstance(document, dict):
-        raise Corrupt(f"{path} is not a JSON object: {remedy}")
-    return document
