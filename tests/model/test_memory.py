@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 _HEAPS = """
 import ctypes, sys, threading
-from storm_dagster.host.files import keep_one_heap
+from storm_dagster.host.memory import keep_one_heap
 if sys.argv[1] == "one":
     keep_one_heap()
 barrier = threading.Barrier(8)
@@ -38,7 +38,7 @@ library.fclose(stream)
 
 _PAGES = """
 from pathlib import Path
-from storm_dagster.host.files import return_free_memory
+from storm_dagster.host.memory import return_free_memory
 
 def pages():
     return int(Path("/proc/self/statm").read_text().split()[1])

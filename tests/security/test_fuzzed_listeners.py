@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(SECS + 300)]
 LOG_SERVICE = """
 import sys
 from pathlib import Path
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.supervisor.log_service import LogService
 
 service = LogService(load_cluster_conf(None, {"supervisor.http.port": 0}), Path(sys.argv[1]), "s1")

@@ -161,7 +161,7 @@ def _return_large_memory() -> None:
 
 def run_worker(path: Path) -> int:
     """Run the worker that the spec ``path`` describes, and return its exit code
-    (``model.worker_spec``).
+    (``host.worker_spec``).
     """
     require_linux("a worker")
     spec = WorkerSpec.read(path)

@@ -19,7 +19,7 @@ from storm_rigs.storm_client import as_storm
 _PROGRAM = """
 import json, logging, signal, sys, threading
 from pathlib import Path
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.supervisor.daemon import run
 home, conf, name, ports = sys.argv[1:]
 logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(message)s")
