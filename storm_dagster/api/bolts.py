@@ -104,7 +104,11 @@ class Bolt(Component):
     """
 
     _room_at: int = 0
-    """Time, as of ``context.now_ms()``, before which that does nothing."""
+    """Time, as of ``context.now_ms()``, before which that does nothing.
+
+    Unless it is 0, a full bolt waits for an external system (see ``TargetRetries``): spouts are
+    held back, and no message timeout runs.
+    """
 
     def _make_room(self) -> None:
         """Do what ends :attr:`_is_full`, if that can be done now."""

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.bolts import StatefulBolt
 from storm_dagster.api.specs import Outputs, Stream
+from storm_dagster.api.target_retries import REPORT_MS, TargetRetries
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
-
-_LEAST_PAUSE_MS, _MOST_PAUSE_MS, _REPORT_MS = 500, 10_000, 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +187,11 @@ class SinkBolt(StatefulBolt):
         self._entries: list[_Entry] = []
         self._known: dict[Any, _Entry] = {}
         self._size = self._since = self._token = self._room_at = 0
-        self._pause = _LEAST_PAUSE_MS
+        self._retries = TargetRetries(self)
         self._writing: list[_Entry] = []
         """The batch that is being written; nothing is gathered meanwhile."""
         self._begun = False
         """Whether its token and ids are in a checkpoint."""
-        self._reported: dict[str, int] = {}
         self._refused = 0
         self._is_full = True
 
@@ -253,22 +251,20 @@ class SinkBolt(StatefulBolt):
 
     def _make_room(self) -> None:
         """Open the sink and write the batch, if that is due; what fails is tried again later."""
-        now = self.context.now_ms()
-        # Who has lost the task may not write: its new owner does.
-        if now < self._room_at or not self.context.may_write():
+        if not self._retries.is_due():
             return
         try:
             done = (self._sink is not None or self._open()) and self._write()
         except Retry as wait:
-            self._room_at = now + round(wait.after * 1000)
-            if now - self._since > _REPORT_MS:
+            self._retries.wait(round(wait.after * 1000))
+            if self.context.now_ms() - self._since > REPORT_MS:
                 self._report(wait)
         except Exception as error:
             self.close()
-            self._room_at, self._pause = now + self._pause, min(2 * self._pause, _MOST_PAUSE_MS)
+            self._retries.wait()
             self._report(error)
         else:
-            self._pause, self._room_at = _LEAST_PAUSE_MS, 0
+            self._retries.end()
             self._is_full = not done
 
     def _open(self) -> bool:
@@ -357,9 +353,8 @@ class SinkBolt(StatefulBolt):
 
     def _report(self, error: Exception) -> None:
         """Report an error, those of a type once a minute."""
-        now, kind = self.context.now_ms(), type(error).__name__
-        if now >= self._reported.get(kind, 0):
-            self._reported[kind] = now + _REPORT_MS
+        kind = type(error).__name__
+        if self._retries.may_report(kind):
             if not isinstance(error, InvalidRequest | MissingPart):
                 waits = f"{len(self._writing)} rows wait for the sink, which is tried again"
                 error = Unavailable(f"{waits}: {kind}: {error}")

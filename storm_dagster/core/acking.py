@@ -35,11 +35,12 @@ class PendingMap(Generic[V]):
     Entries are kept in the order in which they were added, so that expiry looks only at the oldest.
     """
 
-    __slots__ = ("_late", "entries", "timeout")
+    __slots__ = ("_extended_at", "_late", "entries", "timeout")
 
     def __init__(self, timeout: float) -> None:
         self.timeout: float = timeout
         self._late = -math.inf
+        self._extended_at = -math.inf
         self.entries: dict[int, tuple[V, float]] = {}
         """Key -> (value, time added). Add at the end only; deleting is free."""
 
@@ -54,6 +55,10 @@ class PendingMap(Generic[V]):
         """Remove and return the entry, or ``None``."""
         return self.entries.pop(key, None)
 
+    def extend_deadlines(self, now: float) -> None:
+        """Let the timeout of every entry begin again ``now``."""
+        self._extended_at = now
+
     def overdue(
         self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None
     ) -> list[int]:
@@ -62,7 +67,10 @@ class PendingMap(Generic[V]):
 
         ``entries``: a copy, where another thread removes some.
         """
-        late, before = now - self.timeout, self._late
+        late = now - self.timeout
+        if late < self._extended_at:
+            return []
+        before = self._late
         self._late = late
         old = takewhile(
             lambda entry: entry[1][1] <= late, self.entries.items() if entries is None else entries
@@ -160,6 +168,10 @@ class AckTracker:
         for root in roots:
             if (entry := self._trees.pop(root)) is not None:
                 into.lost.setdefault(entry[0][1], []).append(root)
+
+    def extend_deadlines(self, now: float) -> None:
+        """Let the timeout of every open tree begin again ``now``."""
+        self._trees.extend_deadlines(now)
 
     def expire(self, now: float) -> int:
         """Forget trees older than the timeout; returns their number."""

@@ -127,6 +127,11 @@ class Frame(msgspec.Struct, array_like=True):
     """(acker task, roots that a task or worker which stops has parts of); an older release lets
     them time out.
     """
+    away: list[str] | None = None
+    """With ``pressure``: those of ``full`` that wait for an external system.
+
+    An older release lets the tuples that wait for them time out.
+    """
 
 
 LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"]

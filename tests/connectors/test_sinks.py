@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder
+from storm_dagster.api import Bolt, Grouping, ReliableSpout, Spout, Topology, TopologyBuilder
 from storm_dagster.connectors import (
     Rejected,
     Retries,
@@ -333,6 +333,54 @@ def test_no_record_is_given_up_while_its_sink_is_away(tmp_path: Path) -> None:
         # Each record fails at most once: then its spout waits.
         assert len(STORE.rows) <= 2 * 50
     assert Fifty.committed == {"p": 50}
+
+
+class Tracked(ReliableSpout):
+    """Emits a failed tuple again at once, three times."""
+
+    outputs = ["key", "n"]
+    failures = 0
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.rest = [*range(100, 150)]
+
+    def next_tuple(self) -> None:
+        if self.rest:
+            n = self.rest.pop()
+            self.emit(["a", n], tup_id=n)
+
+    def fail(self, tup_id: int) -> None:
+        self.failures += 1
+        super().fail(tup_id)
+
+
+class WaitsTracked(Topology):
+    numbers = Tracked.spec()
+    write = Write.spec(inputs=[numbers])
+    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+def test_an_outage_of_a_sink_is_no_failure_of_a_tuple(tmp_path: Path) -> None:
+    global STORE
+    STORE = Store(["away"] * 10_000)
+    conf = {"topology.message.timeout.secs": 2, "topology.dead.letter.tries": 3}
+    with TopologyHarness(WaitsTracked, simulated=True, conf=conf, state_dir=tmp_path) as harness:
+
+        def refused() -> bool:
+            harness.engine.run(harness.shared.clock())
+            return all(task._room_at for task in harness.tasks("write"))
+
+        eventually(refused, 20, "the first try", interval=0.001)
+        for _ in range(200):
+            harness.clock.secs += 0.5  # type: ignore[union-attr]
+            harness.engine.run(harness.shared.clock())
+            time.sleep(0.01)
+        assert not STORE.rows
+        STORE.plan.clear()
+        for _ in range(20):
+            result = harness.advance(2)
+        assert not result.dead_letters and sorted(STORE.rows) == list(range(100, 150))
+        assert harness.tasks("numbers")[0].failures == 0
 
 
 def test_a_row_that_cannot_be_made_fails_and_one_that_is_none_is_acked() -> None:

@@ -125,3 +125,15 @@ def test_pending_entries_never_expire_early() -> None:
     assert pending.expire(4.9) == []
     assert pending.expire(5.0) == [(0, "0")]
     assert len(pending) == 1
+
+
+def test_the_timeouts_of_pending_entries_begin_again_while_they_are_extended() -> None:
+    pending: PendingMap[str] = PendingMap(5.0)
+    pending.add(0, "before", 0.0)
+    for now in (4.0, 100.0):
+        pending.extend_deadlines(now)
+        assert pending.expire(now) == []
+    pending.add(1, "after", 102.0)
+    assert pending.expire(104.9) == []
+    assert pending.expire(105.0) == [(0, "before")]
+    assert pending.expire(106.9) == [] and pending.expire(107.0) == [(1, "after")]

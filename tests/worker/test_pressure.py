@@ -5,13 +5,15 @@ receive.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, Grouping, ReliableSpout, Spout, Topology, TopologyBuilder, Tuple
 from storm_dagster.model.wire import Frame, decode_frame, encode_frame
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -272,6 +274,85 @@ def test_what_waits_for_a_dead_peer_is_limited_in_bytes() -> None:
         transport.close()
 
 
+class Waits(Bolt):
+    """Waits for a system outside, as a sink does whose database is away."""
+
+    blocking = True
+    auto_ack = False
+    is_away = True
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.kept: list[Tuple] = []
+
+    def _make_room(self) -> None:
+        if not self.is_away:
+            self._is_full, self._room_at = False, 0
+            self.ack_kept()
+
+    def process(self, tup: Tuple) -> None:
+        self.kept.append(tup)
+        if self.is_away:
+            self._is_full, self._room_at = True, 1
+        else:
+            self.ack_kept()
+
+    def ack_kept(self) -> None:
+        for tup in self.kept:
+            self.ack(tup)
+        self.kept.clear()
+
+
+class Counted(ReliableSpout):
+    """A few tuples, whose failures are counted."""
+
+    outputs = ["n"]
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.number = 0
+        self.fails: Counter[int] = Counter()
+
+    def next_tuple(self) -> None:
+        self.number += 1
+        self.emit([self.number], tup_id=self.number)
+        time.sleep(0.01)
+
+    def fail(self, tup_id: int) -> None:
+        self.fails[tup_id] += 1
+        super().fail(tup_id)
+
+
+@pytest.mark.parametrize(
+    "slots", [{"numbers": 0, "waits": 0, "__acker": 0}, {"numbers": 0, "waits": 1, "__acker": 2}]
+)
+def test_no_tuple_times_out_while_it_waits_for_a_bolt_whose_target_is_away(
+    workers: Callable[..., Workers], slots: dict[str, int], tmp_path: Path
+) -> None:
+    builder = TopologyBuilder("away")
+    builder.set_spout("numbers", Counted)
+    builder.set_bolt("waits", Waits, inputs="numbers", outputs=[])
+    conf = {"topology.message.timeout.secs": 1, "topology.dead.letter.tries": 3}
+    running = workers(builder, slots, conf, tmp_path)
+    spout, bolt = running.runner("numbers"), running.runner("waits")
+    eventually(lambda: running.turn() or spout.held, 60, "the spout waits", interval=0.002)  # type: ignore[func-returns-value]
+    began = time.monotonic()
+    # Longer than all tries of a tuple, and than an acker keeps a tree.
+    while time.monotonic() - began < 6:
+        running.turn()
+        time.sleep(0.002)
+    waiting = spout.instance.number
+    assert 0 < waiting < 200, "the spout waits as well"
+    assert not spout.instance.fails and not spout.letters.file.read()  # type: ignore[attr-defined]
+    # The tuples that waited are processed, and complete their trees.
+    bolt.instance.is_away = False
+    eventually(
+        lambda: running.turn() or spout.stats.acked > waiting,
+        60,
+        "the tuples are acked",
+        interval=0.002,
+    )  # type: ignore[func-returns-value]
+    assert not spout.instance.fails
+
+
 class OldFrame(msgspec.Struct, array_like=True):
     """A frame of 0.1.0."""
 
@@ -324,3 +405,5 @@ def test_a_peer_of_an_older_release_stops_all_spouts_and_understands_this_one() 
     new = encode_frame(Frame("token", pressure=True, full=["end"]))
     assert msgspec.msgpack.decode(new, type=OldFrame).pressure is True
     assert decode_frame(new).full == ["end"]
+    away = decode_frame(encode_frame(Frame("token", pressure=True, full=["end"], away=["end"])))
+    assert away.away == ["end"] and old.away is None

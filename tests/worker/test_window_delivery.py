@@ -135,7 +135,7 @@ def hold(harness: TopologyHarness, *full: str) -> None:
     harness.engine.pressure.on_request(("other", 1), bool(full), full)
     if full:
         # A request expires by real time.
-        harness.engine.pressure._peers[("other", 1)] = (float("inf"), frozenset(full))
+        harness.engine.pressure._peers[("other", 1)] = (float("inf"), frozenset(full), frozenset())
     harness.engine._update_spouts(harness.shared.clock())
 
 

@@ -127,6 +127,7 @@ class Peer:
     """Of what is in ``fails`` and ``failed`` of :attr:`by_task`."""
     pressure: bool | None = None
     full: list[str] | None = None
+    away: list[str] | None = None
     report: Any = None
     loads: list[tuple[int, float]] | None = None
     backlog: deque[bytes] = field(default_factory=deque)
@@ -164,11 +165,12 @@ class Peer:
             to=self.token,
             touched=self.touched,
             reasons=self.reasons,
+            away=self.away,
             **by_task,
         )
         self.by_task.update((name, {}) for name in by_task)
         self.touched, self.reasons = [], []
-        self.pressure = self.report = self.loads = self.full = None
+        self.pressure = self.report = self.loads = self.full = self.away = None
         groups: list[Any] = []
         room = most
         for link, items in taken:

@@ -332,7 +332,7 @@ class NativeEngine:
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
-                self.pressure.on_request(slot, frame.pressure, frame.full)
+                self.pressure.on_request(slot, frame.pressure, frame.full, frame.away)
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:

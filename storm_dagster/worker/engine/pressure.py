@@ -50,6 +50,8 @@ class Pressure:
         self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
         self.own: frozenset[str] = frozenset()
         """Full components of this worker."""
+        self.own_away: frozenset[str] = frozenset()
+        """Those of them that wait for an external system."""
         self._fed: dict[tuple[str, int], set[str]] = {}
         """Slot -> components there that this worker sends to: all of them are full while that
         worker does not receive.
@@ -59,18 +61,27 @@ class Pressure:
         """Whether a large tuple has come from a peer."""
         self._sent = 0.0
         self._applied = 0.0
-        self._peers: dict[tuple[str, int], tuple[float, frozenset[str]]] = {}
-        """Slot -> (expiry of its request, full components)."""
+        self._peers: dict[tuple[str, int], tuple[float, frozenset[str], frozenset[str]]] = {}
+        """Slot -> (expiry of its request, full components, those that wait for an external
+        system).
+        """
         self._readers: dict[str, set[str]] = {name: set() for name, _, _ in spec.components()}
         for reader, _, part in spec.components():
             for item in part.inputs:
                 self._readers.setdefault(item.component, set()).add(reader)
         self._downstream = {name: reachable(name, self._readers) for name in self._readers}
 
-    def on_request(self, slot: tuple[str, int], wait: bool, full: Iterable[str] | None) -> None:
+    def on_request(
+        self,
+        slot: tuple[str, int],
+        wait: bool,
+        full: Iterable[str] | None,
+        away: Iterable[str] | None = None,
+    ) -> None:
         """Start or end the back pressure of a peer."""
         if wait:
-            self._peers[slot] = (time.monotonic() + _VALID_SECS, frozenset(full or (_ALL,)))
+            expiry = time.monotonic() + _VALID_SECS
+            self._peers[slot] = (expiry, frozenset(full or (_ALL,)), frozenset(away or ()))
         else:
             self._peers.pop(slot, None)
 
@@ -114,12 +125,18 @@ class Pressure:
         """Tell all tasks whether they must wait from ``now`` on, and count how long they waited
         before.
         """
-        full = self.own.union(*(names for _, names in self._peers.values()))
+        full = self.own.union(*(names for _, names, _ in self._peers.values()))
+        away = self.own_away.union(*(names for _, _, names in self._peers.values()))
         passed, self._applied = now - self._applied, now
         for runner in runners:
             if runner.held:
                 runner.held_secs += passed
             component = runner.component
+            if runner.kind == "system":
+                # An acker has trees of all spouts.
+                runner.awaits_target = bool(away)
+            else:
+                runner.awaits_target = not away.isdisjoint(self._downstream.get(component, ()))
             if runner.results is not None:
                 below = [one for one in self._downstream.values() if component in one]
                 runner.results.delayed = _ALL in full or not all(map(full.isdisjoint, below))
@@ -164,7 +181,12 @@ class Pressure:
             for task, waiting in closed.items()
             if len(waiting) > high
         }
+        away: set[str] = set()
         for runner in runners:
+            if runner.target_is_away():
+                # The tuples that it has would time out, and come again.
+                away.add(runner.component)
+                continue
             waiting = runner.waiting()
             if waiting <= 1:
                 continue
@@ -174,22 +196,23 @@ class Pressure:
                 waiting > high * share
                 or waiting * runner.tuple_bytes > _QUEUE_BYTES * share
                 or (waiting > _FEW_TUPLES and runner.backlog_secs() > _BACKLOG_SECS * share)
-                # One that waits for something outside, such as a sink: what it has would time out,
-                # and come again.
-                or (getattr(runner.instance, "_is_full", False) and runner.instance._room_at)
             ):
                 full.add(runner.component)
         transport = self._transport
         if transport is not None:
             for slot in transport.busy():
                 full |= self._fed.get(slot) or {_ALL}
-        changed = full != own
+        full |= away
+        changed = full != own or away != self.own_away
         if changed:
             self.own = frozenset(full)
+            self.own_away = frozenset(away)
         if transport is not None and (changed or (full and now - self._sent > _REPEAT_SECS)):
             self._sent = now
             for peer in transport.peers.values():
-                peer.pressure, peer.full = bool(full), sorted(full) or None
+                peer.pressure = bool(full)
+                peer.full = sorted(full) or None
+                peer.away = sorted(away) or None
         return changed
 
 

@@ -48,6 +48,8 @@ class Acker(Runner):
 
     def on_clock(self, now: float) -> None:
         """Drop trees that have timed out."""
+        if self.awaits_target:
+            self.table.extend_deadlines(now)
         if now >= self._expire_at:
             self.table.expire(now)
             self._expire_at = now + max(1.0, self.table_timeout / 20)

@@ -177,6 +177,11 @@ class Runner:
         """Whether back pressure stops this task (:class:`Pressure`). Read by any thread."""
         self.held_secs = 0.0
         """How long it did so far."""
+        self.awaits_target = False
+        """True while a bolt downstream waits for an external system that is away.
+
+        Message timeouts do not run meanwhile.
+        """
         self.in_cycle = False
         """Whether what holds it reads, directly or not, from this component."""
         self.next_turn = 0.0
@@ -269,6 +274,13 @@ class Runner:
     def waiting(self) -> int:
         """Number of tuples queued for this task, in any queue."""
         return len(self.queue)
+
+    def target_is_away(self) -> bool:
+        """True while the component waits for an external system.
+
+        It takes no tuples until its sink, or Spark, answers.
+        """
+        return False
 
     def backlog_secs(self) -> float:
         """Estimated seconds to process the queue."""

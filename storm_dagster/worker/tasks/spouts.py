@@ -197,6 +197,9 @@ class SpoutBase(Runner):
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
+        if self.awaits_target:
+            # A timeout would count as a try of a tuple, which has done nothing but wait.
+            self.pending.extend_deadlines(now)
         self.failed += self.pending.overdue(now)
 
 

@@ -56,6 +56,11 @@ class BlockingBoltRunner(ThreadMixin):
             return False
         return super().busy_elsewhere() or not self.inbox.empty() or bool(self._calls)
 
+    def target_is_away(self) -> bool:
+        """See :meth:`Runner.target_is_away`."""
+        bolt = self.instance
+        return bolt is not None and bolt._is_full and bolt._room_at > 0
+
     def _done(self, batch: list[Tuple], nanos: int) -> None:
         number = len(batch)
         self.in_flight -= number
@@ -104,7 +109,9 @@ class BlockingBoltRunner(ThreadMixin):
                 or self.shared.closing
                 or self.crashed
             ):
+                calls[0] = (clock() / 1e9, "process", None)
                 bolt._make_room()
+                calls.clear()
                 time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:

@@ -82,6 +82,8 @@ class ResultTracker:
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
+        if self._runner.awaits_target:
+            self.pending.extend_deadlines(now)
         # A copy: the bolt's thread removes entries.
         self.failed += self.pending.overdue(now, list(self.pending.entries.items()))
 

@@ -1,0 +1,58 @@
+"""Retries of a bolt that waits for an external system: a sink's target, or Spark."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storm_dagster.api.bolts import Bolt
+
+MIN_PAUSE_MS = 500
+MAX_PAUSE_MS = 10_000
+REPORT_MS = 60_000
+"""Milliseconds between two reports of one kind."""
+
+
+class TargetRetries:
+    """Pauses between the retries of one bolt, and the limit of its reports.
+
+    While the bolt waits, the worker passes it no tuples, holds the spouts back, and lets no message
+    timeout run: see ``Bolt._is_full`` and ``Bolt._room_at``, which this sets. Used by the thread
+    that runs the bolt.
+    """
+
+    def __init__(self, bolt: "Bolt") -> None:
+        self._bolt = bolt
+        self._pause_ms = MIN_PAUSE_MS
+        self._report_at: dict[str, int] = {}
+        self.since_ms = 0
+        """Time of the first failure, in milliseconds since 1970; 0 while the target answers."""
+
+    def is_due(self) -> bool:
+        """True if the pause is over, and the task still belongs to this process."""
+        context = self._bolt.context
+        # The new owner of a task that moved retries.
+        return context.now_ms() >= self._bolt._room_at and context.may_write()
+
+    def wait(self, pause_ms: int | None = None) -> None:
+        """Retry after ``pause_ms``, by default after a pause that doubles from 0.5 s to 10 s."""
+        bolt = self._bolt
+        now = bolt.context.now_ms()
+        self.since_ms = self.since_ms or now
+        if pause_ms is None:
+            pause_ms = self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, MAX_PAUSE_MS)
+        bolt._room_at = now + pause_ms
+        bolt._is_full = True
+
+    def end(self) -> None:
+        """Note that the target answers: the next wait begins with a short pause."""
+        self._pause_ms = MIN_PAUSE_MS
+        self._bolt._room_at = 0
+        self.since_ms = 0
+
+    def may_report(self, kind: str) -> bool:
+        """True once a minute for each kind of report."""
+        now = self._bolt.context.now_ms()
+        if now < self._report_at.get(kind, 0):
+            return False
+        self._report_at[kind] = now + REPORT_MS
+        return True
