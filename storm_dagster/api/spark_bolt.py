@@ -2,23 +2,34 @@
 
 import hashlib
 import inspect
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api import spark_session
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
+from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    InvalidTopology,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.fusion import FUSED, OTHER_WAY
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 _MOST_PAUSE_SECS = 2.0
 _MOST_ALONE = 3
 """Rows tried alone that may all raise before the function counts as at fault."""
+_MAX_LOSSES = 5
+"""Times that Spark is lost while it runs one batch, before the batch fails as the cause."""
 
 
 class SparkBolt(Bolt):
@@ -33,8 +44,13 @@ class SparkBolt(Bolt):
     (each other value counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when
     the function has returned and its rows are emitted. If it raises, it is called with the halves
     of the batch, and so on: a tuple whose row raises alone fails, and the rest is acked. All fail
-    if Spark is not reachable, the result is not of that form, or the first three rows tried alone
-    raise. A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
+    if the result is not of that form, or the first three rows tried alone raise.
+
+    While Spark is away, the task keeps the batch and takes no tuples: spouts are held back, no
+    message timeout runs, and the error is reported once a minute. The batch is processed when Spark
+    answers again.
+
+    A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
     """
 
     blocking = True
@@ -67,6 +83,9 @@ class SparkBolt(Bolt):
         self._session: Any = None
         self._done = self._failed = self._bad = 0
         self._errors = spark_session.ErrorsOnce(self)
+        self._retries = TargetRetries(self)
+        self._losses = 0
+        """Times that Spark was lost while it ran the batch that is kept."""
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,13 +128,46 @@ class SparkBolt(Bolt):
         if self.batch_bytes is not None:
             self._bytes += sum(len(v) if isinstance(v, str | bytes) else 8 for v in tup.values)
             full = full or self._bytes >= self.batch_bytes
+        if self._is_full:
+            # The task ends: its tuples are given back.
+            return
         if full or time.monotonic() - self._since >= self.batch_secs:
             self._run_batch()
 
     def process_tick(self, tup: Tuple) -> None:
         """Run a batch that has waited long enough (the spec sets a tick of ``batch_secs``)."""
-        if self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:
+        if self._is_full:
+            self._make_room()
+        elif self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:
             self._run_batch()
+
+    def _make_room(self) -> None:
+        """Process the batch that was kept, if Spark answers again."""
+        if not self._retries.is_due():
+            return
+        try:
+            spark_session.worker_session(self._conf, self._archive)
+        except Unavailable as error:
+            self._await_spark(self._waiting, error)
+            return
+        number = len(self._waiting)
+        _log.info(
+            "%s: Spark answers again, and gets the %d tuples that waited", self._where, number
+        )
+        self._run_batch()
+
+    def _await_spark(self, kept: list[Tuple], error: Unavailable) -> None:
+        """Keep these tuples, take no others until Spark answers, and report that.
+
+        The report comes once a minute.
+        """
+        self._waiting = kept
+        self._retries.wait()
+        if self._retries.may_report("Spark"):
+            began = datetime.fromtimestamp(self._retries.since_ms // 1000, timezone.utc)
+            waiting = f"{len(kept)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
+            what = f"{self._where}: {waiting}, and no others are taken until Spark answers"
+            self.raise_exception(Unavailable(f"{what}: {error.message}"))
 
     def _run_batch(self) -> None:
         """Run the batch, and then the halves of each part that raises, until the rows that raise
@@ -127,16 +179,34 @@ class SparkBolt(Bolt):
         # It is still gathered, and fails when the task restarts, if the function exits.
         batch = self._waiting
         began = time.monotonic()
-        parts, bad, acked, first = [batch], [], 0, None
+        parts, bad, acked = [batch], [], 0
+        first: Exception | None = None
+        acked_ids: set[int] = set()
         while parts and (acked or len(bad) < _MOST_ALONE):
             part = parts.pop()
             try:
-                self._run_part(part)
+                session = self._session = spark_session.worker_session(
+                    self._conf, self._archive, cluster_servers=self._servers
+                )
+            except Unavailable as error:
+                self._await_spark(_without(batch, acked_ids), error)
+                return
             except Exception as error:
+                # The conf names no Spark, or pyspark is not installed.
+                first = error
+                parts.append(part)
+                break
+            try:
+                self._run_part(part, session)
+            except Exception as error:
+                if self._lost_spark(error, ask=first is None):
+                    spark_session.drop_worker_session(self._conf, session)
+                    error = spark_session.outage(self._conf, error)
+                    self._losses += 1
+                    if self._losses < _MAX_LOSSES:
+                        self._await_spark(_without(batch, acked_ids), error)
+                        return
                 first = first or error
-                if spark_session.is_session_loss(error, self._session):
-                    spark_session.drop_worker_session(self._conf, self._session)
-                    error = Unavailable(str(error))
                 if self._emitted or isinstance(error, Unavailable | _WrongResult):
                     parts.append(part)
                     break
@@ -155,7 +225,10 @@ class SparkBolt(Bolt):
             else:
                 self._bound().ack_all(part)
                 acked += len(part)
-        self._waiting, self._bytes = [], 0
+                acked_ids.update(map(id, part))
+        self._waiting, self._bytes, self._losses = [], 0, 0
+        self._retries.end()
+        self._is_full = False
         if not acked and len(batch) > 1:
             parts, bad = [batch], []
         for tup, error in bad:
@@ -179,9 +252,22 @@ class SparkBolt(Bolt):
         self.report_metric("batch_tuples", acked)
         self.report_metric("batch_ms", round((time.monotonic() - began) * 1000, 1))
 
-    def _run_part(self, part: list[Tuple]) -> None:
+    def _lost_spark(self, error: Exception, ask: bool) -> bool:
+        """True if the error of a part comes from an outage of Spark.
+
+        Otherwise the function or a row is at fault. Spark is asked if the error reads like an
+        outage, or with ``ask``: a function may hide what it caught.
+        """
+        if isinstance(error, _WrongResult):
+            return False
+        if spark_session.is_session_loss(error, self._session):
+            return True
+        if not ask or isinstance(error, StormDagsterError):
+            return False
+        return not spark_session.answers(self._session)
+
+    def _run_part(self, part: list[Tuple], session: Any) -> None:
         self._emitted = 0
-        session = self._session = spark_session.worker_session(self._conf, self._archive)
         table = self._table(part)
         args = self.function_args
         if self._takes_context:
@@ -201,15 +287,17 @@ class SparkBolt(Bolt):
 
     def _fail(self, tups: list[Tuple], reason: Exception) -> None:
         """Fail tuples for one reason."""
+        # Of an error of Spark, the first line says least.
+        why = reason if isinstance(reason, StormDagsterError) else spark_session.innermost(reason)
         for tup in tups:
-            self.fail(tup, reason)
+            self.fail(tup, why)
         self._errors.report(reason)
 
     def _bad_row(self, tup: Tuple, error: Exception) -> InvalidRequest:
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
-        what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.500}"
+        cause = spark_session.innermost(error)
         return InvalidRequest(
-            f"{self._where}: {self.function} fails with the row {row!r:.300} alone, whose tuple fails ({what})"
+            f"{self._where}: {self.function} fails with the row {row!r:.300} alone, whose tuple fails ({cause})"
         )
 
     def _rows(self, result: Any) -> list[list[Any]]:
@@ -277,6 +365,14 @@ class SparkBolt(Bolt):
                     "type, or None"
                 ) from None
         return pyarrow.Table.from_arrays(arrays, names=columns)
+
+
+def _without(batch: list[Tuple], acked_ids: Set[int]) -> list[Tuple]:
+    """The tuples of a batch that are not acked.
+
+    They keep their order, so that a batch without acked tuples keeps its ``batch_id``.
+    """
+    return [tup for tup in batch if id(tup) not in acked_ids]
 
 
 class _WrongResult(InvalidTopology):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # of several classes, grpc's among them.
 _SESSION_LOSS = re.compile(
     "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
-    "failed to connect to|No active Spark session|SparkContext was shut down|stopped SparkContext"
+    "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|stopped SparkContext"
 )
 _SLOW_START = "Python worker failed to connect back"
 # What Spark says of a checkpoint whose query had other state or other sources, and of one with two
@@ -60,10 +60,11 @@ class ErrorsOnce:
         self._reported: set[str] = set()
 
     def report(self, error: BaseException) -> None:
-        """Report the error, unless one with the same first line was reported since the last
-        success.
+        """Report the error, unless it was reported since the last success.
+
+        Two errors with the same innermost cause are one.
         """
-        key = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        key = innermost(error)
         if key in self._reported:
             return
         # Spark's messages may contain a number that changes each time.
@@ -80,11 +81,31 @@ def is_session_loss(error: BaseException, session: Any) -> bool:
     """Whether session or server is gone, as the session says, if given: an error of a user's may
     read like that.
     """
-    similar = _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
+    texts = [f"{type(cause).__name__}: {cause}" for cause in _causes(error)]
+    similar = any(_SESSION_LOSS.search(text) for text in texts)
+    return similar and (session is None or not answers(session))
+
+
+def answers(session: Any) -> bool:
+    """True if Spark runs a job of the session."""
     try:
-        return similar and (session is None or session.range(1).count() != 1)
+        for (kind, url, _), own in [*_sessions.items()]:
+            if own is session and kind == "remote":
+                # At once: a call to a server that is gone takes two seconds.
+                _check_listening(url)
+        return session.range(1).count() == 1
     except Exception:
-        return True
+        return False
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and the errors that it was raised from, or while they were handled."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
 
 
 def again_if_slow(call: Callable[[], Any]) -> Any:
@@ -134,7 +155,7 @@ def query_error(
     """
     if isinstance(error, StormDagsterError):
         return error
-    text, cause = str(error), _innermost(error)
+    text, cause = str(error), innermost(error)
     missing = missing_connector(error, version)
     if missing is not None:
         return InvalidTopology(f"{what}: {missing}")
@@ -167,10 +188,15 @@ def query_error(
     )
 
 
-def _innermost(error: BaseException) -> str:
+def innermost(error: BaseException) -> str:
     """The line that says what happened: of a Python traceback the one below its last frame, else
     the first.
     """
+    details = getattr(error, "details", None)
+    if callable(details) and details():
+        # An error of gRPC: the first line of its text is "<_InactiveRpcError of RPC that terminated
+        # with:".
+        return f"{type(error).__name__}: {details():.500}"
     lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines() or [""]
     frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
     below = (
@@ -178,10 +204,12 @@ def _innermost(error: BaseException) -> str:
         if frames
         else lines
     )
-    return f"{type(error).__name__}: {(below or lines)[0]:.500}"
+    line = next(filter(str.strip, below or lines), "").strip()
+    return f"{type(error).__name__}: {line:.500}" if line else type(error).__name__
 
 
 _log = logging.getLogger(__name__)
+_START = "start it, or set topology.spark.remote / spark.master to one that runs"
 _RELEASE_SECS = 0.7
 """How long an exiting process waits for the server to release its session: a worker is killed soon
 after.
@@ -207,8 +235,9 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
 def worker_session(
     conf: Mapping[str, Any], archive: Path | None = None, code: str = ""
 ) -> "SparkSession":
-    """The session of this process for that conf, created at first use; :class:`Unavailable` if
-    Spark is not reachable.
+    """The session of this process for that conf, created at first use.
+
+    :class:`Unavailable` if Spark is not reachable, or does not take the archive.
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the
     topology's code, all workers share a Connect session that outlives them, so that one finds the
@@ -220,7 +249,7 @@ def worker_session(
         if session is None:
             session = _connect(target, conf, code)
             if archive is not None and archive.is_file():
-                _add_archive(session, target, archive)
+                _provide_archive(session, target, archive)
             _sessions[(*target, code)] = session
         return session
 
@@ -237,12 +266,28 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
             return
         session = _sessions.pop((*target, code), None)
     if session is not None:
-        try:
-            # Stopping a Connect session would retry for long if its server is gone; the server
-            # drops an idle session.
-            session.client.close() if target[0] == "remote" else session.stop()
-        except Exception as error:
-            _log.info("the lost Spark session did not stop cleanly: %s", error)
+        _abandon(session, target)
+
+
+def outage(conf: Mapping[str, Any], error: BaseException) -> Unavailable:
+    """The error of a component whose session was lost.
+
+    It names where Spark is, why it is out of reach, and the remedy.
+    """
+    where = spark_target(conf)[1]
+    return Unavailable(
+        mask_text(f"Spark at {where} is out of reach ({innermost(error)}): {_START}")
+    )
+
+
+def _abandon(session: Any, target: tuple[str, str]) -> None:
+    """Close this process's side of a session whose server may be gone."""
+    try:
+        # Stopping a Connect session would retry for long if its server is gone, which drops an idle
+        # session by itself.
+        session.client.close() if target[0] == "remote" else session.stop()
+    except Exception as error:
+        _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
 def release_sessions() -> None:
@@ -324,28 +369,37 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
         )
         return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
     except Exception as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "start it, or set topology.spark.remote / spark.master to one that runs"
+        why = innermost(error)
+        remedy = _START
         if named and "SESSION_CLOSED" in why:
             remedy = "a closed session's id is refused for ever, so name another session_id in the URL, or none"
         raise Unavailable(mask_text(f"Spark at {url} does not answer ({why}): {remedy}")) from error
 
 
 def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
-    """The Connect session of that id, created if there is none; with ``own`` it ends with this
-    process.
+    """The Connect session of that id, created if there is none.
+
+    With ``own`` the session ends with this process.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
-    builder = SparkSession.builder.remote(with_spark_token(remote_with_session(url, session_id)))
-    session: Any = builder.config(map=dict(extra)).create()
-    # Otherwise a call to a lost server is retried for ten minutes.
+    session: Any = SparkSession.builder.remote(
+        with_spark_token(remote_with_session(url, session_id))
+    ).create()
+    # Otherwise a call to a lost server is retried for ten minutes. So the builder gets no conf: it
+    # would send that first.
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+    try:
+        session.conf._set_all(configs=dict(extra), silent=True)
+        session.range(1).count()
+    except Exception:
+        # A bolt that waits for Spark comes again every few seconds: what it leaves would add up.
+        session.client.close()
+        raise
     # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed
     # clients; hooks run in reverse order of registration.
     _ = atexit.register(_release, session, url) if own else atexit.register(session.client.close)
-    session.range(1).count()
     return session
 
 
@@ -366,6 +420,23 @@ def _check_listening(url: str) -> None:
     host, _, port = url.removeprefix("sc://").partition("/")[0].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+
+
+def _provide_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
+    """Add the archive; :class:`Unavailable` if that fails.
+
+    Then the session is given up.
+    """
+    try:
+        _add_archive(session, target, archive)
+    except Exception as error:
+        _abandon(session, target)
+        what = (
+            f"Spark at {target[1]} does not take the archive of the topology ({innermost(error)})"
+        )
+        raise Unavailable(
+            mask_text(f"{what}: look at its log, and at the free disk of its host")
+        ) from error
 
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple
+from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple, spark_bolt
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_session import drop_worker_session
@@ -79,6 +79,25 @@ def refused(frame: Any) -> Any:
     CALLS.append((frame.count(), ""))
     if "refused" in [row[0] for row in frame.collect()]:
         raise ConnectionRefusedError(111, "Connection refused")
+
+
+def checked(frame: Any) -> Any:
+    """Raises in a Python worker of Spark, as a function of the user does there."""
+    from pyspark.sql import functions as f
+
+    def check(text: str) -> str:
+        if text.startswith("-"):
+            raise ValueError(f"negative value {text}")
+        return text
+
+    return frame.select(f.udf(check)("text").alias("text"))
+
+
+def loses_its_session(frame: Any, *, context: Any) -> Any:
+    """Fails as if the batch brought Spark down: each time its session is gone."""
+    CALLS.append((0, context.batch_id))
+    frame.sparkSession.client.release_session()
+    return frame
 
 
 def exits(frame: Any) -> Any:
@@ -167,6 +186,49 @@ def test_a_bad_row_alone_is_named(bolt_of: Callable[..., Any]) -> None:
     bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=1)
     assert run(bolt, ["no number"]) == bolt._collector.failed
     assert "fails with the row {'text': 'no number'} alone" in str(bolt._collector.errors[0])
+
+
+@pytest.mark.spark
+def test_the_error_of_a_bad_row_is_the_line_that_the_function_raised(
+    bolt_of: Callable[..., Any],
+) -> None:
+    bolt = bolt_of("checked", ["text"], schema="text string", batch_tuples=4)
+    tuples = run(bolt, ["1", "2", "-3", "4"])
+    done = bolt._collector
+    assert done.failed == [tuples[2]]
+    assert str(done.errors[0]).endswith("(PythonException: ValueError: negative value -3)")
+    assert done.reasons == done.errors
+    # If no row succeeds, the batch fails for what the function raised.
+    bolt = bolt_of("checked", ["text"], schema="text string", batch_tuples=4)
+    assert run(bolt, ["-1", "-2", "-3", "-4"]) == bolt._collector.failed
+    (reason,) = {str(reason) for reason in bolt._collector.reasons}
+    # Spark names one of the rows.
+    assert reason.rstrip("1234") == "PythonException: ValueError: negative value -"
+
+
+@pytest.mark.spark
+def test_a_batch_in_which_spark_is_lost_is_kept_and_fails_only_if_that_goes_on(
+    bolt_of: Callable[..., Any],
+) -> None:
+    bolt = bolt_of("loses_its_session", ["text"], schema="text string", batch_tuples=3)
+    tuples = run(bolt, ["1", "2", "3"])
+    done = bolt._collector
+    assert bolt._waiting == tuples and bolt._is_full and not done.failed
+    assert "3 tuples wait since 20" in str(done.errors[0]) and "Spark at sc://" in str(
+        done.errors[0]
+    )
+    # A tuple that comes while the task ends starts no batch.
+    bolt.process(Tuple(9, "lines", "default", 1, ["4"]))
+    assert len(CALLS) == 1 and bolt._waiting.pop().values == ["4"]
+
+    def failed() -> bool:
+        bolt.process_tick(None)
+        return bool(done.failed)
+
+    eventually(failed, 120, "the batch fails", interval=0.05)
+    assert done.failed == tuples and not bolt._is_full and not bolt._waiting
+    assert len(CALLS) == spark_bolt._MAX_LOSSES and len({batch_id for _, batch_id in CALLS}) == 1
+    assert len(done.errors) == 2, "the error is reported once a minute, and when the batch fails"
 
 
 @pytest.mark.spark
