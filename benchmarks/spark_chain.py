@@ -61,7 +61,7 @@ def by_hand(remote: str, home: Path, folder: str, out: str) -> Callable[[], None
     """Start the query as a user of Spark alone would; the result stops it."""
     from pyspark.sql import SparkSession
 
-    spark: Any = SparkSession.builder.remote(with_spark_token(remote, home)).create()
+    spark: Any = SparkSession.builder.remote(with_spark_token(remote, [remote], home)).create()
     load = make_loader(_packed())
 
     def whole(frame: Any, batch_id: int) -> None:

@@ -1,7 +1,7 @@
 """Context of a running task: its identity and its topology."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class TopologyContext:
         assignment_version: int = 0,
         open_state: "Callable[[TopologyContext], TaskState] | None" = None,
         open_positions: "Callable[[TopologyContext], Any] | None" = None,
+        cluster_spark: Sequence[str] = (),
     ) -> None:
         self.topology_id = topology_id
         self.spec = spec
@@ -53,6 +54,7 @@ class TopologyContext:
         self._state: TaskState | None = None
         self._open_state = open_state
         self._open_positions = open_positions
+        self._cluster_spark = tuple(cluster_spark)
         self._owns = owns
         self._now_ms = now_ms
         self.assignment_version = assignment_version

@@ -117,6 +117,7 @@ class SparkSpout(Spout):
         """
         self._conf = conf
         self._archive = spark_session.archive_of(context)
+        self._servers = spark_session.cluster_servers_of(context)
         self._owner_task = min(context.component_tasks(context.component))
         self._owner = context.task_id == self._owner_task
         self._what = f"component {context.component!r}, task {context.task_id}: {self.source}"
@@ -273,7 +274,7 @@ class SparkSpout(Spout):
 
     def _start_query(self) -> Any:
         session = self._session = spark_session.worker_session(
-            self._conf, self._archive, self._code
+            self._conf, self._archive, self._code, self._servers
         )
         # Asked now: a session that is lost answers no more.
         self._version = session.version

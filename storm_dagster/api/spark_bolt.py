@@ -102,6 +102,7 @@ class SparkBolt(Bolt):
         """Resolve the function; the first batch creates the session."""
         self._conf = conf
         self._archive = spark_session.archive_of(context)
+        self._servers = spark_session.cluster_servers_of(context)
         self._context = context
         self._where = f"component {context.component!r}, task {context.task_id}"
         try:
@@ -146,7 +147,7 @@ class SparkBolt(Bolt):
         if not self._retries.is_due():
             return
         try:
-            spark_session.worker_session(self._conf, self._archive)
+            spark_session.worker_session(self._conf, self._archive, cluster_servers=self._servers)
         except Unavailable as error:
             self._await_spark(self._waiting, error)
             return

@@ -18,7 +18,7 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,7 +233,10 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def worker_session(
-    conf: Mapping[str, Any], archive: Path | None = None, code: str = ""
+    conf: Mapping[str, Any],
+    archive: Path | None = None,
+    code: str = "",
+    cluster_servers: Sequence[str] = (),
 ) -> "SparkSession":
     """The session of this process for that conf, created at first use.
 
@@ -241,13 +244,14 @@ def worker_session(
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the
     topology's code, all workers share a Connect session that outlives them, so that one finds the
-    queries that another one started.
+    queries that another one started. ``cluster_servers`` are the URLs that the cluster's conf
+    names: no other server gets the cluster's token.
     """
     target = spark_target(conf)
     with _lock:
         session = _sessions.get((*target, code))
         if session is None:
-            session = _connect(target, conf, code)
+            session = _connect(target, conf, code, cluster_servers)
             if archive is not None and archive.is_file():
                 _provide_archive(session, target, archive)
             _sessions[(*target, code)] = session
@@ -307,6 +311,11 @@ def archive_of(context: Any) -> Path | None:
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
 
 
+def cluster_servers_of(context: Any) -> Sequence[str]:
+    """The Spark Connect servers that the cluster's conf names: none in a harness."""
+    return getattr(context, "_cluster_spark", ())
+
+
 def resolve_function(reference: str) -> Any:
     """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is
     none.
@@ -335,7 +344,12 @@ def check_function(reference: Any, owner: str) -> None:
             raise InvalidTopology(f"{owner}: {error.message}") from None
 
 
-def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -> Any:
+def _connect(
+    target: tuple[str, str],
+    conf: Mapping[str, Any],
+    code: str = "",
+    cluster_servers: Sequence[str] = (),
+) -> Any:
     with needs("a Spark component"):
         from pyspark.sql import SparkSession
 
@@ -351,10 +365,11 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
     try:
         if kind == "remote":
             _check_listening(url)
+            proven = with_spark_token(url, cluster_servers)
             for number in itertools.count():
                 try:
                     return _attach(
-                        url,
+                        proven,
                         query_session_id(code, number) if code else str(uuid.uuid4()),
                         extra,
                         not (code or named),
@@ -379,14 +394,12 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
 def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
     """The Connect session of that id, created if there is none.
 
-    With ``own`` the session ends with this process.
+    ``url`` has the token, if the server gets one. With ``own`` the session ends with this process.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
-    session: Any = SparkSession.builder.remote(
-        with_spark_token(remote_with_session(url, session_id))
-    ).create()
+    session: Any = SparkSession.builder.remote(remote_with_session(url, session_id)).create()
     # Otherwise a call to a lost server is retried for ten minutes. So the builder gets no conf: it
     # would send that first.
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])

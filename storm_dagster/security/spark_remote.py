@@ -3,14 +3,16 @@ archives that these get.
 
 Only clients that know the token of an embedded server run code there. It lies in
 ``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or
-derived from ``storm.secret``, for the cluster's servers on any host. Clients send it in the header
-of Spark's pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
+derived from ``storm.secret``, for the cluster's servers on any host. Clients send it to the servers
+that the cluster's conf names, and to no others, in the header of Spark's pre-shared key, by way of
+the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
 import hmac
 import secrets
 import sys
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
 _FILE = "spark.token"
 _EVERYWHERE = "everywhere"
+_DEFAULT_PORT = "15002"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -62,17 +65,45 @@ def standalone_secret(conf: Any, home: Path) -> str:
     return hmac.new(spark_token(conf, home).encode(), b"spark standalone", "sha256").hexdigest()
 
 
-def with_spark_token(url: str, home: Path | None = None, derived: str | None = None) -> str:
-    """A Spark Connect URL with this cluster's token; unchanged without one, or when it proves
-    itself already.
+def cluster_spark_servers(conf: Any) -> tuple[str, ...]:
+    """URLs of the Spark Connect servers that the cluster's conf names.
 
-    ``derived`` is the one of the caller's conf, else that of ``home`` counts. A random token is for
-    loopback only. For opening a session: the result is a secret, never logged or stored.
+    They serve placements and Spark components. ``conf`` must be the cluster's own, without the conf
+    of any topology: these servers get the cluster's token.
+    """
+    urls = (conf.get("spark.remote"), conf.get("topology.spark.remote"))
+    return tuple(str(url) for url in urls if url)
+
+
+def _address(url: str) -> tuple[str, str]:
+    """Host in lower case and port of a Spark Connect URL, as they are written.
+
+    Without a port, Spark's default one.
+    """
+    authority = url.removeprefix("sc://").partition("/")[0]
+    host, colon, port = authority.rpartition(":")
+    if not colon or authority.endswith("]"):
+        return authority.lower(), _DEFAULT_PORT
+    return host.lower(), port
+
+
+def with_spark_token(
+    url: str, servers: Iterable[str], home: Path | None = None, derived: str | None = None
+) -> str:
+    """Add the cluster's token to a Spark Connect URL of one of ``servers``.
+
+    ``servers`` are the URLs that the cluster's conf names (:func:`cluster_spark_servers`): host and
+    port must be equal. Any other URL is returned unchanged: a topology's conf may name any server,
+    which gets no token, wherever it is. So is a URL with a token of its own. ``derived`` is the
+    token of the caller's conf, else that of ``home`` counts. A random token is for loopback only.
+    For opening a session: the result is a secret, never logged or stored.
     """
     if not url.startswith("sc://") or any(mark in url for mark in (";token=", ";authorization=")):
         return url
+    if _address(url) not in {_address(server) for server in servers}:
+        return url
     authority, slash, parameters = url.removeprefix("sc://").partition("/")
-    host = authority.rpartition(":")[0] or authority
+    host = _address(url)[0]
     token, scope = derived, _EVERYWHERE
     if token is None:
         try:

@@ -170,9 +170,8 @@ class ConnectPlanner:
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
-        url = spark_remote.with_spark_token(
-            spark_remote.remote_with_session(self.remote, session_id), self.home, self.token
-        )
+        remote = spark_remote.remote_with_session(self.remote, session_id)
+        url = spark_remote.with_spark_token(remote, [self.remote], self.home, self.token)
         session: SparkSession | None = None
         if self.open_session is not None:
             session = self.open_session({"spark.remote": url})

@@ -4,6 +4,7 @@ session expires.
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
@@ -17,18 +18,21 @@ from storm_dagster.spark.session import check_reachable, is_session_gone, open_c
 _MOST_SECS = 60.0
 
 
-def end_query_session(remote: str, code: str, token: str | None = None) -> None:
+def end_query_session(
+    remote: str, code: str, servers: Sequence[str] = (), token: str | None = None
+) -> None:
     """End the session that the queries of that code share, and what runs in it;
     :class:`Unavailable` if Spark does not.
 
-    ``token`` is the one derived of the cluster's secret. A session that the URL names itself goes
-    on. Spark's client takes 150 MB, so that it runs in a process of its own.
+    ``servers`` are those of the cluster's conf, which get its token; ``token`` is the one derived
+    of its secret. A session that the URL names itself goes on. Spark's client takes 150 MB, so that
+    it runs in a process of its own.
     """
     if ";session_id=" in remote:
         return
     check_reachable(remote)
     # The URL may hold a token, and every user can read a command line.
-    url = with_spark_token(remote, derived=token)
+    url = with_spark_token(remote, servers, derived=token)
     command = [sys.executable, "-m", __name__, code]
     try:
         done = subprocess.run(

@@ -82,12 +82,13 @@ def await_start(remote: str, home: Path | None = None) -> None:
 
 
 def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
-    """Spark's version, from a session that proves who it is and is released; :class:`Unavailable`
-    with the reason.
+    """Spark's version, from a session that is released; :class:`Unavailable` with the reason.
+
+    ``remote`` is the server of the cluster's conf, which gets the cluster's token.
     """
 
     def ask() -> str:
-        session = open_connect(with_spark_token(remote, home, token))
+        session = open_connect(with_spark_token(remote, [remote], home, token))
         try:
             return session.version
         finally:
@@ -100,13 +101,16 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
 def open_connect(remote: str) -> SparkSession:
     """Open a session at the URL without making it the process's default, so that no other code uses
     it.
+
+    The URL has the token, if the server asks for one
+    (:func:`~storm_dagster.security.spark_remote.with_spark_token`).
     """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it
     # too.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    session = ConnectSession(connection=with_spark_token(remote))
+    session = ConnectSession(connection=remote)
     limit_retries(session)
     # Stopping it in one process must not end it for the others.
     session.release_session_on_close = False

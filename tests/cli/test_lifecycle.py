@@ -367,8 +367,9 @@ def test_other_users_of_the_same_machine_are_refused(cluster: LocalCluster) -> N
     with pytest.raises(InvalidRequest, match="credentials"):
         StormClusterState.open(zookeeper)
     program = (
-        "from storm_dagster.spark.session import open_connect; import sys;"
-        "print(open_connect(sys.argv[1]).range(3).count())"
+        "from storm_dagster.security.spark_remote import with_spark_token; import sys;"
+        "from storm_dagster.spark.session import open_connect;"
+        "print(open_connect(with_spark_token(sys.argv[1], sys.argv[1:])).range(3).count())"
     )
     for home, expected in ((cluster.home.parent, False), (cluster.home, True)):
         done = subprocess.run(

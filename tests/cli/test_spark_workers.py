@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from storm_dagster.security.spark_remote import with_spark_token
 from storm_dagster.spark.session import forget_session, open_connect
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
@@ -43,7 +44,7 @@ def executors(cluster: LocalCluster) -> set[str]:
     assert spark is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORM_DAGSTER_HOME", str(cluster.home))
-        session = open_connect(spark.remote)
+        session = open_connect(with_spark_token(spark.remote, [spark.remote]))
     try:
         rows = session.range(0, 8, 1, 8).mapInPandas(where, "cwd string").collect()
     finally:

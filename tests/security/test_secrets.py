@@ -25,7 +25,7 @@ from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavail
 from storm_dagster.security.exposure import check_exposure, make_private
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import read_token
-from storm_dagster.security.spark_remote import spark_token, with_spark_token
+from storm_dagster.security.spark_remote import cluster_spark_servers, spark_token, with_spark_token
 from storm_dagster.spark.planner import ConnectPlanner
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import check_reachable, within
@@ -316,22 +316,49 @@ def test_the_spark_token_is_private_and_shown_to_the_clusters_servers_only(tmp_p
         and (tmp_path / "spark.token").stat().st_mode & 0o77 == 0
     )
     shown = f";authorization=Bearer%20{token}"
-    assert with_spark_token("sc://localhost:5", tmp_path) == f"sc://localhost:5/{shown}"
-    assert (
-        with_spark_token("sc://127.0.0.1:5/;session_id=a", tmp_path)
-        == f"sc://127.0.0.1:5/;session_id=a{shown}"
+    cluster = conf(
+        spark__remote="sc://127.0.0.1:5", topology__spark__remote="sc://Spark.example/;user_id=a"
     )
-    own = "sc://127.0.0.1:5/;token=mine"
-    for other in (
-        "sc://spark.example:15002",
-        "sc://localhost.evil:1",
-        "sc://127.0.0.1.evil:5",
-        own,
-    ):
-        assert with_spark_token(other, tmp_path) == other
-    assert with_spark_token("sc://localhost:5", tmp_path / "nowhere") == "sc://localhost:5"
+    servers = cluster_spark_servers(cluster)
+    assert servers == ("sc://127.0.0.1:5", "sc://Spark.example/;user_id=a")
+    for own in ("sc://127.0.0.1:5/", "sc://127.0.0.1:5/;session_id=a"):
+        assert with_spark_token(own, servers, tmp_path) == own + shown
+    assert with_spark_token("sc://127.0.0.1:5", servers, tmp_path) == f"sc://127.0.0.1:5/{shown}"
+    others = (
+        *(
+            "sc://127.0.0.1:6",
+            "sc://127.0.0.1",
+            "sc://localhost:5",
+            "sc://[::1]:5",
+            "sc://127.0.0.1.evil:5",
+        ),
+        *(
+            "sc://127.0.0.1:5@evil:5",
+            "sc://evil:5/127.0.0.1:5",
+            "sc://127.0.0.1:5?@evil",
+            "sc://evil#@127.0.0.1:5",
+        ),
+        *("sc://spark.example:5", "sc://127.0.0.1:5/;token=mine", "http://127.0.0.1:5", "local[2]"),
+    )
+    for other in others:
+        assert with_spark_token(other, servers, tmp_path) == other
+    # The token of one HOME is known on its machine only.
+    assert (
+        with_spark_token("sc://spark.example:15002", servers, tmp_path)
+        == "sc://spark.example:15002"
+    )
+    assert with_spark_token("sc://127.0.0.1:5", servers, tmp_path / "nowhere") == "sc://127.0.0.1:5"
+    assert with_spark_token("sc://127.0.0.1:5", (), tmp_path) == "sc://127.0.0.1:5"
     derived = Security(SECRET).derived("spark connect").hex()
     assert spark_token(conf(storm__secret=SECRET), tmp_path) == derived
-    assert with_spark_token("sc://spark.example:15002", tmp_path).endswith(f"Bearer%20{derived}")
+    assert with_spark_token("sc://spark.example:15002", servers, tmp_path).endswith(
+        f"Bearer%20{derived}"
+    )
+    for other in others:
+        assert (
+            with_spark_token(other, servers, tmp_path)
+            == with_spark_token(other, servers, None, derived)
+            == other
+        )
     (tmp_path / "spark.token").chmod(0o644)
-    assert with_spark_token("sc://localhost:5", tmp_path) == "sc://localhost:5"
+    assert with_spark_token("sc://127.0.0.1:5", servers, tmp_path) == "sc://127.0.0.1:5"

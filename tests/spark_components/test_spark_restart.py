@@ -123,15 +123,11 @@ def rig(
     ids = {"tag": "1", "shout": "2", "sink": "3", "__acker": "4", "__topology_master": "5"}
     parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
     parts["lines"] = ComponentTasks(type="spout", tasks="6-8")
-    conf = {
-        "spark.remote": server.remote,
-        "topology.message.timeout.secs": 20,
-        "topology.max.spout.pending": 500,
-    }
+    conf = {"topology.message.timeout.secs": 20, "topology.max.spout.pending": 500}
     made = WorkerRig(
         tmp_path,
         zk_cluster,
-        zk_conf,
+        {**zk_conf, "spark.remote": server.remote},
         builder.build(),
         TaskTable(components=parts),
         conf=conf,

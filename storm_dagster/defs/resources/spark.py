@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.operations.context import Planner
-from storm_dagster.security.spark_remote import derived_spark_token, with_spark_token
+from storm_dagster.security.spark_remote import (
+    cluster_spark_servers,
+    derived_spark_token,
+    with_spark_token,
+)
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:
@@ -54,7 +58,10 @@ class SparkResource(ClusterHandle):
         if "spark.remote" in where:
             where.pop("spark.master", None)
             token = derived_spark_token(cluster)
-            where["spark.remote"] = with_spark_token(where["spark.remote"], self.home_path(), token)
+            servers = cluster_spark_servers(cluster)
+            where["spark.remote"] = with_spark_token(
+                where["spark.remote"], servers, self.home_path(), token
+            )
         return ClusterPySpark(spark_config={**where, **(conf or {})})
 
     def planner(self, cluster: StormClusterState) -> Planner:

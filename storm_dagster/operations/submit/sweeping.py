@@ -18,7 +18,7 @@ from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
 from storm_dagster.operations.transactions import delete_tree
-from storm_dagster.security.spark_remote import derived_spark_token
+from storm_dagster.security.spark_remote import cluster_spark_servers, derived_spark_token
 
 _SWEPT = {
     "sweep.tasks": paths.tasks,
@@ -118,7 +118,8 @@ def end_spark_queries(ctx: OperationsContext, key: str) -> None:
             # Every Dagster process loads this module.
             from storm_dagster.spark.query_sessions import end_query_session
 
-            end_query_session(str(remote), code_dir, derived_spark_token(ctx.conf))
+            servers = cluster_spark_servers(ctx.conf)
+            end_query_session(str(remote), code_dir, servers, derived_spark_token(ctx.conf))
     except StormDagsterError as error:
         ctx.log.warning("queries of %s on Spark may still run: %s", code_dir, error.message)
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle
@@ -64,6 +64,8 @@ class NativeEngine:
     host: str = "127.0.0.1"
     archive: Path | None = None
     state_dir: Path | None = None
+    cluster_spark: Sequence[str] = ()
+    """Spark Connect URLs that the cluster's conf names."""
 
     def __post_init__(self) -> None:
         conf, shared, transport = self.conf, self.shared, self.transport
@@ -177,6 +179,7 @@ class NativeEngine:
             assignment_version=self.placement.version,
             open_state=self.shared.storage.open_task_state,
             open_positions=self.shared.storage.open_positions,
+            cluster_spark=self.cluster_spark,
         )
         make = _SYSTEM.get(component) or partial(
             make_runner, is_spout=component in self.spec.spouts

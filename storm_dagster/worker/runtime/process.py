@@ -26,6 +26,7 @@ from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.security.spark_remote import cluster_spark_servers
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
@@ -223,6 +224,9 @@ def _run(
         host=spec.host,
         archive=spec.archive_root,
         state_dir=state_dir,
+        # Of the cluster's conf alone: no other server that the topology's conf names gets the
+        # token.
+        cluster_spark=cluster_spark_servers(spec.conf),
     )
     loop = Loop(spec, conf, transport, lease, engine)
     sync = ClusterSync(spec, conf, cluster, lease, loop)

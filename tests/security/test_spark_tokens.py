@@ -1,0 +1,148 @@
+"""The cluster's Spark token goes to the servers that the cluster's conf names, whatever a
+topology's conf names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from storm_dagster.api import TopologyBuilder
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.records import ComponentTasks, TaskTable
+from storm_dagster.security.spark_remote import spark_token
+from storm_dagster.spark.query_sessions import end_query_session
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.worker_rig import WorkerRig, free_port
+
+CODE = """
+from storm_dagster.api import Spout
+
+
+class Lines(Spout):
+    def next_tuple(self):
+        self.emit(["a line"])
+
+
+def same(frame):
+    return frame
+"""
+
+
+class Listener(grpc.GenericRpcHandler):
+    """A server of another owner, which looks at what it is sent."""
+
+    def __init__(self) -> None:
+        self.headers: list[str] = []
+        self._server = grpc.server(ThreadPoolExecutor(2), handlers=[self])
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.remote = f"sc://127.0.0.1:{self.port}"
+        self._server.start()
+
+    def service(self, handler_call_details: Any) -> None:
+        """Refuse the call."""
+        self.headers.append(str(handler_call_details.invocation_metadata))
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    yield listener
+    listener.stop()
+
+
+LISTENER = "the listener"
+"""In place of its URL."""
+
+
+@pytest.mark.spark
+@pytest.mark.zookeeper
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("cluster", "topology", "component", "shown"),
+    [
+        ({}, {"topology.spark.remote": LISTENER}, {}, False),
+        ({}, {"spark.remote": LISTENER}, {}, False),
+        ({}, {}, {"spark.remote": LISTENER, "topology.spark.remote": LISTENER}, False),
+        ({"spark.remote": LISTENER}, {}, {}, True),
+        ({"topology.spark.remote": LISTENER}, {"topology.spark.remote": LISTENER}, {}, True),
+    ],
+    ids=[
+        "topology",
+        "topology's spark.remote",
+        "component",
+        "cluster",
+        "cluster, repeated by the topology",
+    ],
+)
+def test_a_worker_shows_the_token_to_the_servers_of_the_clusters_conf_only(
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    listener: Listener,
+    cluster: Mapping[str, str],
+    topology: Mapping[str, str],
+    component: Mapping[str, str],
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path))
+    token = spark_token({}, tmp_path)
+
+    def filled(conf: Mapping[str, str]) -> dict[str, str]:
+        return {key: listener.remote if value == LISTENER else value for key, value in conf.items()}
+
+    builder = TopologyBuilder("tokens")
+    builder.set_spout("lines", "rig_code:Lines", outputs=["line"])
+    args = {"function": "rig_code:same", "schema": "line string", "batch_secs": 0.1}
+    spark = "storm_dagster.api.spark:SparkBolt"
+    config = {"topology.tick.tuple.freq.secs": 0.1, **filled(component)}
+    builder.set_bolt("same", spark, inputs="lines", args=args, outputs=["line"], config=config)
+    components = {
+        "same": ComponentTasks(type="bolt", tasks="1"),
+        "__topology_master": ComponentTasks(type="bolt", tasks="2"),
+        "lines": ComponentTasks(type="spout", tasks="3"),
+    }
+    own = {"spark.remote": f"sc://127.0.0.1:{free_port()}", **filled(cluster)}
+    rig = WorkerRig(
+        tmp_path,
+        zk_cluster,
+        {**zk_conf, **own},
+        builder.build(),
+        TaskTable(components=components),
+        conf=filled(topology),
+        code={"rig_code.py": CODE},
+    )
+    slot = ("s1", free_port())
+    try:
+        rig.assign({slot: "1-3"})
+        rig.start(*slot)
+        eventually(lambda: listener.headers, 120, "the worker's call")
+    finally:
+        rig.stop()
+    assert (token in str(listener.headers)) == shown
+    assert shown or "authorization" not in str(listener.headers)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_the_end_of_a_topologys_queries_shows_no_token_to_its_own_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: Listener
+) -> None:
+    monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path))
+    token = spark_token({}, tmp_path)
+    for servers, shown in (([f"sc://127.0.0.1:{free_port()}"], False), ([listener.remote], True)):
+        listener.headers.clear()
+        with pytest.raises(Unavailable):
+            end_query_session(listener.remote, "a-1-1", servers, None if shown else "derived-token")
+        assert listener.headers and (token in str(listener.headers)) == shown
+        assert "derived-token" not in str(listener.headers)
