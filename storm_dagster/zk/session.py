@@ -97,10 +97,10 @@ class ZkSession:
 
         Nothing is created. With ``auth`` (lines of "user:password", digest) the nodes it creates
         are the first user's, and its topology's workers' as far as they need them
-        (``security/zookeeper_access``; ``super_acl`` as there). Reads are tried again ``retry_times``
-        times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection in each
-        request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``, and
-        ``Misconfigured`` when ``tls`` does not trust them.
+        (``security/zookeeper_access``; ``super_acl`` as there). Reads are tried again
+        ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a
+        reconnection in each request. Raises ``Unavailable`` when no server answers within
+        ``connection_timeout_ms``, and ``Misconfigured`` when ``tls`` does not trust them.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(
