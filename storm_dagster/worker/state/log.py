@@ -412,6 +412,9 @@ class _Compaction:
                 while not self.stopped and (upto := self._log.size) - self.read > _LAST_COPIED:
                     _copy_range(self._path, self.read, upto, file)
                     self.read = upto
+            if self._log.durable and not self.stopped:
+                # Here, not in the loop, which then syncs only what is appended until then.
+                _sync_path(temporary)
             if self.stopped:
                 temporary.unlink(missing_ok=True)
             else:
