@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 import signal
@@ -18,10 +17,10 @@ from typing import Any
 import httpx
 from tables import Row, run
 
-from storm_dagster.api import TaskState
 from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 
 TOPOLOGY = f"{Path(__file__).with_name('ledger.py')}:RecoveryLedger"
@@ -49,13 +48,8 @@ class Harm:
 
     def sent(self) -> tuple[int, int]:
         """(numbers sent, numbers acked from the first on)."""
-        # Not Path.glob, which raises where a folder of the cluster disappears meanwhile.
-        for path in glob.iglob(f"{self.cluster.home}/**/{NAME}/numbers/*.sqlite3", recursive=True):
-            state = TaskState(Path(path))
-            try:
-                return int(state.get("sent", 0)), int(state.get("done", 0))
-            finally:
-                state.close()
+        for state in read_task_states(self.cluster.home, NAME, "numbers").values():
+            return int(state.get("sent", 0)), int(state.get("done", 0))
         return 0, 0
 
     def caught_up(self) -> int:

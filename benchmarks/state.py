@@ -1,11 +1,12 @@
-"""Pauses of a worker's loop while a task of it opens, and rewrites, a million keys: ``python
-benchmarks/state.py``.
+"""Pauses of a worker's loop while a task of it opens, and rewrites, a million keys, and the cost of
+saving ``context.state``: ``python benchmarks/state.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import sys
 import tempfile
 import time
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from storm_dagster.api import Grouping, Spout, StatefulBolt, Topology, Tuple
 from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+from storm_dagster.testing.task_state import open_task_state
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.worker.tasks.state_log import StateLog, state_folder
+from storm_dagster.worker.state.log import StateLog, state_folder
 
 
 class Words(Spout):
@@ -79,6 +81,30 @@ def fill(folder: Path, keys: int) -> None:
     log.close()
 
 
+def print_saves(folder: Path, calls: int) -> None:
+    """Print microseconds of one ``context.state.save``."""
+    state = open_task_state(folder, "saving", "count", 1)
+
+    def save(call: int, values: int, sync: bool) -> None:
+        names = [f"w{number % 1000}" for number in range(call * values, (call + 1) * values)]
+        state.save(dict.fromkeys(names, call), applied=[call], sync=sync)
+
+    print("\n| context.state.save, microseconds | median | 99th percentile |\n|---|---|---|")
+    for label, values, sync, part in (
+        ("1 value and an id", 1, False, 1),
+        ("100 values and an id", 100, False, 5),
+        ("1 value and an id, sync", 1, True, 20),
+    ):
+        times = []
+        for call in range(calls // part):
+            began = time.perf_counter()
+            save(call, values, sync)
+            times.append(1e6 * (time.perf_counter() - began))
+        times.sort()
+        print(f"| {label} | {statistics.median(times):.0f} | {times[len(times) * 99 // 100]:.0f} |")
+    state.close()
+
+
 def main() -> None:
     """Print the longest pauses in milliseconds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,6 +142,7 @@ def main() -> None:
                 time.sleep(0.0005)
                 pauses.turn()
             print(f"| rewrite them, {time.perf_counter() - began:.1f} s | {pauses.text()} |")
+        print_saves(folder, 5000)
 
 
 if __name__ == "__main__":

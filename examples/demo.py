@@ -122,22 +122,13 @@ def submit_wordcount(demo: Demo) -> None:
     demo.say(f"{done['id']}: all tasks run after {done['seconds']:.1f} s (run {done['run_id']})")
 
 
-def task_states(demo: Demo, component: str) -> list[Path]:
-    """The state files of a component's tasks."""
-    folder = demo.home / "state" / NAME / component
-    found = sorted(folder.glob("*.sqlite3"))
-    return found or sorted(demo.home.glob(f"**/{NAME}/{component}/*.sqlite3"))
-
-
 def progress(demo: Demo) -> tuple[int, int]:
     """(lines counted and acked, lines in all), from what the spout has saved."""
-    from storm_dagster.api import TaskState
+    from storm_dagster.testing.task_state import read_task_states
 
     done = total = 0
-    for path in task_states(demo, "lines"):
-        state = TaskState(path)
+    for state in read_task_states(demo.home, NAME, "lines").values():
         done, total = done + state.get("done", 0), total + state.get("total", 0)
-        state.close()
     return done, total
 
 
@@ -244,15 +235,13 @@ def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
 
 def compare_counts(demo: Demo) -> None:
     """Compare what the bolts saved with an independent count of the same lines."""
-    from storm_dagster.api import TaskState
+    from storm_dagster.testing.task_state import read_task_states
 
     counted: Counter[str] = Counter()
-    for path in task_states(demo, "count"):
-        state = TaskState(path)
+    for state in read_task_states(demo.home, NAME, "count").values():
         for word, times in state.items():
             check(word not in counted, f"{word!r} was counted by two tasks")
             counted[word] = times
-        state.close()
     expected: Counter[str] = Counter()
     for _, line in wordcount.read_lines(FILES, LIMIT):
         expected.update(wordcount.words_of(line))

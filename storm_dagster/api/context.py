@@ -52,6 +52,8 @@ class TopologyContext:
         self._tasks = tasks
         self._state_dir = state_dir
         self._state: TaskState | None = None
+        self._on_close: list[Callable[[], None]] = []
+        """Called by :meth:`close`, for what the worker has opened beside the state."""
         self._open_state = open_state
         self._open_positions = open_positions
         self._cluster_spark = tuple(cluster_spark)
@@ -126,7 +128,9 @@ class TopologyContext:
         return self._owns is None or self._owns()
 
     def close(self) -> None:
-        """Close the state, if it was opened."""
+        """Close the state, if it was opened, and the dead letters."""
+        for action in self._on_close:
+            action()
         if self._state is not None:
             self._state.close()
             self._state = None

@@ -55,6 +55,8 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     """(owner, token, ids as in ``ids``) of batches that are written to a sink from now on. An owner
     has one: a new one replaces it, and one without ids removes it.
     """
+    forgotten: list[Any] = []
+    """Ids that no longer count as applied, whether they are older or of this checkpoint."""
 
 
 _decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
@@ -96,6 +98,7 @@ def _stored(record: Checkpoint, odd: bool) -> bytes:
                 (owner, token, [(number, stored_key(name, odd)) for number, name in ids])
                 for owner, token, ids in record.batches
             ],
+            forgotten=[stored_key(name, odd) for name in record.forgotten],
         )
     )
 
@@ -250,7 +253,7 @@ class Contents:
         for key in record.removed:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
-            self.values[key_of(key)] = raw if self.encoded else decode_value(raw)
+            self.values[key_of(key)] = raw.copy() if self.encoded else decode_value(raw)
         self.values, self.held = _in_parts(self.values), _in_parts(self.held)
         self.apply_ids(record)
         for number in record.finished:
@@ -273,6 +276,9 @@ class Contents:
         """Apply the ids and batches of a checkpoint."""
         self.ids.update({key_of(name): number for number, name in record.ids})
         self.ids = _in_parts(self.ids)
+        for name in record.forgotten:
+            self.ids.pop(key_of(name), None)
+            self.old_ids.pop(key_of(name), None)
         for owner, token, ids in record.batches:
             self.batches[owner] = token, {key_of(name): number for number, name in ids}
             if not ids:

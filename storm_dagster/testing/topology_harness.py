@@ -268,8 +268,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     def _result(self) -> HarnessResult:
         result = HarnessResult(list(self.tasks(_RECORDER)[0].tuples), errors=list(self.errors))
         for runner in self.engine.runners.values():
-            if isinstance(runner, SpoutBase) and runner.letters.file is not None:
-                result.dead_letters += runner.letters.file.read().values()
+            letters = runner.letters.log if isinstance(runner, SpoutBase) else None
+            if letters is not None and letters.is_open:
+                result.dead_letters += letters.read().values()
             if isinstance(runner.instance, GivenSpout):
                 result.acked.setdefault(runner.component, []).extend(runner.instance.acked)
                 result.failed.setdefault(runner.component, []).extend(runner.instance.failed)

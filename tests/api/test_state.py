@@ -29,9 +29,9 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.records import StateHome
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
+from storm_dagster.worker.state.log import StateLog
+from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.worker.tasks import stateful
-from storm_dagster.worker.tasks.state_log import StateLog
-from storm_dagster.worker.tasks.state_storage import marker_path
 from storm_rigs.first_error import first_error
 
 WORDS = [f"word{n}" for n in range(40)]

@@ -18,7 +18,6 @@ import httpx
 import psutil
 import pytest
 
-from storm_dagster.api import TaskState
 from storm_dagster.cli.dev.ending import family
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
@@ -32,6 +31,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.testing.cluster import LocalCluster, run_cli
+from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.chaos.workload import files_below
@@ -272,12 +272,11 @@ def test_pages_and_pictures_show_the_topology(cluster: LocalCluster) -> None:
 
 def test_every_line_is_acked_and_no_task_fails(cluster: LocalCluster) -> None:
     def done() -> bool:
-        finished = False
-        for path in files_below(cluster.home, "wc/lines/*.sqlite3"):
-            state = TaskState(path)
-            finished = state.get("total", 0) > 0 and state.get("done") == state.get("total")
-            state.close()
-        return finished
+        states = read_task_states(cluster.home, "wc", "lines").values()
+        return bool(states) and all(
+            state.get("total", 0) > 0 and state.get("done") == state.get("total")
+            for state in states
+        )
 
     eventually(done, 60, "all lines acked", interval=0.2)
     assert cluster.cli("errors", "wc")["errors"] == []

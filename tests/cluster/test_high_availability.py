@@ -19,12 +19,12 @@ from typing import Any
 import httpx
 import pytest
 
-from storm_dagster.api import TaskState
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.workload import files_below
 from storm_rigs.daemons import Daemons
@@ -58,14 +58,8 @@ class AvailabilityWorld:
 
     def acked(self) -> int:
         """Number of the steady topology's acked numbers."""
-        found = 0
-        for path in files_below(self.daemons.home, "steady/numbers/*.sqlite3"):
-            state = TaskState(path)
-            try:
-                found += int(state.get("acked", 0))
-            finally:
-                state.close()
-        return found
+        states = read_task_states(self.daemons.home, "steady", "numbers")
+        return sum(int(state.get("acked", 0)) for state in states.values())
 
     def statuses(self) -> set[str]:
         """Worker records of the steady topology on the supervisors' disks."""

@@ -23,7 +23,7 @@ from storm_dagster.connectors import (
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.tasks.state_storage import Positions
+from storm_dagster.worker.state.storage import Positions
 
 QUICK = Retries(most=2, first_secs=0.01, longest_secs=0.05)
 

@@ -91,3 +91,16 @@ def test_ids_are_handed_out_when_two_generations_have_passed() -> None:
         forgotten.popitem()
         assert len(forgotten) == left
     assert dict(contents.old_ids) == {"new": 1}
+
+
+def test_forgotten_ids_count_as_applied_in_no_generation() -> None:
+    records = [
+        Checkpoint(ids=[(1, "old"), (2, ["c", "s", 1])]),
+        Checkpoint(rotated=True, ids=[(3, "new"), (4, "kept")]),
+        Checkpoint(ids=[(5, "both")], forgotten=["old", ("c", "s", 1), "new", "both", "unknown"]),
+    ]
+    for encoded in (False, True):
+        contents = Contents(encoded=encoded)
+        for record in read_log(b"".join(map(frame, records)), "log"):
+            contents.apply(record)
+        assert dict(contents.ids) == {"kept": 4} and dict(contents.old_ids) == {}

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from storm_dagster.api import TaskState
+from storm_dagster.testing.task_state import open_task_state
 from storm_dagster.testing.topology_harness import TopologyHarness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -65,7 +65,7 @@ def test_a_task_that_is_alone_now_reads_what_its_sibling_left(
     for _, line in wordcount.read_lines(5, 100):
         expected.update(wordcount.words_of(line))
     # The first of two had gone through half of its share, and the second was slow.
-    state = TaskState.open(tmp_path, "harness", "lines", 1)
+    state = open_task_state(tmp_path, "harness", "lines", 1)
     state.save({"done": 25, "total": 50, "share": [0, 2]})
     state.close()
     conf = {"wordcount.files": 5, "wordcount.limit": 100}

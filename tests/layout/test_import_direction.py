@@ -65,6 +65,14 @@ CONFINED: dict[str, set[str]] = {
 }
 
 
+# Modules of the standard library and the only files of ours that may import them.
+CONFINED_TO_FILES: dict[str, set[str]] = {
+    # Hosts share the folder of state, where SQLite works for one host only: it reads what earlier
+    # releases have left. The cache of ZooKeeper is on a host's own disk.
+    "sqlite3": {"worker/state/former.py", "zk/cached_state.py", "zk/disk_cache.py"},
+}
+
+
 def imports_of(path: Path) -> set[str]:
     """Dotted names of every module that a file imports, at whatever depth."""
     found: set[str] = set()
@@ -133,6 +141,16 @@ def test_third_party_packages_stay_where_they_are_wrapped(path: Path) -> None:
         assert part in CONFINED[top], (
             f"{top} may be imported only in {sorted(CONFINED[top])}, not in {part}"
         )
+
+
+@pytest.mark.parametrize("module", CONFINED_TO_FILES)
+def test_some_modules_are_imported_by_the_files_that_need_them(module: str) -> None:
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if module in {name.split(".")[0] for name in imports_of(path)}
+    }
+    assert users == CONFINED_TO_FILES[module]
 
 
 def test_core_is_pure() -> None:

@@ -38,6 +38,16 @@ RETIRED: dict[tuple[str, str, str], str] = {
         for subject in ("keys", "defaults")
         for key in ("cluster.name", "storm.blobstore.replication.factor", "topology.state.shared")
     },
+    **{
+        ("python", "storm_dagster.api.TaskState", name): (
+            "storm_dagster.testing.task_state.open_task_state and read_task_states: to open a log takes the task "
+            "over, so a component has its own from context.state (CHANGELOG.md)"
+        )
+        for name in (
+            *("open", "open(component=)", "open(folder=)", "open(owns=)", "open(task=)"),
+            *("open(topology=)", "owns=", "path="),
+        )
+    },
 }
 """(kind, subject, name) of what is no longer there -> what took its place, and the reason."""
 

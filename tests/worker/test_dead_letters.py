@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,14 +30,15 @@ from storm_dagster.api import (
     Tuple,
 )
 from storm_dagster.core.acking import BoundedMap
-from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
+from storm_dagster.core.keyed_state import Partitioning
+from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.nimbus.requests.running_workers import dead_letters
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.tasks.dead_letters import LetterFile
+from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
@@ -329,21 +330,108 @@ def test_a_spout_gives_up_with_a_place_and_a_stream_gets_the_letters(tmp_path: P
             letters_of(harness).answer(LetterQuestion(0, replay=True))
 
 
+def numbers_builder(par: int, spout: type = Numbers, **conf: Any) -> TopologyBuilder:
+    builder = TopologyBuilder("letters")
+    builder.set_spout("numbers", spout, par=par, config=conf)
+    builder.set_bolt("use", InLoop, inputs={"numbers": Grouping.SHUFFLE})
+    return builder
+
+
 def test_letters_of_tasks_that_are_no_more_are_taken_over(tmp_path: Path) -> None:
-    for _ in "first", "second":
-        with TopologyHarness(build(Numbers, InLoop), state_dir=tmp_path) as harness:
-            run_until(harness, lambda found: found.dead_letters)
-            mine = letters_of(harness).file.path
-        mine.rename(mine.with_name("4.jsonl"))
-    (mine.with_name("4.jsonl")).rename(mine.with_name("4.old.jsonl"))
-    mine.with_name("4.jsonl").touch()
-    with TopologyHarness(
-        build(Plain, InLoop, **{"topology.dead.letter.tries": 1}), state_dir=tmp_path
-    ) as harness:
-        letters = run_until(harness, lambda found: len(found.dead_letters) == 3).dead_letters
-        assert [one["tries"] for one in letters] == [3, 3, 1]
-        assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 3
-        assert [path.name for path in mine.parent.iterdir()] == ["0.jsonl"]
+    with TopologyHarness(numbers_builder(3), state_dir=tmp_path) as harness:
+        result = run_until(harness, lambda found: len(found.dead_letters) == 3)
+        # They have one number each in a log of their own, and the same one in the time of a test.
+        assert len({letter["task"] for letter in result.dead_letters}) == 3
+    for par in (1, 2, 1):
+        Bug.seen = []
+        with TopologyHarness(numbers_builder(par, Silent), state_dir=tmp_path) as harness:
+            letters = harness.run().dead_letters
+            assert [letter["values"][0] for letter in letters] == [3, 3, 3]
+            assert len({letter["task"] for letter in letters}) == 3
+            counts = [
+                runner.stats.metrics.get("dead_letters", 0)
+                for runner in harness.engine.runners.values()
+                if runner.component == "numbers"
+            ]
+            assert sum(counts) == 3
+            for runner in harness.engine.runners.values():
+                if runner.component == "numbers":
+                    numbers = [*runner.letters.log.read()]  # type: ignore[attr-defined]
+                    entries = runner.letters.answer(LetterQuestion(0))["entries"]  # type: ignore[attr-defined]
+                    assert [letter["number"] for letter in entries] == numbers
+
+
+class Silent(Numbers):
+    def next_tuple(self) -> None:
+        pass
+
+
+def letter_log(folder: Path, index: int = 0, tasks: int = 1, **options: Any) -> DeadLetterLog:
+    log = DeadLetterLog(
+        folder,
+        Partitioning(tasks, by_key=False),
+        index,
+        (0, 0),
+        lambda: True,
+        options.pop("max_bytes", 2000),
+        **options,
+    )
+    log.open()
+    return log
+
+
+def test_letters_with_one_number_are_numbered_when_one_task_gets_them(tmp_path: Path) -> None:
+    for index in range(3):
+        log = letter_log(tmp_path, index, 3)
+        for number in (7, 8, 9):
+            log.put(number, {"number": number, "values": [index, number]})
+        log.close()
+    log = letter_log(tmp_path)
+    letters = log.read()
+    assert len(letters) == 9 and [*letters] == sorted(letters)
+    assert all(letter["number"] == number for number, letter in letters.items())
+    assert sorted(letter["values"] for letter in letters.values()) == [
+        [index, number] for index in range(3) for number in (7, 8, 9)
+    ]
+    assert log.next_number(1) == max(letters) + 1
+    log.close()
+    assert letter_log(tmp_path).read() == letters
+
+
+def test_a_task_that_lost_its_letters_to_another_worker_writes_none_and_continues_later(
+    tmp_path: Path,
+) -> None:
+    first = letter_log(tmp_path)
+    first.put(1, {"number": 1, "values": [1]})
+    second = letter_log(tmp_path)
+    second.put(2, {"number": 2, "values": [2]})
+    with pytest.raises(Unavailable):
+        first.put(3, {"number": 3, "values": [3]})
+    assert [*second.read()] == [1, 2]
+    # If the task is its own again, it reads what the other has written.
+    first.put(4, {"number": 4, "values": [4]})
+    assert [*first.read()] == [1, 2, 4]
+    first.close()
+    with pytest.raises(Unavailable, match="closed"):
+        first.put(5, {"number": 5, "values": [5]})
+
+
+def test_a_spout_runs_although_its_letters_cannot_be_opened(tmp_path: Path) -> None:
+    log = letter_log(tmp_path / "harness" / "numbers.letters")
+    log.put(1, {"number": 1, "values": [1]})
+    log.close()
+    (path,) = tmp_path.rglob("*.log")
+    raw = path.read_bytes()
+    path.write_bytes(raw[:12] + bytes([raw[12] ^ 1]) + raw[13:] + raw)
+    builder = numbers_builder(1)
+    builder.name = "harness"
+    with TopologyHarness(builder, state_dir=tmp_path) as harness:
+        run_until(harness, lambda _: len(Bug.seen) == 5)
+        texts = [str(error) for _, error, *_ in harness.errors]
+        assert any("damaged" in text and str(path) in text for text in texts)
+        with pytest.raises(Corrupt, match="damaged"):
+            letters_of(harness).answer(LetterQuestion(0))
+    assert path.exists()
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers())), st.integers(1, 6))
@@ -358,26 +446,36 @@ def test_a_bounded_map_has_the_newest_entries(changes: list[tuple[int, int]], mo
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 300)), max_size=60), st.booleans())
-def test_a_file_has_the_newest_letters_and_a_bound(
+def test_a_log_has_the_newest_letters_and_a_bound(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], torn: bool
 ) -> None:
-    file = LetterFile(tmp_path_factory.mktemp("letters") / "0.jsonl", 2000)
-    lines: list[dict[str, Any]] = []
-    for n, (number, size) in enumerate(changes):
-        lines.append({"number": number, "values": ["x" * size], "n": n})
-        file.append(json.dumps(lines[-1]).encode())
+    folder = tmp_path_factory.mktemp("letters")
+    log = letter_log(folder)
+    model: dict[int, dict[str, Any]] = {}
+    for n, (step, size) in enumerate(changes):
+        # A new letter, or, with an even step, a change of one that is there.
+        number = max(model, default=0) + step
+        if step % 2 == 0 and model:
+            number = sorted(model)[step % len(model)]
+        letter = {"number": number, "values": ["x" * size], "n": n}
+        before = dict(model)
+        model[number] = letter
+        dropped = []
+        for oldest in sorted(before):
+            if sum(len(msgspec.json.encode(one)) for one in model.values()) <= 2000:
+                break
+            if oldest != number:
+                dropped.append(model.pop(oldest))
+        assert log.put(number, letter) == dropped
+        assert log.read() == dict(sorted(model.items()))
         if torn:
-            with file.path.open("ab") as raw:
-                raw.write(b'{"number": 5, "val')
-        assert (
-            sum(path.stat().st_size for path in (file.path, file.old) if path.exists()) <= 2000 + 40
-        )
-    found = file.read()
-    assert list(found) == sorted(found)
-    newest = {line["number"]: line for line in lines}
-    assert all(found[number] == newest[number] for number in found)
-    # At least the newer half of what fits is there.
-    assert {line["number"] for line in lines[-2:]} <= found.keys()
+            # As a process leaves it that is killed while it writes.
+            log.close()
+            if paths := [*folder.rglob("*.log")]:
+                with paths[0].open("ab") as raw:
+                    raw.write(b"\x50\x00\x00\x00\x01\x02\x03\x04half")
+            log = letter_log(folder)
+    assert log.read() == dict(sorted(model.items()))
 
 
 CODE = """

@@ -11,9 +11,12 @@ import pytest
 
 from storm_dagster.api import TaskState
 from storm_dagster.host.clock import boot_clock
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.testing.task_state import open_task_state, read_task_states
 from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.process import ErrorReporter, error_group
+from storm_dagster.worker.state.storage import open_task_log
+from storm_dagster.worker.state.task_store import TaskStore, task_folder
 
 
 class Session:
@@ -98,7 +101,8 @@ def test_errors_of_one_place_are_one_group() -> None:
 
 def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
     owns = [True]
-    state = TaskState.open(tmp_path, "wc", "count/er..", 4, lambda: owns[0])
+    folder = task_folder(tmp_path, "wc", "count/er..", 4)
+    state = TaskState(TaskStore(open_task_log(folder, lambda: owns[0])))
     state.save({"a": 1, "b": [1, {"x": None}]}, applied=["line-1", 2])
     with pytest.raises(TypeError):
         state.save({"a": 2, "c": object()}, applied=["line-2"])
@@ -106,13 +110,22 @@ def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         state.save({"a": 3}, applied=["line-3"])
     state.close()
-    again = TaskState.open(tmp_path, "wc", "count/er..", 4)
+    with pytest.raises(InvalidRequest, match="closed"):
+        state.get("a")
+    again = open_task_state(tmp_path, "wc", "count/er..", 4)
     assert dict(again.items()) == {"a": 1, "b": [1, {"x": None}]}
     assert (
         again.applied_ids() == {"line-1", "2"} and again.applied(2) and not again.applied("line-3")
     )
     again.save({"c": 1}, remove=["a"], forget=[2], sync=True)
     assert dict(again.items("c")) == {"c": 1} and len(again) == 2 and not again.applied(2)
+    (reader,) = read_task_states(tmp_path, "wc", "count/er..").values()
+    assert dict(reader.items()) == dict(again.items()) and reader.applied("line-1")
+    with pytest.raises(InvalidRequest, match="opened to be read"):
+        reader.save({"c": 2})
+    again.save({"c": 3})
+    again.clear()
+    assert len(again) == 0 and again.applied_ids() == set()
     assert (
         again.path.is_relative_to(tmp_path / "wc")
         and len(again.path.relative_to(tmp_path).parts) == 3

@@ -7,7 +7,6 @@ from __future__ import annotations
 import array
 import logging
 import re
-import sqlite3
 import types
 import zlib
 from collections import Counter, OrderedDict, defaultdict, namedtuple
@@ -27,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TaskState, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TopologyBuilder, Tuple
 from storm_dagster.core.keyed_state import Checkpoint, Contents, frame, read_log
 from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
@@ -35,6 +34,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import fields_chooser, stable_hash
 from storm_dagster.model.values import UnreadableValue, decode_value, encode_value, register_classes
 from storm_dagster.model.wire import MAX_FRAME_BYTES, decode_frame
+from storm_dagster.testing.task_state import open_task_state
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.worker.dataplane.routes import Placement, RemoteLink, split_bundle
 from storm_dagster.worker.dataplane.sending import send_remote
@@ -379,39 +379,19 @@ def test_a_value_keeps_its_type_in_the_store_of_a_task(
 ) -> None:
     register_classes(REGISTERED, load_plugin)
     folder = tmp_path_factory.mktemp("state")
-    state = TaskState.open(folder, "wc", "count", 4)
+    state = open_task_state(folder, "wc", "count", 4)
     state.save({key: value})
     state.close()
-    state = TaskState.open(folder, "wc", "count", 4)
+    state = open_task_state(folder, "wc", "count", 4)
     assert shape(state.get(key)) == shape(value)
     ((_, found),) = state.items()
     assert shape(found) == shape(value)
 
 
-def test_the_store_of_a_task_reads_what_an_older_release_saved_and_writes_json_as_that_one_does(
-    tmp_path: Path,
-) -> None:
-    path = TaskState.open(tmp_path, "wc", "count", 4).path
-    values = {"map": {"a": [1, 2.5, None, True, "\u00e9"]}, "text": "x", "number": -3, "none": None}
-    with sqlite3.connect(path) as database:
-        database.executemany(
-            "INSERT INTO state VALUES (?, ?)",
-            [(key, msgspec.json.encode(value)) for key, value in values.items()],
-        )
-        before = database.execute("SELECT * FROM state ORDER BY key").fetchall()
-    state = TaskState.open(tmp_path, "wc", "count", 4)
-    found = dict(state.items())
-    assert found == values and shape(found) == shape(dict(sorted(values.items())))
-    state.clear()
-    state.save(values)
-    with sqlite3.connect(path) as database:
-        assert database.execute("SELECT * FROM state ORDER BY key").fetchall() == before
-
-
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
 def test_the_store_of_a_task_refuses_any_other_value(tmp_path: Path, value: Any) -> None:
     register_classes(REGISTERED, load_plugin)
-    state = TaskState.open(tmp_path, "wc", "count", 4)
+    state = open_task_state(tmp_path, "wc", "count", 4)
     for within in (value, [value], {"a": (value,)}, Point(value)):
         with pytest.raises(TypeError, match=r"the state of 'a' cannot be saved: it is .+: .+"):
             state.save({"a": within, "b": 1})

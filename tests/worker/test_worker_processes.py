@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from kazoo.security import make_digest_acl
 
@@ -20,6 +18,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.beats import read_beats
 from storm_rigs.storm_client import as_storm
@@ -39,10 +38,8 @@ def expected(lines: int) -> Counter[str]:
 
 def counted(rig: WorkerRig) -> Counter[str]:
     total: Counter[str] = Counter()
-    for path in (rig.folder / "state" / "wc" / "count").glob("*.sqlite3"):
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-            for key, value in db.execute("SELECT key, value FROM state"):
-                total[key] += msgspec.json.decode(value)
+    for state in read_task_states(rig.folder / "state", "wc", "count").values():
+        total.update(dict(state.items()))
     return total
 
 

@@ -23,7 +23,7 @@ from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, StateHome, StormBase, WorkerNode
 from storm_dagster.worker.dataplane.routes import Placement
-from storm_dagster.worker.tasks.state_storage import marker_path
+from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:

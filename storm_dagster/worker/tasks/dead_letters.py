@@ -1,23 +1,22 @@
-"""Dead letters of a spout's task: tuples that failed too often, in a file from which they can be
+"""Dead letters of a spout's task: tuples that failed too often, in a log from which they can be
 emitted again.
 """
 
 import base64
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from storm_dagster.core.acking import BoundedMap
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.values import copy_value, decode_value, encode_value
 from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.worker.state.letters import DeadLetterLog
+from storm_dagster.worker.state.storage import dead_letter_log
 from storm_dagster.worker.tasks.runner import shown
-from storm_dagster.worker.tasks.state_log import state_folder
 
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -30,46 +29,6 @@ Tell = Callable[[Verdict, Any], None]
 _MOST_IDS = 10_000
 """Failing tuple ids that a task remembers; the tries of the oldest are counted from zero again."""
 _PAGE_BYTES = 1 << 20
-
-
-class LetterFile:
-    """Lines of JSON, each a letter or a change of an earlier one with the same ``number``.
-
-    Half of ``most_bytes`` full, the file replaces ``*.old.jsonl``, whose letters are dropped.
-    """
-
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        self.path = path
-        self.old: Path = path.with_suffix(".old.jsonl")
-        self.most: int = most_bytes // 2
-
-    def append(self, line: bytes) -> bool:
-        """Add a line, and whether old letters were dropped for it."""
-        line, drops = line + b"\n", False
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size and size + len(line) > self.most:
-            drops = self.old.exists()
-            os.replace(self.path, self.old)
-            size = 0
-        with self.path.open("ab+") as file:
-            # What a process that was killed had begun is a line of its own.
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = b"\n" + line
-            file.write(line)
-        return drops
-
-    def read(self) -> dict[int, dict[str, Any]]:
-        """Number -> letter, in order; without changes of letters that were dropped."""
-        found: dict[int, dict[str, Any]] = {}
-        for path in (self.old, self.path):
-            for line in path.read_bytes().splitlines() if path.exists() else ():
-                try:
-                    change = msgspec.json.decode(line)
-                    found.setdefault(change["number"], {}).update(change)
-                except (ValueError, TypeError, KeyError):
-                    continue
-        return {number: found[number] for number in sorted(found) if "values" in found[number]}
 
 
 class _Replay:
@@ -107,44 +66,34 @@ class DeadLetters:
         self._stream: str | None = conf.get("topology.dead.letter.stream")
         self._tries: BoundedMap[Any, dict[str, Any]] = BoundedMap(_MOST_IDS)
         self._replays: dict[int, _Replay] = {}
-        self._last = 0
         self._count = self._dropped = 0
-        self.file: LetterFile | None = None
-        if context._state_dir is not None:
-            folder = state_folder(
-                context._state_dir, context.topology_name, runner.component
-            ).with_suffix(".letters")
-            most = int(conf.get("topology.dead.letter.max.bytes") or 0)
-            self.file = LetterFile(folder / f"{context.task_index}.jsonl", most)
+        self.log: DeadLetterLog | None = dead_letter_log(
+            context,
+            int(conf.get("topology.dead.letter.max.bytes") or 0),
+            lambda error: runner.report(error, "dead letters"),
+        )
+        if self.log is not None:
+            context._on_close.append(self.log.close)
 
     def open(self) -> None:
-        """Check the conf and count the letters that are there. Called before the task runs."""
+        """Check the conf and count the letters that are there. Called before the task runs.
+
+        A log that cannot be opened is reported, and the spout runs.
+        """
         if self._stream is not None and len(self._runner.context.output_fields(self._stream)) != 1:
             raise InvalidRequest(
                 f"topology.dead.letter.stream {self._stream!r} of {self._runner.component!r} must have one field, for the letter"
             )
-        if self.file is not None:
-            self._last = max(self.file.read(), default=0)
-            self._recount(self.file)
-            self._adopt(self.file)
+        if self.log is not None:
+            try:
+                self.log.open()
+                self._recount(self.log)
+            except (OSError, StormDagsterError) as error:
+                self._runner.report(error, "the dead letters cannot be opened")
 
-    def _adopt(self, mine: LetterFile) -> None:
-        """Take over letters of tasks that are no more, since the component has fewer."""
-        context = self._runner.context
-        tasks = len(context.component_tasks(context.component))
-        names = {path.name.partition(".")[0] for path in mine.path.parent.glob("*.jsonl")}
-        for index in sorted(int(name) for name in names if name.isdecimal()):
-            if index >= tasks and index % tasks == context.task_index:
-                other = LetterFile(mine.path.with_name(f"{index}.jsonl"), 0)
-                for letter in other.read().values():
-                    self._last += 1
-                    line = msgspec.json.encode({**letter, "number": self._last})
-                    self._append(mine, line, "replayed_ms" not in letter)
-                other.path.unlink(missing_ok=True)
-                other.old.unlink(missing_ok=True)
-
-    def _recount(self, file: LetterFile) -> None:
-        self._publish(sum("replayed_ms" not in letter for letter in file.read().values()))
+    def _recount(self, log: DeadLetterLog) -> None:
+        letters = log.read()
+        self._publish(sum("replayed_ms" not in letter for letter in letters.values()))
 
     def _publish(self, count: int) -> None:
         self._count = count
@@ -219,28 +168,34 @@ class DeadLetters:
                 return
         tell("lost" if lost else False, tup_id)
 
-    def _append(self, file: LetterFile, line: bytes, more: int) -> None:
-        """Add a line, for ``more`` letters to replay. Those that are dropped for it are counted,
-        and logged.
+    def _put(self, log: DeadLetterLog, letter: dict[str, Any], more: int) -> None:
+        """Store a letter, for ``more`` letters to replay. Those that are dropped for it are
+        counted, and logged.
         """
-        runner, count = self._runner, self._count + more
-        if file.append(line):
-            self._recount(file)
-            self._dropped += count - self._count
+        runner = self._runner
+        was_open = log.is_open
+        dropped = log.put(letter["number"], letter)
+        unreplayed = sum("replayed_ms" not in old for old in dropped)
+        if dropped:
+            self._dropped += unreplayed
             runner.metric("dead_letters_dropped", self._dropped)
             _log.warning(
                 "the oldest dead letters of %s-%d are dropped", runner.component, runner.task_id
             )
+        if was_open:
+            self._publish(self._count + more - unreplayed)
         else:
-            self._publish(count)
+            self._recount(log)
 
     def _change(self, replay: _Replay, more: int, **fields: Any) -> None:
         number = replay.letter["number"]
         self._replays.pop(number, None)
         try:
-            assert self.file is not None
-            self._append(self.file, msgspec.json.encode({"number": number, **fields}), more)
-        except OSError as error:
+            assert self.log is not None
+            letter = self.log.get(number)
+            if letter is not None:
+                self._put(self.log, {**letter, **fields}, more)
+        except (OSError, StormDagsterError) as error:
             self._runner.report(
                 error, f"dead letter {number} was emitted again, which cannot be noted"
             )
@@ -270,10 +225,10 @@ class DeadLetters:
             "component": component,
             "failed_task": task,
         }
-        stream, self._last = stream or "default", max(now, self._last + 1)
+        stream = stream or "default"
         values = [*tup]
         letter: dict[str, Any] = {
-            "number": self._last,
+            "number": now,
             "spout": runner.component,
             "task": runner.task_id,
             "tup_id": _as_json(tup_id),
@@ -287,13 +242,14 @@ class DeadLetters:
             **({"error": text} if reason is not None else {}),
         }
         try:
-            if self.file is None:
+            if self.log is None:
                 raise InvalidRequest("there is no folder for dead letters: set topology.state.dir")
+            letter["number"] = self.log.next_number(now)
             with suppress(Exception):
                 letter["raw"] = base64.b64encode(encode_value(values)).decode()
-            if len(line := msgspec.json.encode(letter)) > self.file.most // 2:
-                line = msgspec.json.encode({**letter, "values": shown(values, 1000), "raw": None})
-            self._append(self.file, line, 1)
+            if len(msgspec.json.encode(letter)) > self.log.max_bytes // 4:
+                letter = {**letter, "values": shown(values, 1000), "raw": None}
+            self._put(self.log, letter, 1)
         except Exception as error:
             runner.report(error, "a dead letter cannot be kept")
             return False
@@ -303,7 +259,8 @@ class DeadLetters:
         )
         if self._stream is not None:
             try:
-                runner.send([msgspec.json.decode(line)], None, self._stream)
+                plain = msgspec.json.decode(msgspec.json.encode(letter))
+                runner.send([plain], None, self._stream)
             except runner.shared.catches as error:
                 runner.report(error, "a dead letter cannot be emitted")
         return True
@@ -323,7 +280,7 @@ class DeadLetters:
             )
         letters: list[dict[str, Any]] = []
         size = 0
-        for number, letter in (self.file.read() if self.file is not None else {}).items():
+        for number, letter in (self.log.read() if self.log is not None else {}).items():
             if number <= query.after:
                 continue
             if len(letters) >= query.limit or size > _PAGE_BYTES:

@@ -13,8 +13,8 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavaila
 if TYPE_CHECKING:
     from storm_dagster.api.bolts import StatefulBolt
     from storm_dagster.api.windows import WindowedBolt
+    from storm_dagster.worker.state.log import StateLog
     from storm_dagster.worker.tasks.runner import Runner
-    from storm_dagster.worker.tasks.state_log import StateLog
     from storm_dagster.worker.tasks.windows import WindowDriver
 
 

@@ -22,8 +22,8 @@ from storm_dagster.worker.dataplane.sending import (
     sent_and_received,
 )
 from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason
+from storm_dagster.worker.state.storage import StateStorage
 from storm_dagster.worker.tasks.events import EventDelivery
-from storm_dagster.worker.tasks.state_storage import StateStorage
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:

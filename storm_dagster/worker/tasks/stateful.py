@@ -21,8 +21,8 @@ from storm_dagster.core.keyed_state import (
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
+from storm_dagster.worker.state.log import StateLog
 from storm_dagster.worker.tasks.sink_batches import SinkBatches
-from storm_dagster.worker.tasks.state_log import StateLog
 
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner

@@ -10,27 +10,23 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from storm_dagster.api import TaskState
+from storm_dagster.testing.task_state import read_task_states
 
+STATE = Path("/var/lib/storm_state")
 sys.path.insert(0, "/topologies")
 wordcount = importlib.import_module("wordcount")
 
 name, files, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-folder = Path("/var/lib/storm_state") / name
 done = total = 0
-for path in sorted((folder / "lines").glob("*.sqlite3")):
-    state = TaskState(path)
+for state in read_task_states(STATE, name, "lines").values():
     done, total = done + state.get("done", 0), total + state.get("total", 0)
-    state.close()
 counted: Counter[str] = Counter()
 twice = []
-for path in sorted((folder / "count").glob("*.sqlite3")):
-    state = TaskState(path)
+for state in read_task_states(STATE, name, "count").values():
     for word, times in state.items():
         if word in counted:
             twice.append(word)
         counted[word] += times
-    state.close()
 expected: Counter[str] = Counter()
 for _, line in wordcount.read_lines(files, limit):
     expected.update(wordcount.words_of(line))

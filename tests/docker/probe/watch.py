@@ -12,9 +12,9 @@ import threading
 import time
 from pathlib import Path
 
-from storm_dagster.api import TaskState
 from storm_dagster.client import NimbusClient
 from storm_dagster.host.endpoints import cluster_conf
+from storm_dagster.testing.task_state import read_task_states
 
 NAME = sys.argv[1]
 HOME = Path("/var/lib/storm_dagster")
@@ -61,13 +61,11 @@ while not ended.wait(1.0):
         written += len(numbers)
         different.update(numbers)
         newest = max(newest, max(numbers, default=0))
-    for path in (STATE / NAME / "numbers").glob("*.sqlite3"):
-        try:
-            state = TaskState(path)
+    try:
+        for state in read_task_states(STATE, NAME, "numbers").values():
             done = max(done, int(state.get("done", 0)))
-            state.close()
-        except Exception as error:
-            seen["why"] = f"{path}: {error}"[:200]
+    except Exception as error:
+        seen["why"] = f"{STATE}: {error}"[:200]
     missing = done - sum(number <= done for number in different)
     row = {
         "at": time.time(),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from storm_dagster.api.state import TaskState
 from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.task_state import read_task_states
 
 
 def files_below(folder: Path, pattern: str) -> list[Path]:
@@ -22,15 +23,8 @@ def files_below(folder: Path, pattern: str) -> list[Path]:
 
 
 def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-    """Saved state of each task of the component on this machine, one after the other; closed behind
-    the reader.
-    """
-    for path in files_below(cluster.home, f"{name}/{component}/*.sqlite3"):
-        state = TaskState(path)
-        try:
-            yield state
-        finally:
-            state.close()
+    """Saved state of each task of the component on this machine."""
+    yield from read_task_states(cluster.home, name, component).values()
 
 
 class WordCount:

@@ -5,6 +5,7 @@ Positions of a source that has no store of its own are there too: a log of the c
 state of a bolt has.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +17,18 @@ from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, e
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.groupings import reader_of
 from storm_dagster.model.records import StateHome
-from storm_dagster.worker.tasks.state_log import StateLog, state_folder
+from storm_dagster.worker.state.former import (
+    READ,
+    damaged_database,
+    quarantined,
+    read_database,
+    set_aside,
+)
+from storm_dagster.worker.state.letters import DeadLetterLog, letters_folder
+from storm_dagster.worker.state.log import Stamp, StateLog, has_log, state_folder
+from storm_dagster.worker.state.task_store import WHOLE, TaskStore, task_folder
+
+_log = logging.getLogger(__name__)
 
 _PUBLISH_SECS = 10.0
 """Longest wait until an opening is known."""
@@ -95,12 +107,12 @@ class StateStorage:
         """
         assert context._state_dir is not None
         self.check_shared(context)
-        component, tail = context.component, context.topology_id.rpartition("-")[2]
+        component = context.component
         log = StateLog(
             state_folder(context._state_dir, context.topology_name, component),
             division,
             context.task_index,
-            (int(tail) if tail.isdigit() else 0, context.assignment_version),
+            _stamp(context),
             merge,
             owns,
             self.known_openings(component),
@@ -135,30 +147,87 @@ class StateStorage:
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         self.check_shared(context)
-        state = TaskState.open(
-            context._state_dir,
-            context.topology_name,
-            context.component,
-            context.task_id,
+        key = str(context.task_id)
+        log = open_task_log(
+            task_folder(
+                context._state_dir, context.topology_name, context.component, context.task_id
+            ),
             context.may_write,
+            opening=self.home.openings.get(key, (0, 0))[1],
+            take_older=bool(context.conf.get("topology.state.local")),
+            subject=f"task {context.task_id} ({context.component})",
         )
-        found, known = state.openings(), self.home.openings.get(str(context.task_id), (0, 0))[1]
-        if found < known:
-            what = f"{state.path} is of opening {found}, and opening {known} is known"
-            if not context.conf.get("topology.state.local"):
-                state.close()
-                raise Unavailable(
-                    f"the state of task {context.task_id} ({context.component}) here is older than the last that it had: "
-                    f"{what}. Make topology.state.dir the storage that has it, or set topology.state.local: true to go on "
-                    "with this one"
-                )
+        if log.older:
             older = Unavailable(
-                f"it goes on with older state, since topology.state.local is set: {what}"
+                f"it goes on with older state, since topology.state.local is set: {log.older}"
             )
             self._report(context.task_id, context.component, older, "state")
-        state.count_opening(max(found, known) + 1)
-        self.publish(str(context.task_id), (0, max(found, known) + 1), context)
-        return state
+        # The state is not divided: its division is 0.
+        self.publish(key, (0, log.position[1]), context)
+        return TaskState(TaskStore(log))
+
+
+def dead_letter_log(
+    context: TopologyContext, max_bytes: int, report: Callable[[Exception], None]
+) -> DeadLetterLog | None:
+    """Dead letters of a spout's task, not yet open; ``None`` without a folder for state."""
+    if context._state_dir is None:
+        return None
+    return DeadLetterLog(
+        letters_folder(context._state_dir, context.topology_name, context.component),
+        Partitioning(len(context.component_tasks(context.component)), by_key=False),
+        context.task_index,
+        _stamp(context),
+        context.may_write,
+        max_bytes,
+        report,
+    )
+
+
+def _stamp(context: TopologyContext) -> Stamp:
+    """Order of the assignment that the worker has read."""
+    number = context.topology_id.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0, context.assignment_version
+
+
+def open_task_log(
+    folder: Path,
+    owns: Callable[[], bool],
+    *,
+    opening: int = 0,
+    take_older: bool = False,
+    subject: str = "",
+) -> StateLog:
+    """Log of ``context.state`` of one task; it begins with the database of an earlier release, if
+    that was opened later than the log, and renames this.
+
+    ``opening``: the last one that is known. :class:`Corrupt` if the database is damaged.
+    """
+    path = folder.with_suffix(".sqlite3")
+    initial = read_database(path)
+    damaged = quarantined(path)
+    if initial is None and damaged and not has_log(folder, 0):
+        raise damaged_database(path, damaged[-1], "was damaged")
+    log = StateLog(
+        folder,
+        WHOLE,
+        0,
+        (0, 0),
+        lambda key, values: values[0],
+        owns,
+        {0: (0, opening)},
+        take_older,
+        initial=initial,
+        encoded=True,
+        durable=True,
+        subject=subject or f"{folder.parent.name}/{folder.stem}",
+    )
+    if initial is not None:
+        target = set_aside(path, READ)
+        _log.info(
+            "the state of %s is in %s; the former file is kept as %s", path, folder, target.name
+        )
+    return log
 
 
 class _ByReader(Partitioning):

@@ -1,16 +1,19 @@
-"""Checkpoint files of keyed state: one folder per component, below ``topology.state.dir``.
+"""Log of durable state: one folder per component or task, below ``topology.state.dir``.
 
 ::
 
     <topology name>/<component>.state/000002.json     the second division: over how many tasks
-    <topology name>/<component>.state/000002/1.4.log  state of the task with index 1, as of its fourth opening
+    <topology name>/<component>.state/000002/1.4.log  state of the task with index 1, fourth opening
+    <topology name>/<component>.letters/...           dead letters of a spout
+    <topology name>/<component>/<task>.state/...      ``context.state`` of one task: always one log
 
 A task that opens its state writes all of it into a new file and appends its checkpoints there, so
 that a process that lost the task without noticing writes to a file that is not read. The cluster
 knows the newest opening of each task (``known``): a folder without it holds older state. When the
 number of tasks changes, the first opener creates the ``.json`` of a new division: from then on no
 checkpoint of the older one is acknowledged. The only requirement on the file system is exclusive
-creation of a file (``link``), so that a shared one works for several hosts.
+creation of a file (``link``), so that a shared one works for several hosts: no lock is taken and
+no file is mapped into memory.
 """
 
 import json
@@ -22,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote
 
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
@@ -32,8 +35,16 @@ _LOG = re.compile(r"(\d+)\.(\d+)\.log")
 _LEAST_COMPACTED = 1 << 20
 _LAST_COPIED, _BLOCK = 64 << 10, 1 << 20
 _SLICE, _YIELD_SECS = 1000, 0.0001
+_READ_ATTEMPTS = 20
 Stamp = tuple[int, int]
 Position = tuple[int, int]
+
+
+class InitialContents(NamedTuple):
+    """Contents of a file of an earlier format, from the opening with this number on."""
+
+    opening: int
+    contents: Contents
 
 
 def state_folder(root: Path, topology: str, component: str) -> Path:
@@ -58,8 +69,18 @@ class StateLog:
     merge: Callable[[Any, list[Any]], Any]
     owns: Callable[[], bool]
     known: Mapping[int, Position] = field(default_factory=dict)
-    """Index of a task -> (division, opening) of its last opening, anywhere."""
+    """Index of a task -> (division, opening) of its last opening, anywhere. Division 0 stands for
+    the only one, of state that is not divided.
+    """
     take_older: bool = False
+    initial: InitialContents | None = None
+    """What the log begins with, unless it was opened at least as often."""
+    encoded: bool = False
+    """Whether the values of :attr:`contents` stay encoded."""
+    durable: bool = False
+    """Whether each new file is on the disk before it replaces another, as :meth:`sync` needs it."""
+    subject: str = ""
+    """Whose state it is, for errors; by default the number of the task."""
 
     def __post_init__(self, stamp: Stamp) -> None:
         self.older = ""
@@ -69,13 +90,14 @@ class StateLog:
         compacted.
         """
         self._file = -1
+        self._folders_synced = False
         self._compaction: _Compaction | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self._number = self._enter(stamp)
         self._opening = 0
         self.contents: Contents = self._load(self._number, self.index)
         division_known, opening_known = self.known.get(self.index, (0, 0))
-        if division_known == self._number:
+        if division_known in (0, self._number):
             self._opening = max(self._opening, opening_known)
         self._publish(self._write(self.contents.snapshot()))
         for left in self._path(self._number).with_suffix("").glob(f".{self.index}.*.tmp"):
@@ -91,8 +113,9 @@ class StateLog:
         text = f"{self.folder} has {found}, and {newest} is known"
         if not self.take_older:
             raise Unavailable(
-                f"the state of task number {self.index} here is older than the last that was acknowledged: {text}. Make "
-                "topology.state.dir the storage that has it, or set topology.state.local: true to go on with this one"
+                f"the state of {self.subject or f'task number {self.index}'} here is older than the "
+                f"last that was acknowledged: {text}. Make topology.state.dir the storage that has "
+                "it, or set topology.state.local: true to go on with this one"
             )
         self.older = text
 
@@ -102,7 +125,7 @@ class StateLog:
         return self.folder / f"{number:06d}.json"
 
     def _numbers(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.json"))
+        return division_numbers(self.folder)
 
     def _read_division(self, number: int) -> tuple[Partitioning, Stamp]:
         path = self._path(number)
@@ -148,36 +171,29 @@ class StateLog:
 
     def _logs(self, number: int) -> dict[int, tuple[int, Path]]:
         """Index -> (opening, path) of the newest log of each task of a division."""
-        found: dict[int, tuple[int, Path]] = {}
-        try:
-            paths = list((self.folder / f"{number:06d}").iterdir())
-        except FileNotFoundError:
-            return found
-        for path in paths:
-            match = _LOG.fullmatch(path.name)
-            if match is not None:
-                index, opening = int(match[1]), int(match[2])
-                if opening > found.get(index, (0, path))[0]:
-                    found[index] = (opening, path)
-        return found
+        return _newest_logs(self.folder, number)
 
     def _load(self, number: int, index: int) -> Contents:
         log = self._logs(number).get(index)
         division, newest = self.known.get(index, (0, 0))
         opening = log[0] if log is not None else 0
-        if division == number and opening < newest:
+        is_own = (number, index) == (self._number, self.index)
+        initial = self.initial if is_own else None
+        if initial is not None and initial.opening <= opening:
+            initial = None
+        if initial is not None:
+            opening = initial.opening
+        if division in (0, number) and opening < newest:
             self._found_older(f"opening {opening}", f"opening {newest}")
-        if (number, index) == (self._number, self.index):
+        if is_own:
             self._opening = opening
+        if initial is not None:
+            return initial.contents
         if log is not None:
-            contents = Contents()
-            with log[1].open("rb") as file:
-                for record in _paced(read_log(file, str(log[1]))):
-                    contents.apply(record)
-            return contents
+            return _read_contents(log[1], self.encoded)
         earlier = [one for one in self._numbers() if one < number]
         if not earlier:
-            return Contents()
+            return Contents(encoded=self.encoded)
         division, _ = self._read_division(number)
         before, _ = self._read_division(earlier[-1])
         old = ((other, self._load(earlier[-1], other)) for other in range(before.tasks))
@@ -204,6 +220,8 @@ class StateLog:
         """Make the file the task's next opening, and append to it from now on."""
         path = self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
         size = temporary.stat().st_size
+        if self.durable:
+            _sync_path(temporary)
         if not self.owns() or not _link(temporary, path):
             temporary.unlink(missing_ok=True)
             raise Unavailable(
@@ -214,6 +232,9 @@ class StateLog:
         self._path_now = path
         self._opening += 1
         self._full_size, self.size = size, size
+        if self.durable:
+            # Before the older file goes.
+            self._sync_folders()
         for other in path.parent.glob(f"{self.index}.*.log"):
             match = _LOG.fullmatch(other.name)
             if match is not None and int(match[2]) < self._opening:
@@ -243,9 +264,26 @@ class StateLog:
             self._check()
         except BaseException:
             # Not acknowledged; if a successor has read it already, its tuples count twice.
-            os.ftruncate(self._file, self.size)
+            try:
+                os.ftruncate(self._file, self.size)
+            except OSError:
+                # What is there would stand before the next checkpoint: nothing more is appended.
+                self.close()
             raise
         self.size += len(raw)
+
+    def sync(self) -> None:
+        """Bring everything that was appended to the disk, so that it outlives a power cut."""
+        os.fsync(self._file)
+
+    def _sync_folders(self) -> None:
+        _sync_path(self._path_now.parent)
+        if not self._folders_synced:
+            _sync_path(self._path(self._number))
+            # The folder, the component's and the topology's.
+            for folder in (self.folder, *self.folder.parents[:3]):
+                _sync_path(folder)
+            self._folders_synced = True
 
     def _check(self) -> None:
         if not self.owns():
@@ -293,6 +331,60 @@ class StateLog:
             self._file = -1
 
 
+def division_numbers(folder: Path) -> list[int]:
+    """Numbers of the divisions of a log, ascending; none if it was never opened."""
+    return sorted(int(path.stem) for path in folder.glob("[0-9]*.json"))
+
+
+def _newest_logs(folder: Path, number: int) -> dict[int, tuple[int, Path]]:
+    newest: dict[int, tuple[int, Path]] = {}
+    try:
+        paths = list((folder / f"{number:06d}").iterdir())
+    except FileNotFoundError:
+        return newest
+    for path in paths:
+        match = _LOG.fullmatch(path.name)
+        if match is not None:
+            index = int(match[1])
+            opening = int(match[2])
+            if opening > newest.get(index, (0, path))[0]:
+                newest[index] = (opening, path)
+    return newest
+
+
+def _read_contents(path: Path, encoded: bool) -> Contents:
+    contents = Contents(encoded=encoded)
+    with path.open("rb") as file:
+        for record in _paced(read_log(file, str(path))):
+            contents.apply(record)
+    return contents
+
+
+def has_log(folder: Path, index: int) -> bool:
+    """True if the newest division has a log of the task."""
+    numbers = division_numbers(folder)
+    return bool(numbers) and index in _newest_logs(folder, numbers[-1])
+
+
+def read_newest(folder: Path, index: int) -> Contents:
+    """Contents of a task's newest log, with encoded values, beside the process that writes it.
+
+    The log is only read: the task continues undisturbed. Empty if there is none.
+    """
+    for attempt in range(_READ_ATTEMPTS):
+        numbers = division_numbers(folder)
+        log = _newest_logs(folder, numbers[-1]).get(index) if numbers else None
+        if log is None:
+            break
+        try:
+            return _read_contents(log[1], encoded=True)
+        except FileNotFoundError:
+            # Its writer has just replaced it.
+            if attempt + 1 == _READ_ATTEMPTS:
+                raise
+    return Contents(encoded=True)
+
+
 class _Compaction:
     """Compaction of a log in a thread, as far as the log reached when it began; then what was
     appended meanwhile.
@@ -320,6 +412,9 @@ class _Compaction:
                 while not self.stopped and (upto := self._log.size) - self.read > _LAST_COPIED:
                     _copy_range(self._path, self.read, upto, file)
                     self.read = upto
+            if self._log.durable and not self.stopped:
+                # Here, not in the loop, which then syncs only what is appended until then.
+                _sync_path(temporary)
             if self.stopped:
                 temporary.unlink(missing_ok=True)
             else:
@@ -357,6 +452,15 @@ def _copy_range(path: Path, begin: int, end: int, target: BinaryIO) -> None:
             begin += len(raw)
 
 
+def _sync_path(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
 
@@ -366,7 +470,10 @@ def _link(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
         return True
-    except (FileExistsError, FileNotFoundError):
+    except FileExistsError:
+        # Also the answer of NFS when a request is sent again because its first reply was lost.
+        return temporary.stat().st_nlink > 1
+    except FileNotFoundError:
         return False
     finally:
         temporary.unlink(missing_ok=True)

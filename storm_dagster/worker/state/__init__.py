@@ -1,0 +1,1 @@
+"""Durable state of tasks: one log format, its storage, and views of it."""

@@ -1,0 +1,83 @@
+"""Store behind ``context.state``: a view of the state log of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from storm_dagster.api.state import StateChanges
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.worker.state.log import StateLog
+
+WHOLE = Partitioning(1, by_key=False)
+"""Division of state that stays with its task id, whatever number of tasks its component has."""
+
+
+def task_folder(root: Path, topology: str, component: str, task: int) -> Path:
+    """Folder of ``context.state`` of one task."""
+    safe = quote(component, safe="").replace(".", "%2E") or "%00"
+    return root / topology / safe / f"{task}.state"
+
+
+class TaskView:
+    """Values and applied ids of a task, as a :class:`StateStore` that refuses changes."""
+
+    def __init__(self, path: Path, contents: Contents) -> None:
+        self.path = path
+        self._contents = contents
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Key -> encoded value."""
+        return self._contents.values
+
+    @property
+    def applied(self) -> Iterable[str]:
+        """The applied ids."""
+        return self._contents.ids
+
+    def is_applied(self, id: str) -> bool:
+        """True if the id is applied."""
+        return id in self._contents.ids
+
+    def write(self, changes: StateChanges, *, sync: bool) -> None:
+        """Refuse the changes."""
+        raise InvalidRequest(
+            f"the state in {self.path} was opened to be read: open it with open_task_state to change it"
+        )
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+class TaskStore(TaskView):
+    """Values and applied ids of a task in its open log."""
+
+    def __init__(self, log: StateLog) -> None:
+        super().__init__(log.folder, log.contents)
+        self._log = log
+
+    def write(self, changes: StateChanges, *, sync: bool) -> None:
+        """Append the changes as one checkpoint. Raises as :meth:`StateLog.append`."""
+        record = Checkpoint(
+            values=[(key, msgspec.Raw(raw)) for key, raw in changes.values.items()],
+            removed=list(changes.removed),
+            ids=[(0, id) for id in changes.applied],
+            forgotten=list(changes.forgotten),
+            full=changes.clears,
+        )
+        # Before the checkpoint: an error of it must leave the state as it was.
+        self._log.compact()
+        self._log.append(record)
+        self._contents.apply(record)
+        if sync:
+            self._log.sync()
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
