@@ -36,6 +36,9 @@ _DEFAULT_PORT = 15002
 _START_SECS = 120.0
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
 _DETAILS = re.compile(r'details = "([^"\n]+)')
+_OTHER_RELEASE = re.compile(
+    r"(Can't get attribute '\w+' on <module '|No module named ')(storm_dagster\.[\w.]+)"
+)
 
 
 def host_and_port(remote: str) -> tuple[str, int]:
@@ -212,6 +215,10 @@ def as_unavailable(error: Exception, what: str) -> StormDagsterError:
     lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
     cause = ": ".join(found[1] for found in (status, details) if found) or lines[0]
     remedy = "see the Spark server's log, try again"
+    missing = _OTHER_RELEASE.search(str(error))
+    if missing is not None:
+        cause = f"its Python workers have another release of {missing[2]}"
+        remedy = "restart Spark (storm-dagster spark, storm-dagster dev) with this release"
     if status is not None and status[1] in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         remedy = (
             "its token follows from the cluster's storm.secret (set storm.secret.file to the same here), without one it "

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +25,15 @@ from storm_dagster.spark.assignment.pipeline import (
     plan_with_spark,
 )
 from storm_dagster.spark.session import forget_session, open_connect
+from storm_rigs.batch_recorder import RECORDED_BATCHES
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 from storm_rigs.placement_invariants import placement_faults
 
 pytestmark = pytest.mark.spark
 
+TESTS = Path(__file__).parents[1]
+CASES = ("test_jstorm_cases", "test_events", "test_requested_workers")
+"""Modules whose batches are cases of JStorm and Storm, and of their issues, written by hand."""
 CLUSTERS = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 5
 
 
@@ -54,6 +61,42 @@ def test_both_planners_agree_on_generated_clusters(
         assert result.placements == local.placements, f"seed {seed}"
         assert placement_faults(batch, result) == [], f"seed {seed}"
         assert (result.planner, local.planner) == ("pyspark", "python")
+
+
+def recorded_batches(path: Path) -> list[PlacementBatch]:
+    """The batches that the tests of ``CASES`` place, in order, without repetitions."""
+    modules = [str(TESTS / "scheduling" / f"{name}.py") for name in CASES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    python_path = os.pathsep.join(
+        [str(TESTS.parent), str(TESTS / "rigs"), os.environ.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [*command, "-p", "storm_rigs.batch_recorder", *modules],
+        cwd=TESTS.parent,
+        env={**os.environ, RECORDED_BATCHES: str(path), "PYTHONPATH": python_path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [PlacementBatch.model_validate_json(line) for line in dict.fromkeys(lines)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "tasks_of_group", [TASKS_OF_GROUP, 20], ids=["one stage", "several partitions"]
+)
+def test_both_planners_agree_on_the_cases_of_jstorm_and_storm(
+    session: SparkSession, tasks_of_group: int, tmp_path: Path
+) -> None:
+    batches = recorded_batches(tmp_path / "batches.jsonl")
+    results = plan_many_with_spark(session, batches, tasks_of_group)
+    statuses: set[str] = set()
+    for batch, result in zip(batches, results, strict=True):
+        assert result.placements == plan_placement(batch).placements
+        statuses.update(placement.status for placement in result.placements)
+    assert statuses == {"assigned", "unchanged", "failed"}
 
 
 @pytest.mark.long

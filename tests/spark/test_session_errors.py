@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import uuid
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,7 +12,10 @@ import pytest
 
 from storm_dagster.api import spark_session
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 from storm_dagster.spark.session import as_unavailable
+from storm_dagster.spark.warm_up import WARM_BATCH
+from storm_rigs.spark_server import SparkServer
 from storm_rigs.worker_rig import free_port
 
 
@@ -30,6 +35,25 @@ def test_another_error_is_told_by_its_first_line() -> None:
     assert (
         str(error) == "the placement failed (no such column): see the Spark server's log, try again"
     )
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_server_of_another_release_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """Spark ships functions by name, so its Python workers must have them."""
+    server = SparkServer(free_port(), tmp_path)
+    server.python_path.mkdir(parents=True)
+    (server.python_path / "sitecustomize.py").write_text(
+        "from storm_dagster.spark.assignment import groups\ndel groups.allocate_in_cluster\n"
+    )
+    with server:
+        planner = ConnectPlanner(server.remote, FixedSessionIds(str(uuid.uuid4())), home=tmp_path)
+        with pytest.raises(
+            Unavailable,
+            match=r"another release of storm_dagster\.spark\.assignment\.groups.*restart Spark",
+        ):
+            planner(WARM_BATCH)
+        planner.close()
 
 
 @pytest.mark.parametrize("code", ["", "a-1-1"])

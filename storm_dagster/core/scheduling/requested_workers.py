@@ -5,7 +5,7 @@ The request is what slot allocation knows of a topology: it never sees tasks.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,6 +65,22 @@ class Grants:
         return [position for position in needed if position not in held] if held else needed
 
 
+def workers_to_place(
+    about: TopologySummary, executors: int, masters: int, staying: int
+) -> tuple[int, bool]:
+    """Number of workers to place, and True if one of them is the topology master's alone.
+
+    ``executors`` are to be placed, ``masters`` of them of the topology master; ``staying`` is the
+    number of workers that stay as they are.
+    """
+    workers, alone = worker_count(about.workers, about.executors, about.single_master)
+    alone = alone and masters > 0
+    # Something is to be placed, so one worker is needed however many stay; a master that is to be
+    # alone needs a second one beside the rest. Workers beyond the executors would stay empty.
+    least = 2 if alone and executors > masters else 1
+    return min(max(workers - staying, least), executors), alone
+
+
 def grant_requests(about: TopologySummary, executors: Executors, history: EventHistory) -> Grants:
     """Grant requested workers, kind by kind, and count the slots.
 
@@ -72,13 +88,9 @@ def grant_requests(about: TopologySummary, executors: Executors, history: EventH
     workers of one kind than there are workers are dropped together, with a warning; user-defined
     and old workers that are too many together clash.
     """
-    workers, alone = worker_count(about.workers, about.executors, about.single_master)
     component, master = executors.component, about.master
     masters = sum(component[position] == master for position in history.needed)
-    # Something is to be placed, so one worker is needed however many stay; a master that is to be
-    # alone needs a second one beside the rest. Workers beyond the executors would stay empty.
-    least = 2 if alone and masters and len(history.needed) > masters else 1
-    room = min(max(workers - history.staying, least), len(history.needed))
+    room, alone = workers_to_place(about, len(history.needed), masters, history.staying)
     grants = Grants()
     needed = set[int]() if history.is_empty else set(history.needed)
     taken: set[int] = set()
@@ -97,7 +109,7 @@ def grant_requests(about: TopologySummary, executors: Executors, history: EventH
         named = any(
             component[position] == master for wanted in everyone for position in wanted.holds
         )
-        left = room - int(bool(alone and masters and not named))
+        left = room - int(alone and not named)
         if len(everyone) <= left:
             grants.requested = everyone
             taken |= fresh
@@ -277,7 +289,11 @@ def slot_request(
             for number, worker in enumerate(history.old)
             if about.event != "new" and worker.state == (KEPT if monitor else LOST)
         ],
-        needs=_needs(about, executors, history, unassigned),
+        needs=_differ_needs(
+            about,
+            _units_of(about.differ, unassigned, executors),
+            _blocked_supervisors(about.differ, history, executors),
+        ),
         fixed=[len(worker.holds) for worker in history.old if worker.state == UNSTOPPED],
         total=len(executors),
         missing=len(history.needed),
@@ -301,18 +317,71 @@ def _reusable(
     )
 
 
-def _needs(
-    about: TopologySummary, executors: Executors, history: EventHistory, unassigned: list[int]
+def slot_request_without_history(
+    about: TopologySummary, *, grants_requests: bool, respread: bool
+) -> SlotRequest:
+    """The request of an event without assignment and user-defined workers.
+
+    It is a function of the summary: all executors are to be placed, and nothing is kept. Without
+    ``grants_requests`` the strategy counts its workers itself.
+    """
+    total = sum(about.units)
+    masters = about.units[about.master] if about.master >= 0 else 0
+    count = 0
+    alone = False
+    if grants_requests:
+        count, alone = workers_to_place(about, total, masters, 0)
+    return SlotRequest(
+        unchanged=not total and not respread,
+        wanted=count,
+        staying=0,
+        alone=alone,
+        requested=[],
+        own=[],
+        reusable=[],
+        needs=_differ_needs(about, dict(enumerate(about.units)), {}),
+        fixed=[],
+        total=total,
+        missing=total,
+        unassigned=total,
+        clash=None,
+    )
+
+
+def _differ_needs(
+    about: TopologySummary, units: Mapping[int, int], blocked: Mapping[int, set[str]]
 ) -> list[DifferNeed]:
+    """Needs of the components with executors to place; ``units`` and ``blocked`` by component."""
     needs: list[DifferNeed] = []
     for component in about.differ:
-        count = sum(executors.component[position] == component for position in unassigned)
-        blocked = {
-            worker.node
-            for worker in history.old
-            if worker.state != LOST
-            and any(executors.component[position] == component for position in worker.holds)
-        }
+        count = units.get(component, 0)
         if count:
-            needs.append(DifferNeed(component, count, sorted(blocked)))
+            needs.append(DifferNeed(component, count, sorted(blocked.get(component, ()))))
     return needs
+
+
+def _units_of(
+    components: Sequence[int], positions: Sequence[int], executors: Executors
+) -> dict[int, int]:
+    """Component -> number of its executors at these positions."""
+    counts = dict.fromkeys(components, 0)
+    for component in components:
+        counts[component] = sum(
+            executors.component[position] == component for position in positions
+        )
+    return counts
+
+
+def _blocked_supervisors(
+    components: Sequence[int], history: EventHistory, executors: Executors
+) -> dict[int, set[str]]:
+    """Component -> supervisors with a worker that stays and holds one of its executors."""
+    blocked: dict[int, set[str]] = {component: set() for component in components}
+    for worker in history.old:
+        if worker.state == LOST:
+            continue
+        for position in worker.holds:
+            component = executors.component[position]
+            if component in blocked:
+                blocked[component].add(worker.node)
+    return blocked

@@ -16,6 +16,7 @@ from storm_dagster.core.scheduling.requested_workers import (
     SlotRequest,
     grant_requests,
     slot_request,
+    slot_request_without_history,
 )
 from storm_dagster.core.scheduling.slot_allocation import (
     FreePorts,
@@ -73,6 +74,16 @@ def strategy_of(name: str) -> Strategy:
     return strategy
 
 
+def request_without_history(about: TopologySummary) -> SlotRequest:
+    """The slots of a topology without assignment and user-defined workers, from its summary."""
+    strategy = strategy_of(about.strategy)
+    return slot_request_without_history(
+        about,
+        grants_requests=strategy.grants_requests,
+        respread=strategy.respreads and about.event == "monitor",
+    )
+
+
 class TopologyEvent:
     """An event of one topology, from the rows of its history."""
 
@@ -85,6 +96,8 @@ class TopologyEvent:
 
     def request(self) -> SlotRequest:
         """The slots that it wants."""
+        if self.history.is_empty:
+            return request_without_history(self.about)
         if self._grants is None:
             self._grants = grant_requests(self.about, self.executors, self.history)
         respread = self.strategy.respreads and self.about.event == "monitor"

@@ -1,65 +1,90 @@
 """The Arrow groups of the assignment: what runs in Spark's Python workers.
 
-Requests and tasks are worked out per topology, in parallel, many small topologies in one group: a
+Requests and tasks are worked out per topology, in parallel, many small topologies in one part: a
 group costs about as much as two hundred tasks. Only the allocation of slots is not parallel,
 because every topology narrows the choice of the next: one group for each cluster, which sees
 supervisors, slots and workers, never tasks.
 """
 
-import json
 from collections.abc import Collection
 
 import pyarrow as pa
 
-from storm_dagster.core.scheduling.requested_workers import (
-    DifferNeed,
-    RequestedSlot,
-    ReusableSlot,
-    SlotRequest,
+from storm_dagster.core.scheduling.requested_workers import SlotRequest
+from storm_dagster.core.scheduling.slot_allocation import FreePorts
+from storm_dagster.core.scheduling.strategy import (
+    TopologyEvent,
+    allocate,
+    request_without_history,
 )
-from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, FreePorts
-from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
-from storm_dagster.core.scheduling.task_assignment import Allocated
-from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary
-from storm_dagster.model.multimap import multimap
-from storm_dagster.model.placement_reasons import Refusal
-from storm_dagster.spark.assignment.schema import ALLOCATED, PLACED, SLOT_REQUESTS, read_executors
+from storm_dagster.core.scheduling.units import TopologySummary
+from storm_dagster.spark.assignment import exchange
+from storm_dagster.spark.assignment.executor_runs import executors_of_runs
 
-_NO_EXECUTORS = Executors([], [], None)
-_SLOT = ("node", "host", "port", "why", "role", "ref", "text")
+_Key = tuple[pa.Scalar, ...]
+_Values = dict[str, bytes]
+"""Kind -> value of one topology."""
 
 
-def request_slots(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) -> pa.Table:
-    """Slot requests of some topologies from the runs of their executors and the rows about them."""
-    executors = read_executors(runs)
-    requests: list[Row] = []
-    for topology, facts in _by_topology(rows).items():
-        text = next(row["text"] for row in facts if row["kind"] == "about")
-        event = TopologyEvent(
-            TopologySummary(**json.loads(text)), executors.get(topology, _NO_EXECUTORS), facts
-        )
-        request = event.request()._asdict()
-        requests.append(
-            {"cluster": key[0].as_py(), "topology": topology, "text": text, "request": request}
-        )
-    return pa.Table.from_pylist(requests, schema=SLOT_REQUESTS)
+def request_in_part(key: _Key, values: pa.Table) -> pa.Table:
+    """Slot requests of the topologies of one part."""
+    cluster = key[0].as_py()
+    requests: list[exchange.Value] = []
+    for topology, by_kind in _by_topology(values).items():
+        request = _event(by_kind).request()
+        requests.append((cluster, topology, exchange.REQUEST, exchange.encode(request)))
+    return exchange.values_table(requests)
 
 
-def _by_topology(rows: pa.Table) -> dict[int, list[Row]]:
-    return multimap((row["topology"], row) for row in rows.to_pylist())
-
-
-def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
+def allocate_in_cluster(key: _Key, slots: pa.Table, values: pa.Table) -> pa.Table:
     """Allocated slots of each topology of one cluster, or the reason why it gets none."""
-    served = sorted(requests.to_pylist(), key=lambda row: row["topology"])
-    abouts = [TopologySummary(**json.loads(request["text"])) for request in served]
-    ports = _free_ports(slots, {host for about in abouts for host in about.isolation})
-    rows = [
-        {**row, "cluster": request["cluster"], "topology": request["topology"]}
-        for request, about in zip(served, abouts, strict=True)
-        for row in _allocate(about, request, ports)
-    ]
-    return pa.Table.from_pylist(rows, schema=ALLOCATED)
+    cluster = key[0].as_py()
+    topologies = _by_topology(values)
+    summaries = {
+        topology: exchange.decode_summary(by_kind[exchange.SUMMARY])
+        for topology, by_kind in topologies.items()
+    }
+    isolated = {host for summary in summaries.values() for host in summary.isolation}
+    ports = _free_ports(slots, isolated)
+    allocations: list[exchange.Value] = []
+    for topology, summary in sorted(summaries.items()):
+        allocated = allocate(summary, _request(summary, topologies[topology]), ports)
+        allocations.append((cluster, topology, exchange.ALLOCATED, exchange.encode(allocated)))
+    return exchange.values_table(allocations)
+
+
+def assign_in_part(key: _Key, values: pa.Table) -> pa.Table:
+    """Rows of all workers of the topologies of one part, those that stay as they are included."""
+    cluster = key[0].as_py()
+    placed: list[exchange.Value] = []
+    for topology, by_kind in _by_topology(values).items():
+        allocated = exchange.decode_allocated(by_kind[exchange.ALLOCATED])
+        rows = _event(by_kind).assign(allocated)
+        placed.append((cluster, topology, exchange.PLACED, exchange.encode(rows)))
+    return exchange.values_table(placed)
+
+
+def _by_topology(values: pa.Table) -> dict[int, _Values]:
+    by_topology: dict[int, _Values] = {}
+    for _, topology, kind, value in exchange.read_values(values):
+        by_topology.setdefault(topology, {})[kind] = value
+    return by_topology
+
+
+def _event(by_kind: _Values) -> TopologyEvent:
+    history = by_kind.get(exchange.HISTORY)
+    return TopologyEvent(
+        exchange.decode_summary(by_kind[exchange.SUMMARY]),
+        executors_of_runs(exchange.decode(by_kind[exchange.EXECUTORS])),
+        () if history is None else exchange.decode(history),
+    )
+
+
+def _request(summary: TopologySummary, by_kind: _Values) -> SlotRequest:
+    request = by_kind.get(exchange.REQUEST)
+    if request is None:
+        return request_without_history(summary)
+    return exchange.decode_request(request)
 
 
 def _free_ports(slots: pa.Table, isolated: Collection[str]) -> FreePorts:
@@ -73,57 +98,3 @@ def _free_ports(slots: pa.Table, isolated: Collection[str]) -> FreePorts:
         ((node, port, holders) for node, _, _, _, port, holders in rows if port is not None),
         isolated,
     )
-
-
-def _allocate(about: TopologySummary, row: Row, ports: FreePorts) -> list[Row]:
-    allocated = allocate(about, _request(row["request"]), ports)
-    if allocated.refusal is not None:
-        return [{"kind": "failed", "text": json.dumps(allocated.refusal._asdict())}]
-    return [
-        *({"kind": "freed", "ref": worker} for worker in allocated.freed),
-        *(
-            {"kind": "slot", "number": number, **vars(slot)}
-            for number, slot in enumerate(allocated.slots)
-        ),
-    ]
-
-
-def _request(row: Row) -> SlotRequest:
-    nested = {
-        "requested": [
-            RequestedSlot(**{**wanted, "hint": _slot(wanted["hint"])})
-            for wanted in row["requested"]
-        ],
-        "own": [_slot(own) for own in row["own"]],
-        "reusable": [ReusableSlot(**worker) for worker in row["reusable"]],
-        "needs": [DifferNeed(**need) for need in row["needs"]],
-    }
-    return SlotRequest(**{**row, **nested})
-
-
-def _slot(row: Row | None) -> tuple[str, int] | None:
-    return (row["node"], row["port"]) if row is not None else None
-
-
-def assign_tasks(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) -> pa.Table:
-    """Rows of all workers of some topologies, those that stay as they are included."""
-    executors, placed = read_executors(runs), list[Row]()
-    for topology, facts in _by_topology(rows).items():
-        for row in _assigned(executors.get(topology, _NO_EXECUTORS), facts):
-            row.update(cluster=key[0].as_py(), topology=topology)
-            placed.append(row)
-    return pa.Table.from_pylist(placed, schema=PLACED)
-
-
-def _assigned(executors: Executors, facts: list[Row]) -> list[Row]:
-    by_kind = multimap((row["kind"], row) for row in facts)
-    (about,) = (TopologySummary(**json.loads(row["text"])) for row in by_kind.pop("about"))
-    slots = sorted(by_kind.pop("slot", ()), key=lambda row: row["number"])
-    allocated = Allocated(
-        [AllocatedSlot(**{name: row[name] for name in _SLOT}) for row in slots],
-        [row["ref"] for row in by_kind.pop("freed", ())],
-        next((Refusal(**json.loads(row["text"])) for row in by_kind.pop("failed", ())), None),
-    )
-    return TopologyEvent(
-        about, executors, (row for part in by_kind.values() for row in part)
-    ).assign(allocated)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import Window
@@ -14,17 +14,20 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.plan import placement_of
-from storm_dagster.core.scheduling.units import Codes, Row, service_order, several_tasks, summary_of
-from storm_dagster.model.multimap import multimap
+from storm_dagster.core.scheduling.units import Codes, Row, service_order, summary_of
 from storm_dagster.model.placement import (
     PlacementBatch,
     PlacementResult,
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
-from storm_dagster.spark.assignment import schema
-from storm_dagster.spark.assignment.groups import allocate_slots, assign_tasks, request_slots
+from storm_dagster.spark.assignment import exchange
+from storm_dagster.spark.assignment.executor_runs import executor_runs
+from storm_dagster.spark.assignment.groups import (
+    allocate_in_cluster,
+    assign_in_part,
+    request_in_part,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 _MOST_PARTITIONS = 32
 _TASKS_OF_PARTITION = 50_000
 TASKS_OF_GROUP = 10_000
-_TOPOLOGY = ("cluster", "topology")
 
 
 def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementResult:
@@ -52,8 +54,8 @@ def plan_many_with_spark(
     """
     started = time.monotonic()
     frames = batch_frames(batches)
-    placed = schema.PLACED.empty_table()
-    if frames.topologies.num_rows:
+    placed = exchange.VALUES.empty_table()
+    if any(batch.topologies for batch in batches):
         placed = _placed(session, frames, _cut(batches, tasks_of_group)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
@@ -67,10 +69,12 @@ def _read_results(
     batches: Sequence[PlacementBatch], placed: pa.Table
 ) -> list[tuple[TopologyPlacement, ...]]:
     """Placements of each batch, in the order of service."""
-    rows = multimap(((row["cluster"], row["topology"]), row) for row in placed.to_pylist())
+    rows: dict[tuple[int, int], list[Row]] = {}
+    for cluster, place, _, value in exchange.read_values(placed):
+        rows[cluster, place] = exchange.decode(value)
     return [
         tuple(
-            placement_of(topology, rows.get((cluster, place), []))
+            placement_of(topology, rows[cluster, place])
             for place, topology in enumerate(service_order(batch.topologies))
         )
         for cluster, batch in enumerate(batches)
@@ -89,23 +93,17 @@ def _cut(batches: Sequence[PlacementBatch], tasks_of_group: int) -> tuple[int, i
     return partitions, max(1, tasks_of_group * len(tasks) // total)
 
 
-def _in_groups(
-    function: Callable[..., pa.Table],
-    runs: DataFrame,
-    rows: DataFrame,
-    cut: tuple[int, int],
-    result: pa.Schema,
+def _in_parts(
+    function: Callable[..., pa.Table], values: DataFrame, cut: tuple[int, int]
 ) -> DataFrame:
-    """``function`` of the executors of some topologies and of the rows about them: in Arrow groups,
-    in parallel.
-    """
+    """``function`` of the values of some topologies, in Arrow groups, in parallel."""
     partitions, together = cut
     part = F.floor(F.col("topology") / together).alias("part")
-    executors, facts = (
-        _cut_by(partitions, frame.select("*", part), "cluster", "part").groupBy("cluster", "part")
-        for frame in (runs, rows)
+    return (
+        _cut_by(partitions, values.select("*", part), "cluster", "part")
+        .groupBy("cluster", "part")
+        .applyInArrow(function, from_arrow_schema(exchange.VALUES))
     )
-    return executors.cogroup(facts).applyInArrow(function, schema.ddl(result))
 
 
 def _cut_by(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
@@ -114,31 +112,28 @@ def _cut_by(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
 
 def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
     partitions = cut[0]
-    tables = (frames.supervisors, frames.topologies, frames.runs)
-    supervisors, topologies, runs = (_frame(session, table) for table in tables)
-    history = _frame(session, frames.history) if frames.history is not None else None
-    topologies = topologies.withColumn("text", F.to_json("about", {"ignoreNullFields": "false"}))
-    facts = _about(topologies)
-    if history is None:
-        requests = _plain_requests(topologies)
-    else:
-        about = _about(topologies.where("history")).unionByName(history, allowMissingColumns=True)
-        executors = runs.where("history").drop("history")
-        with_history = _in_groups(request_slots, executors, about, cut, schema.SLOT_REQUESTS)
-        requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
-        facts = facts.unionByName(history, allowMissingColumns=True)
-    allocated = (
-        _ranked_slots(_cut_by(partitions, supervisors, "cluster", "node"), history, partitions)
-        .groupBy("cluster")
-        .cogroup(_cut_by(partitions, requests, "cluster").groupBy("cluster"))
-        .applyInArrow(allocate_slots, schema.ddl(schema.ALLOCATED))
+    supervisors = _frame(session, frames.supervisors)
+    values = _frame(session, frames.without_history)
+    requests = _summaries(values)
+    held_slots = None
+    if frames.with_history is not None:
+        past = _frame(session, frames.with_history)
+        requests = requests.union(_summaries(past)).union(_in_parts(request_in_part, past, cut))
+        values = values.union(past)
+        held_slots = _frame(session, frames.held_slots)
+    ranked = _ranked_slots(
+        _cut_by(partitions, supervisors, "cluster", "node"), held_slots, partitions
     )
-    facts = facts.unionByName(allocated, allowMissingColumns=True)
-    return _in_groups(assign_tasks, runs.drop("history"), facts, cut, schema.PLACED)
+    allocated = (
+        ranked.groupBy("cluster")
+        .cogroup(_cut_by(partitions, requests, "cluster").groupBy("cluster"))
+        .applyInArrow(allocate_in_cluster, from_arrow_schema(exchange.VALUES))
+    )
+    return _in_parts(assign_in_part, values.union(allocated), cut)
 
 
-def _about(topologies: DataFrame) -> DataFrame:
-    return topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
+def _summaries(values: DataFrame) -> DataFrame:
+    return values.where(F.col("kind") == exchange.SUMMARY)
 
 
 def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
@@ -148,46 +143,9 @@ def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
     )
 
 
-def _plain_requests(topologies: DataFrame) -> DataFrame:
-    """Slot requests of topologies without history: arithmetic on columns."""
-    about = topologies["about"]
-    wanted = F.least(about["workers"], about["executors"])
-    alone = F.coalesce(about["single_master"], wanted >= MASTER_ALONE_FROM)
-    total = F.aggregate(about["units"], F.lit(0), lambda left, right: left + right)
-    masters = F.when(about["master"] >= 0, F.get(about["units"], about["master"])).otherwise(0)
-    with_master = alone & (masters > 0)
-    # One worker at least; two where the master must be alone beside others; none that would stay
-    # empty.
-    fewest = F.when(with_master & (total > masters), 2).otherwise(1)
-    count = F.least(F.greatest(wanted + alone.cast("int"), fewest), total)
-    needs = F.transform(
-        about["differ"],
-        lambda component: F.struct(
-            component.alias("component"),
-            F.get(about["units"], component).alias("units"),
-            F.array().cast("array<string>").alias("blocked"),
-        ),
-    )
-    known = {
-        "unchanged": total == 0,
-        "wanted": count,
-        "staying": F.lit(0),
-        "alone": with_master,
-        "needs": F.filter(needs, lambda need: need["units"] > 0),
-        "total": total,
-        "missing": total,
-        "unassigned": total,
-    }
-    fields = [
-        known.get(field.name, F.array()).cast(schema.ddl_type(field.type)).alias(field.name)
-        for field in (
-            schema.SLOT_REQUEST.field(index) for index in range(schema.SLOT_REQUEST.num_fields)
-        )
-    ]
-    return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("request"))
-
-
-def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions: int) -> DataFrame:
+def _ranked_slots(
+    supervisors: DataFrame, held_slots: DataFrame | None, partitions: int
+) -> DataFrame:
     """Every port that is not used, ranked within its supervisor, with the number of topologies that
     hold it.
 
@@ -201,15 +159,17 @@ def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions:
         F.explode_outer(F.array_except("ports", "used")).alias("port"),
     )
     rank = F.row_number().over(Window.partitionBy("cluster", "node").orderBy("port")).alias("rank")
-    if history is None:
+    if held_slots is None:
         return slots.select("*", rank, F.lit(0).alias("holders"))
-    held = (
-        _cut_by(partitions, history.where(F.col("kind") == "old"), "cluster", "node", "port")
+    holders = (
+        _cut_by(partitions, held_slots, "cluster", "node", "port")
         .groupBy("cluster", "node", "port")
         .agg(F.count_distinct("topology").cast("int").alias("holders"))
     )
     joined = slots.join(
-        held.hint("merge" if partitions == 1 else "broadcast"), ["cluster", "node", "port"], "left"
+        holders.hint("merge" if partitions == 1 else "broadcast"),
+        ["cluster", "node", "port"],
+        "left",
     )
     return joined.select(
         "cluster",
@@ -224,74 +184,51 @@ def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions:
 
 @dataclass(frozen=True)
 class Frames:
-    """The input of one job: Arrow tables of a batch of events, built by the driver column by
-    column.
-    """
+    """The input of one job: Arrow tables of a batch of events, built by the driver."""
 
     supervisors: pa.Table
-    topologies: pa.Table
-    runs: pa.Table
-    history: pa.Table | None
-    """``None`` when no topology has an assignment or user-defined workers."""
-
-
-Run = tuple[int, int, int, int, list[int] | None]
-"""(component, first task, executors, tasks in each, tasks of an irregular one)."""
+    without_history: pa.Table
+    """Values of the topologies that have neither an assignment nor user-defined workers."""
+    with_history: pa.Table | None
+    """Values of the others; ``None`` when there are none."""
+    held_slots: pa.Table
 
 
 def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
     """The tables of several clusters, one ``cluster`` number for each."""
-    supervisors: list[Sequence[Any]] = []
-    topologies: list[Sequence[Any]] = []
-    runs: list[Sequence[Any]] = []
-    history: list[Row] = []
+    supervisors: list[tuple[int, str, str, Sequence[int], Sequence[int]]] = []
+    held_slots: list[tuple[int, int, str, int]] = []
+    without_history: list[exchange.Value] = []
+    with_history: list[exchange.Value] = []
     for cluster, batch in enumerate(batches):
         supervisors += [
             (cluster, node.id, node.host, node.ports, node.used) for node in batch.supervisors
         ]
         for place, topology in enumerate(service_order(batch.topologies)):
-            codes: Codes = {}
-            mine = list(executor_runs(topology, codes))
-            past = [
-                {**row, "cluster": cluster, "topology": place}
-                for row in history_rows(topology, codes)
-            ]
-            history += past
-            runs += [(cluster, place, bool(past), *run) for run in mine]
-            counts = [0] * len(codes)
-            for component, _, count, _, _ in mine:
-                counts[component] += count
-            topologies.append(
-                (cluster, place, bool(past), summary_of(topology, codes, counts)._asdict())
-            )
+            values = _values_of(topology)
+            rows = with_history if exchange.HISTORY in values else without_history
+            rows += [(cluster, place, kind, value) for kind, value in values.items()]
+            held_slots += [(cluster, place, worker.node, worker.port) for worker in topology.old]
     return Frames(
-        _table(supervisors, schema.SUPERVISORS),
-        _table(topologies, schema.TOPOLOGIES),
-        _table(runs, schema.RUNS),
-        pa.Table.from_pylist(history, schema=schema.HISTORY) if history else None,
+        exchange.table_of(supervisors, exchange.SUPERVISORS),
+        exchange.values_table(without_history),
+        exchange.values_table(with_history) if with_history else None,
+        exchange.table_of(held_slots, exchange.HELD_SLOTS),
     )
 
 
-def _table(rows: Sequence[Sequence[Any]], columns: pa.Schema) -> pa.Table:
-    return pa.table(list(zip(*rows, strict=True)) or [[]] * len(columns), schema=columns)
-
-
-def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
-    """Runs of equal executors: a component of a thousand tasks is one row."""
-    several = several_tasks(topology)
-    for first, tasks in several.items():
-        irregular = list(tasks) if tasks[-1] - first + 1 != len(tasks) else None
-        yield codes.setdefault(topology.tasks[first], len(codes)), first, 1, len(tasks), irregular
-    grouped = {task for tasks in several.values() for task in tasks}
-    first, count, owner = 0, 0, ""
-    # One more at the end yields the last run.
-    for task, component in [
-        *sorted(item for item in topology.tasks.items() if item[0] not in grouped),
-        (0, ""),
-    ]:
-        if count and component == owner and task == first + count:
-            count += 1
-            continue
-        if count:
-            yield codes.setdefault(owner, len(codes)), first, count, 1, None
-        first, count, owner = task, 1, component
+def _values_of(topology: TopologyToPlace) -> dict[str, bytes]:
+    """Kind -> value of the input of one topology."""
+    codes: Codes = {}
+    runs = list(executor_runs(topology, codes))
+    history = list(history_rows(topology, codes))
+    counts = [0] * len(codes)
+    for component, _, count, _, _ in runs:
+        counts[component] += count
+    values = {
+        exchange.SUMMARY: exchange.encode(summary_of(topology, codes, counts)),
+        exchange.EXECUTORS: exchange.encode(runs),
+    }
+    if history:
+        values[exchange.HISTORY] = exchange.encode(history)
+    return values
