@@ -184,7 +184,7 @@ def dagster_page() -> list[str]:
     """Assets, jobs with their forms, sensors, schedules and resources, from the definitions
     themselves.
     """
-    defs = build_storm_defs(local_cluster=True)
+    defs = build_storm_defs()
     repository = defs.get_repository_def()
     lines = ["# Dagster", "", "What `storm_dagster.build_storm_defs()` gives.", "", "## Assets", ""]
     specs = sorted(defs.resolve_all_asset_specs(), key=lambda spec: spec.key.to_user_string())
