@@ -19,6 +19,7 @@ from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model import records, verbs
 from storm_dagster.model.conf import CONF_KEYS, default_conf, keys_without_meaning
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 
 
 def cell(text: object) -> str:
@@ -108,6 +109,11 @@ def configuration_page() -> list[str]:
     lines += rows(
         ["why", "keys"], ((cell(reason), ", ".join(keys)) for reason, keys in reasons.items())
     )
+    lines += ["## Keys of earlier releases", ""]
+    lines += ["They have no effect. A conf that still has one loads, with a warning.", ""]
+    lines += rows(
+        ["key", "instead"], ((f"`{key}`", cell(remedy)) for key, remedy in REMOVED_KEYS.items())
+    )
     return lines
 
 
@@ -178,7 +184,7 @@ def dagster_page() -> list[str]:
     """Assets, jobs with their forms, sensors, schedules and resources, from the definitions
     themselves.
     """
-    defs = build_storm_defs(local_cluster=True)
+    defs = build_storm_defs()
     repository = defs.get_repository_def()
     lines = ["# Dagster", "", "What `storm_dagster.build_storm_defs()` gives.", "", "## Assets", ""]
     specs = sorted(defs.resolve_all_asset_specs(), key=lambda spec: spec.key.to_user_string())

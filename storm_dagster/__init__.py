@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
     from storm_dagster.defs.observe.alerts import Alert, build_alert_sensor
     from storm_dagster.defs.translator import StormAsset, StormTranslator
-    from storm_dagster.defs.zookeeper_sensor import ZooKeeperChange, build_zookeeper_sensor
 
 __all__ = [
     "Alert",
@@ -63,7 +62,6 @@ __all__ = [
     "Topology",
     "TopologyBuilder",
     "Tuple",
-    "ZooKeeperChange",
     "__version__",
     "bolt",
     "build_alert_sensor",
@@ -72,7 +70,6 @@ __all__ = [
     "build_rebalance_schedule",
     "build_storm_defs",
     "build_storm_resources",
-    "build_zookeeper_sensor",
     "spout",
     "submit_topology",
 ]

@@ -4,7 +4,7 @@ An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``).
 may do the rest.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,9 +25,6 @@ _LISTS: Mapping[Operation, tuple[str, str]] = {
 }
 """The conf keys of users and groups who may."""
 
-Groups = Callable[[str], Collection[str]]
-"""The groups of a user."""
-
 
 @dataclass(frozen=True)
 class Caller:
@@ -38,14 +35,12 @@ class Caller:
     """The cluster itself: a daemon, a run or a client that knows its secret."""
     host: str = ""
     """Address that the request came from."""
-    via: str | None = None
-    """The authenticated user, when it acts for ``name``."""
     groups: frozenset[str] = field(default_factory=frozenset)
     scope: str | None = None
     """What its token is limited to."""
 
     def __str__(self) -> str:
-        return f"{self.name!r} through {self.via!r}" if self.via else repr(self.name)
+        return repr(self.name)
 
 
 CLUSTER = Caller("storm", cluster=True)
@@ -89,27 +84,3 @@ def authorize(
         raise NotAuthorized(
             f"user {caller} may not do this: an administrator can add the user to {remedy}"
         )
-
-
-def impersonate(caller: Caller, name: str, conf: Mapping[str, Any], groups: Groups) -> Caller:
-    """``caller`` acting for the user ``name``; :class:`NotAuthorized` without that right.
-
-    ``nimbus.impersonation.acl`` names, for each user who may do so, the ``hosts`` it may come from
-    and the ``groups`` whose members it may act for; ``"*"`` stands for all. The cluster itself acts
-    for nobody else.
-    """
-    if name == caller.name:
-        return caller
-    entry = (conf.get("nimbus.impersonation.acl") or {}).get(caller.name)
-    theirs = frozenset(groups(name))
-    if (
-        caller.cluster
-        or not isinstance(entry, Mapping)
-        or not {"*", caller.host} & set(entry.get("hosts") or ())
-        or not ("*" in (entry.get("groups") or ()) or theirs & set(entry.get("groups") or ()))
-    ):
-        raise NotAuthorized(
-            f"user {caller.name!r} at {caller.host or 'an unknown host'} may not act for {name!r}: an administrator can "
-            "allow it in nimbus.impersonation.acl"
-        )
-    return Caller(name, host=caller.host, via=caller.name, groups=theirs)

@@ -18,5 +18,5 @@ __all__ = ["build_storm_defs", "defs"]
 @dg.definitions
 def defs() -> dg.Definitions:
     """Definitions of the cluster of ``STORM_DAGSTER_HOME``."""
-    own = build_storm_defs(resource_prefix="", local_cluster=True)
+    own = build_storm_defs(resource_prefix="")
     return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))

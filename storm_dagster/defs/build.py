@@ -12,13 +12,11 @@ from storm_dagster.defs.binding import asset_settings, cluster_key, op_job, sche
 from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
 from storm_dagster.defs.healing.reassign_job import build_reassign_job
 from storm_dagster.defs.keys import catalog
-from storm_dagster.defs.lifecycle.cluster_jobs import start_local_cluster, stop_local_cluster
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
 from storm_dagster.defs.lifecycle.sensor import lifecycle_sensor
 from storm_dagster.defs.observe import history
 from storm_dagster.defs.observe.checks import build_checks
-from storm_dagster.defs.observe.metrics_rollup import build_topology_stats, metrics_rollup_schedule
 from storm_dagster.defs.observe.sensors import leader_sensor, supervisor_sensor
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import (
@@ -75,7 +73,6 @@ def build_storm_defs(
     cluster: str | None = None,
     resource_prefix: str = "storm_",
     default_status: dg.DefaultSensorStatus = _RUNNING,
-    local_cluster: bool = False,
     home: str | None = None,
     conf_dir: str | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -92,8 +89,7 @@ def build_storm_defs(
     ``resource_prefix``. A second cluster beside the first gets a name: with ``cluster="prod"``
     every name begins with ``prod_``, asset keys with ``prod``, and the partitions are its own; set
     ``dagster.cluster: prod`` in the conf of its nimbus, which launches by name. ``default_status``
-    is that of all sensors and schedules; ``local_cluster`` adds the jobs that start and stop a
-    cluster on this machine.
+    is that of all sensors and schedules.
 
     The cluster is the one of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``;
     ``overrides`` are conf keys laid over it. ``blob_dir`` uses a local blob store without a nimbus
@@ -108,7 +104,6 @@ def build_storm_defs(
     assets = [
         *build_submission_assets(names),
         *_build_cluster_assets(names),
-        build_topology_stats(names),
     ]
     specs = [
         spec
@@ -136,7 +131,6 @@ def build_storm_defs(
             tags=tags,
         )
 
-    local = [start_local_cluster, stop_local_cluster] if local_cluster else []
     renamed = {
         key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key
     }
@@ -160,13 +154,10 @@ def build_storm_defs(
         jobs=[
             asset_job(SUBMIT_JOB, *keys.STAGES),
             asset_job(REBALANCE_JOB, keys.ASSIGNMENT, keys.PUBLISHED_ASSIGNMENT),
-            asset_job("roll_up_metrics", keys.TOPOLOGY_STATS),
             *build_lifecycle_jobs(names),
             build_reassign_job(names),
-            *(
-                op_job(names, each.__name__, each)
-                for each in (history.clean_inbox, history.prune_history, *local)
-            ),
+            op_job(names, "clean_inbox", history.clean_inbox),
+            op_job(names, "prune_history", history.prune_history),
         ],
         sensors=[
             build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
@@ -180,7 +171,6 @@ def build_storm_defs(
                 names, in_cluster_location=True, default_status=schedule_status
             ),
             schedule(names, history.inbox_cleanup_schedule, schedule_status),
-            schedule(names, metrics_rollup_schedule, schedule_status),
             schedule(names, history.prune_history_schedule, schedule_status),
         ],
         resources={**own, **_replacements(names, own, resources or {})},

@@ -20,10 +20,6 @@ from storm_dagster.model.verbs import (
     bounds_of,
 )
 
-_HOME: str | None = Field(
-    default=None, description="State folder of the cluster. Empty: the one of this code location."
-)
-
 
 class NameConfig(dg.Config):
     """Config: the topology."""
@@ -89,18 +85,3 @@ class ReassignConfig(dg.Config):
     """
 
     causes: list[dict[str, Any]] = described("reassign.causes", default_factory=list)
-
-
-class StartClusterConfig(dg.Config):
-    """The local cluster to start beside this Dagster."""
-
-    home: str | None = _HOME
-    supervisors: int = described("start.supervisors", default=2, ge=1, le=64)
-    slots: int = described("start.slots", default=4, ge=1, le=256)
-    nimbuses: int = described("start.nimbuses", default=1, ge=1, le=7)
-
-
-class StopClusterConfig(dg.Config):
-    """The local cluster to stop."""
-
-    home: str | None = _HOME

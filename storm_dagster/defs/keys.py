@@ -30,7 +30,6 @@ NIMBUS = dg.AssetKey(["storm", "cluster", "nimbus"])
 INBOX = dg.AssetKey(["storm", "cluster", "inbox"])
 WORKERS = dg.AssetKey(["storm", "cluster", "workers"])
 TOPOLOGIES = dg.AssetKey(["storm", "cluster", "topologies"])
-TOPOLOGY_STATS = dg.AssetKey(["storm", "cluster", "topology_stats"])
 
 STAGED_BY_TAG = "storm/staged_by"
 """Run tag: the run whose epoch the staging has. In a re-execution it is another run's, until it

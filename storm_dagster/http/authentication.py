@@ -4,6 +4,9 @@ Without ``storm.secret`` and ``storm.tls.*`` nobody is asked anything, and the s
 loopback. With the secret, requests are signed with it, or carry a token made of it
 (``Authorization: Bearer``, or as the password of Basic, for browsers). With TLS, a client
 certificate of the cluster's authority names its user by its common name.
+
+A request that asks to act for another user (Storm's ``doAsUser``) is refused, whoever sends it and
+whether the cluster is secured or not.
 """
 
 import hashlib
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,7 +28,6 @@ from storm_dagster.core.authorization import (
     Caller,
     Operation,
     authorize,
-    impersonate,
     is_admin,
 )
 from storm_dagster.http.responses import error_response, refuse_websocket
@@ -174,30 +176,41 @@ class Authentication:
         """One request, or the handshake of a WebSocket, which is a GET."""
         if scope["type"] == "websocket":
             scope = {**scope, "method": "GET"}
-        if (
-            scope["type"] not in ("http", "websocket")
-            or not self._security.configured
-            or (not self.administrators_only and _is_open(scope["method"], scope["path"]))
-        ):
-            events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
-            await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
             return
         try:
-            caller = self._identify(scope)
-            limited = not is_admin(caller, self._conf)
-            # Also of an administrator: a pipelined request begins with what was set for the one
-            # before.
-            LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
-            if limited:
-                await run_in_threadpool(self._authorize, caller, scope)
+            caller = await self._admit(scope)
         except StormDagsterError as error:
             await self._refuse(error, scope, receive, send)
+            return
+        if caller is None:
+            events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
+            await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
             return
         state = scope.setdefault("state", {})
         state[_STATE] = caller
         await self._app(
             scope, _signed_body(receive, state.get(_BODY)), _audited(send, scope, f"user {caller}")
         )
+
+    async def _admit(self, scope: Scope) -> Caller | None:
+        """Authenticated and authorized caller; ``None`` where the cluster or the path is open to
+        all.
+        """
+        is_open = not self.administrators_only and _is_open(scope["method"], scope["path"])
+        if is_open or not self._security.configured:
+            _refuse_impersonation(scope, None)
+            return None
+        caller = self._identify(scope)
+        _refuse_impersonation(scope, caller)
+        limited = not is_admin(caller, self._conf)
+        # Also of an administrator: a pipelined request begins with what was set for the one
+        # before.
+        LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
+        if limited:
+            await run_in_threadpool(self._authorize, caller, scope)
+        return caller
 
     def _identify(self, scope: Scope) -> Caller:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -213,29 +226,18 @@ class Authentication:
             )
             target = RequestHead(scope["method"], headers.get(b"host", ""), path, about)
             scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
-            caller = CLUSTER
-        elif self._verifier is not None and (token := shown_token(shown)) is not None:
+            return CLUSTER
+        if self._verifier is not None and (token := shown_token(shown)) is not None:
             granted, number = read_token(self._security.secrets, token)
-            caller = (
-                CLUSTER
-                if granted == "admin"
-                else Caller(f"token {number}", host=host, scope=granted)
-            )
-        elif certificate is not None and self._security.ca is not None:
-            caller = Caller(certificate, host=host, groups=groups_of(certificate))
-        else:
-            raise NotAuthenticated(
-                "this cluster needs authentication: sign with its secret (storm.secret.file of the client's conf), send a "
-                "token (`storm-dagster token create`; Authorization: Bearer), or show a client certificate (storm.tls.cert)"
-            )
-        wanted = headers.get(b"doasuser") or _do_as(scope)
-        if not wanted:
-            return caller
-        if not _USER.fullmatch(wanted):
-            raise NotAuthorized(f"{wanted!r:.100} is not a user name")
-        acting = impersonate(caller, wanted, self._conf, groups_of)
-        _audit.info("%r acts for %r: %s %r", caller.name, wanted, scope["method"], scope["path"])
-        return acting
+            if granted == "admin":
+                return CLUSTER
+            return Caller(f"token {number}", host=host, scope=granted)
+        if certificate is not None and self._security.ca is not None:
+            return Caller(certificate, host=host, groups=groups_of(certificate))
+        raise NotAuthenticated(
+            "this cluster needs authentication: sign with its secret (storm.secret.file of the client's conf), send a "
+            "token (`storm-dagster token create`; Authorization: Bearer), or show a client certificate (storm.tls.cert)"
+        )
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
         if self.administrators_only:
@@ -294,6 +296,24 @@ def _signed_body(receive: Receive, expected: str | None) -> Receive:
     return checked
 
 
-def _do_as(scope: Scope) -> str | None:
-    query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=100)
-    return next(iter(query.get("doAsUser", ())), None)
+def _refuse_impersonation(scope: Scope, caller: Caller | None) -> None:
+    """Raise :class:`NotAuthorized` for a request with a header or a parameter ``doAsUser``."""
+    user = _user_to_act_for(scope)
+    if user is None:
+        return
+    client = "a client" if caller is None else f"user {caller}"
+    raise NotAuthorized(
+        f"doAsUser is refused: {client} cannot act for {user!r:.100}; send the request without "
+        "doAsUser, with a certificate or a token of that user"
+    )
+
+
+def _user_to_act_for(scope: Scope) -> str | None:
+    """User whom the request names in Storm's ``doAsUser``; one without a value names no user."""
+    for name, value in scope["headers"]:
+        if name == b"doasuser" and value:
+            return value.decode("latin-1")
+    for name, value in parse_qsl(scope.get("query_string", b"").decode("latin-1")):
+        if name == "doAsUser":
+            return value
+    return None

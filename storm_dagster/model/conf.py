@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
 
@@ -166,6 +167,8 @@ def keys_without_meaning() -> dict[str, str]:
 
 
 def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
+    if key in REMOVED_KEYS:
+        return f"it was removed: {REMOVED_KEYS[key]}"
     # A topology's own conf may have keys below any prefix that is not ours: its code reads them.
     if key in CONF_KEYS or (submitted and not key.startswith(OWNED_PREFIXES)):
         return None
@@ -196,6 +199,10 @@ def validate_conf(
     conf: Any, *, source: str, unknown: Literal["error", "warn"] = "error", submitted: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
     """The conf, checked, and warnings. Values that are classes of Storm or JStorm are left out.
+
+    A key that has no effect is a warning with the reason: a key of Storm or JStorm without a
+    meaning here, and a key of an earlier release (:data:`REMOVED_KEYS`), whose warning names what
+    to do instead.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted``

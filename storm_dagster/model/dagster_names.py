@@ -45,7 +45,7 @@ default.
 """
 HEALING_TAGS = {"dagster/priority": "1000"}
 """Tags of runs that heal: they pass all others."""
-_UPKEEP_JOBS = ("clean_inbox", "prune_history", "roll_up_metrics")
+_UPKEEP_JOBS = ("clean_inbox", "prune_history")
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
 _TESTED = "1.13"

@@ -1,6 +1,4 @@
-"""A code location that brings its own cluster: the first run starts it, its jobs stop and start it,
-sensors never.
-"""
+"""A code location that brings its own cluster: a run starts it where none runs, sensors never."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCl
     made.stop()
 
 
-def test_the_first_run_starts_it_and_its_jobs_stop_and_start_it(cluster: LocalCluster) -> None:
-    defs = build_storm_defs(home=str(cluster.home), spawn=True, local_cluster=True, tick_secs=0.0)
+def test_a_run_starts_it_where_none_runs_and_a_sensor_never(cluster: LocalCluster) -> None:
+    defs = build_storm_defs(home=str(cluster.home), spawn=True, tick_secs=0.0)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def run(
@@ -65,15 +63,14 @@ def test_the_first_run_starts_it_and_its_jobs_stop_and_start_it(cluster: LocalCl
         assert run("submit_topology", "wc", target=str(WORD_COUNT), conf=conf).success
         assert len(cluster.wait_running("wc", 120)["workers"]) == 2
 
-        assert run("stop_local_cluster").success
+        cluster.stop()
         assert ClusterFile.read(cluster.home) is None and not cluster.processes()
         tick()
         assert not cluster.processes(), "what somebody stopped stays stopped"
 
         # The same HOME again: its topology comes back with it.
-        for _ in range(2):
-            assert run("start_local_cluster", supervisors=2, slots=4).success
-            supervisors = cluster.endpoints.supervisors
-            assert [len(supervisor.ports) for supervisor in supervisors] == [4, 4]
+        assert run("activate_topology", name="wc").success
+        supervisors = cluster.endpoints.supervisors
+        assert [len(supervisor.ports) for supervisor in supervisors] == [4, 4]
         cluster.wait_running("wc", 120)
         assert run("kill_topology", name="wc", wait_secs=0).success

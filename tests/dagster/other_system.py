@@ -83,20 +83,11 @@ def ticks() -> dict[str, tuple[str, str]]:
         StormTopologyComponent,
         build_alert_sensor,
         build_storm_defs,
-        build_zookeeper_sensor,
     )
 
     found: dict[str, tuple[str, str]] = {}
     alerts = build_alert_sensor(print)
-    changes = build_zookeeper_sensor(
-        "change_sensor",
-        "/other-system/topology",
-        lambda *_: [],
-        job_name="submit_topology",
-        tick_secs=1.0,
-        home=str(home),
-    )
-    users = dg.Definitions(sensors=[alerts, changes])
+    users = dg.Definitions(sensors=[alerts])
     declared = {"name": "declared", "target": target, "home": str(home)}
     with create_defs_folder_sandbox() as sandbox, dg.instance_for_test() as instance:
         path = sandbox.scaffold_component(

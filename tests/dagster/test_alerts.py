@@ -20,9 +20,9 @@ import dagster as dg
 import httpx
 import pytest
 
-from storm_dagster import Alert, build_alert_sensor, build_storm_defs
+from storm_dagster import Alert, build_alert_sensor
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
-from storm_dagster.defs.observe.alerts import alerts_to_send
+from storm_dagster.defs.observe import alerts
 from storm_rigs.dagster_results import tick_sensor
 
 pytestmark = pytest.mark.dagster
@@ -55,8 +55,6 @@ class Desk:
         self.sent: list[Alert] = []
         self.deaf = False
         self.cursor: str | None = None
-        # The jobs whose runs are looked at are those of the sensor's own code location.
-        build_storm_defs()
         self.sensor = build_alert_sensor(self.receive, **options)
         self.defs = dg.Definitions(
             assets=[active_topology, theirs],
@@ -94,19 +92,6 @@ class Desk:
             )
         )
 
-    def run(self, name: str, *, fails: bool, partition: str | None = None) -> None:
-        @dg.op(name=f"{name}_op")
-        def op() -> None:
-            if fails:
-                raise dg.Failure("no slot is free")
-
-        @dg.job(name=name)
-        def job() -> None:
-            op()
-
-        tags = {"dagster/partition": partition} if partition else {}
-        job.execute_in_process(instance=self.instance, raise_on_error=False, tags=tags)
-
 
 @pytest.fixture
 def desk(instance: dg.DagsterInstance) -> Desk:
@@ -141,28 +126,12 @@ def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(
     assert sorted(curious.tick()) == ["ERROR: theirs:their_check", f"WARN: {CHECK}"]
 
 
-def test_a_failed_run_is_told_with_its_reason_until_the_same_succeeds(desk: Desk) -> None:
-    desk.run("nightly", fails=True)
-    desk.run("submit_topology", fails=True, partition="wc")
-    assert desk.tick() == ["ERROR: submit_topology of wc"]
-    assert "no slot is free" in desk.sent[0].text
-    desk.run("submit_topology", fails=True, partition="wc")
-    desk.run("submit_topology", fails=False, partition="other")
-    assert desk.tick() == []
-    desk.run("submit_topology", fails=False, partition="wc")
-    assert desk.tick() == ["RESOLVED: submit_topology of wc"]
-    desk.run("reassign_topologies", fails=True)
-    desk.run("reassign_topologies", fails=False)
-    assert desk.tick() == [], "what is over before anybody looked is no news"
-
-
 def test_who_could_not_be_told_is_told_later(desk: Desk) -> None:
     desk.deaf = True
     desk.evaluate(False)
-    desk.run("submit_topology", fails=True, partition="wc")
     assert desk.tick() == []
     desk.deaf = False
-    assert sorted(desk.tick()) == [f"ERROR: {CHECK}", "ERROR: submit_topology of wc"]
+    assert desk.tick() == [f"ERROR: {CHECK}"]
     assert desk.tick() == []
 
 
@@ -173,22 +142,66 @@ def test_a_bad_cursor_starts_anew(desk: Desk, cursor: str) -> None:
     assert desk.tick() == [f"ERROR: {CHECK}"]
 
 
-def test_only_the_last_word_on_a_problem_counts() -> None:
-    bad = Alert("k", "run", "s", "ERROR", "t")
-    good = Alert("k", "run", "s", "ERROR", "t", resolved=True)
-    assert alerts_to_send([bad, good], {}) == []
-    assert alerts_to_send([good, bad], {}) == [bad]
-
-
-@pytest.mark.long
-def test_a_flood_of_problems_keeps_the_cursor_small(desk: Desk) -> None:
-    for number in range(100):
-        desk.run("submit_topology", fails=True, partition=f"topology-{number}")
-    assert len(desk.tick()) == 64
+def test_a_flood_of_problems_keeps_the_cursor_small(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "_MAX_OPEN", 1)
+    desk = Desk(instance, selection=dg.AssetSelection.all())
+    desk.evaluate(False)
+    desk.evaluate(False, key=dg.AssetKey("theirs"), name="their_check")
+    assert len(desk.tick()) == 1
     assert desk.tick() == []
+    desk.evaluate(True)
+    assert desk.tick() == [f"RESOLVED: {CHECK}", "ERROR: theirs:their_check"]
 
 
-def example(folder: Path, function: str) -> Callable[[Alert], None]:
+def test_the_end_of_a_problem_makes_room_for_the_next(desk: Desk) -> None:
+    """A cursor of the release before, which knew failed runs, too."""
+    desk.cursor = json.dumps({"since": 1.0, "told": {"0123456789": 1.0}})
+    desk.evaluate(False)
+    assert desk.tick() == [f"ERROR: {CHECK}"]
+    assert len(json.loads(desk.cursor or "")["told"]) == 1
+
+
+def test_the_example_reports_a_failed_run_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    """Through Dagster's own sensor of failed runs."""
+    posted: list[dict[str, Any]] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    @dg.op
+    def submit_op() -> None:
+        raise dg.Failure("no slot is free")
+
+    @dg.job
+    def submit_topology() -> None:
+        submit_op()
+
+    run = submit_topology.execute_in_process(
+        instance=instance, raise_on_error=False, tags={"dagster/partition": "wc"}
+    )
+    context = dg.build_run_status_sensor_context(
+        sensor_name="storm_run_failures",
+        dagster_event=run.get_run_failure_event(),
+        dagster_instance=instance,
+        dagster_run=run.dagster_run,
+    ).for_run_failure()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Webhook)) as port:
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", f"http://127.0.0.1:{port}/hook")
+        example(tmp_path, "storm_run_failures")(context)
+    (text,) = [message["text"] for message in posted]
+    assert text.startswith("*submit_topology of wc failed*") and "no slot is free" in text
+
+
+def example(folder: Path, function: str) -> Callable[[Any], object]:
     """The function, from the block of the page that defines it."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
     (block,) = [block for block in blocks if f"def {function}(" in block]
@@ -223,7 +236,7 @@ def test_the_example_posts_to_slack(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with served(ThreadingHTTPServer(("127.0.0.1", 0), Webhook)) as port:
         monkeypatch.setenv("SLACK_WEBHOOK_URL", f"http://127.0.0.1:{port}/hook")
         to_slack = example(tmp_path, "to_slack")
-        alert = Alert("k", "check", CHECK, "ERROR", "task 3 runs twice")
+        alert = Alert("k", CHECK, "ERROR", "task 3 runs twice")
         to_slack(alert)
         assert got == [{"text": f"*ERROR: {CHECK}*\ntask 3 runs twice"}]
         with pytest.raises(httpx.HTTPStatusError, match="500"):
@@ -249,10 +262,10 @@ def test_the_example_sends_mail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         monkeypatch.setenv("SMTP_HOST", "127.0.0.1")
         monkeypatch.setenv("SMTP_PORT", str(port))
         to_mail = example(tmp_path, "to_mail")
-        to_mail(Alert("k", "run", "submit_topology of wc", "ERROR", "no slot is free"))
-        to_mail(Alert("k", "run", "submit_topology of wc", "ERROR", "run 7", resolved=True))
+        to_mail(Alert("k", CHECK, "ERROR", "task 3 runs twice"))
+        to_mail(Alert("k", CHECK, "ERROR", "", resolved=True))
     first, last = (email.message_from_string(mail) for mail in mails)
-    assert first["Subject"] == "ERROR: submit_topology of wc"
-    assert "no slot is free" in first.get_payload()
+    assert first["Subject"] == f"ERROR: {CHECK}"
+    assert "task 3 runs twice" in first.get_payload()
     assert last["Subject"].startswith("RESOLVED")
     assert last["References"] == first["References"]

@@ -82,11 +82,11 @@ def test_another_release_than_ours_is_refused_with_the_one_to_install() -> None:
 
 def test_every_run_of_ours_has_its_place_in_a_queue() -> None:
     """docs/dagster.md: 100 where a user waits, 1000 for healing, nothing for upkeep."""
-    jobs = build_storm_defs(resource_prefix="", local_cluster=True).resolve_all_job_defs()
+    jobs = build_storm_defs(resource_prefix="").resolve_all_job_defs()
     places = {
         job.name: job.tags.get("dagster/priority") for job in jobs if not job.name.startswith("__")
     }
-    upkeep = {"clean_inbox", "prune_history", "roll_up_metrics"}
+    upkeep = {"clean_inbox", "prune_history"}
     assert places.pop("reassign_topologies") == "1000"
     assert {name for name, place in places.items() if place is None} == upkeep
     assert {place for name, place in places.items() if name not in upkeep} == {"100"}

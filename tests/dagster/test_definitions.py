@@ -80,7 +80,6 @@ def test_sensors_and_schedules_run_from_the_start(defs: dg.Definitions) -> None:
     assert schedules.keys() == {
         "rebalance_schedule",
         "inbox_cleanup_schedule",
-        "metrics_rollup_schedule",
         "prune_history_schedule",
     }
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())

@@ -1,34 +1,19 @@
-"""Pruning of Dagster's history: our own old runs and ticks, and nothing else."""
+"""Pruning of Dagster's history: our own old runs, and nothing else."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.remote_origin import (
-    InProcessCodeLocationOrigin,
-    RemoteInstigatorOrigin,
-    RemoteRepositoryOrigin,
-)
-from dagster._core.scheduler.instigation import (
-    InstigatorState,
-    InstigatorStatus,
-    InstigatorType,
-    SensorInstigatorData,
-    TickData,
-    TickStatus,
-)
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster.components.testing import create_defs_folder_sandbox
 
-from storm_dagster import StormTopologyComponent, build_alert_sensor, build_rebalance_schedule
+from storm_dagster import StormTopologyComponent, build_rebalance_schedule
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.observe import history
-from storm_dagster.defs.observe.history import own, prune_runs, prune_ticks
+from storm_dagster.defs.observe.history import own_jobs, prune_runs
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_rigs.dagster_world import DagsterWorld
 
@@ -68,7 +53,7 @@ def ended(
 @pytest.fixture(autouse=True)
 def built() -> None:
     """What a code location builds when it is loaded."""
-    build_storm_defs(local_cluster=True)
+    build_storm_defs()
 
 
 def left(instance: dg.DagsterInstance) -> set[str]:
@@ -109,47 +94,6 @@ def test_old_runs_of_ours_go_and_others_stay(
     assert prune_runs(sqlite, DagsterNames("prod"), tomorrow()) == 0
 
 
-def ticks(
-    instance: dg.DagsterInstance, name: str, location: str, days: list[int]
-) -> Callable[[], int]:
-    target = LoadableTargetOrigin(executable_path="python", module_name="m")
-    repository = RemoteRepositoryOrigin(
-        InProcessCodeLocationOrigin(target, location_name=location), "__repository__"
-    )
-    origin = RemoteInstigatorOrigin(repository, name)
-    state = instance.add_instigator_state(
-        InstigatorState(
-            origin,
-            InstigatorType.SENSOR,
-            InstigatorStatus.RUNNING,
-            SensorInstigatorData(min_interval=30),
-        )
-    )
-    for age in days:
-        instance.create_tick(
-            TickData(
-                instigator_origin_id=state.instigator_origin_id,
-                instigator_name=name,
-                instigator_type=InstigatorType.SENSOR,
-                status=TickStatus.SUCCESS,
-                timestamp=time.time() - age * 86400,
-                selector_id=state.selector_id,
-                run_ids=[],
-            )
-        )
-    return lambda: len(instance.get_ticks(state.instigator_origin_id, state.selector_id))
-
-
-def test_old_ticks_of_ours_go_and_the_newest_and_others_stay(sqlite: dg.DagsterInstance) -> None:
-    ours = ticks(sqlite, "heartbeat_sensor", "storm", [9, 8, 2, 0])
-    silent = ticks(sqlite, "leader_sensor", "storm", [9, 8])
-    other = ticks(sqlite, "heartbeat_sensor", "other", [9, 8])
-    theirs = ticks(sqlite, "their_sensor", "storm", [9, 8])
-    before = datetime.now(tz=timezone.utc) - timedelta(days=1)
-    assert prune_ticks(sqlite, NAMES, before, repository="__repository__@storm") == 2
-    assert (ours(), silent(), other(), theirs()) == (1, 1, 2, 2)
-
-
 def declared() -> dg.Definitions:
     """A code location with one declared topology, `wc`."""
     attributes = {"name": "wc", "target": "wc.py:WordCount", "schedule": {"deploy": "*/10 * * * *"}}
@@ -166,15 +110,11 @@ def declared() -> dg.Definitions:
 def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(
     sqlite: dg.DagsterInstance,
 ) -> None:
-    everything = dg.Definitions.merge(
-        build_storm_defs(local_cluster=True),
-        declared(),
-        dg.Definitions(sensors=[build_alert_sensor(print, name="pager")]),
-    )
+    everything = dg.Definitions.merge(build_storm_defs(), declared())
     ask = build_rebalance_schedule(name="nightly_rebalance").job
     jobs = [*everything.resolve_all_job_defs(), ask]
     names = {job.name for job in jobs if job.name != "__ASSET_JOB"}
-    assert names >= {"submit_topology", "start_local_cluster", "ask_for_rebalance"}
+    assert names >= {"submit_topology", "clean_inbox", "ask_for_rebalance"}
     assert names >= {
         "deploy_declared",
         "kill_declared",
@@ -188,18 +128,8 @@ def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(
         ended(sqlite, name)
     assert prune_runs(sqlite, NAMES, tomorrow()) == len(names)
     assert left(sqlite) == {theirs}
-    clocks = {clock.name for clock in (*(everything.sensors or ()), *(everything.schedules or ()))}
-    assert clocks >= {
-        "heartbeat_sensor",
-        "pager",
-        "declared_topologies_sensor",
-        "deploy_wc_schedule",
-    }
-    for name in ("their_sensor", "nightly_rebalance", *clocks):
-        ticks(sqlite, name, "storm", [9, 8])
-    assert prune_ticks(sqlite, NAMES, tomorrow()) == len(clocks) + 1
     # Another cluster of the location has names of its own.
-    assert not own(DagsterNames("prod"), "jobs") & {"submit_topology", "ask_for_rebalance"}
+    assert not own_jobs(DagsterNames("prod")) & {"submit_topology", "ask_for_rebalance"}
 
 
 @pytest.mark.zookeeper

@@ -271,7 +271,7 @@ def test_a_reassignment_without_room_fails_so_that_it_is_tried_again(world: Dags
 
 
 def test_every_job_has_a_described_form() -> None:
-    defs = build_storm_defs(local_cluster=True)
+    defs = build_storm_defs()
     jobs = {job.name: job for job in defs.resolve_all_job_defs() if not job.name.startswith("__")}
     assert jobs.keys() >= {
         "submit_topology",
@@ -282,8 +282,6 @@ def test_every_job_has_a_described_form() -> None:
         "update_topology",
         "rebalance_topology",
         "reassign_topologies",
-        "start_local_cluster",
-        "stop_local_cluster",
     }
     for job in jobs.values():
         assert job.description, job.name

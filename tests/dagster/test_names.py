@@ -102,7 +102,6 @@ def test_a_project_keeps_its_executor_its_resources_and_its_jobs() -> None:
     repository = ours.get_repository_def()
     jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
     assert {job.executor_def.name for job in jobs} == {"in_process"}
-    assert not {"start_local_cluster", "stop_local_cluster"} & {job.name for job in jobs}
 
 
 def test_the_location_of_this_repository_keeps_every_name_and_default() -> None:

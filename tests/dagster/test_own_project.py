@@ -107,9 +107,6 @@ def test_sensors_and_schedules_stand_alone() -> None:
     defs = dg.Definitions(
         sensors=[
             storm_dagster.build_heartbeat_sensor(job=storm_dagster.build_reassign_job()),
-            storm_dagster.build_zookeeper_sensor(
-                "shop_config", "/shop/config", lambda context, change: None
-            ),
         ],
         schedules=[
             storm_dagster.build_rebalance_schedule(cron_schedule="0 * * * *", topologies=["wc"])

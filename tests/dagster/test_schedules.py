@@ -13,7 +13,6 @@ import pytest
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.observe.history import load_inbox_memory
-from storm_dagster.defs.observe.metrics_rollup import samples_of
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -130,25 +129,6 @@ def test_cleaning_removes_what_was_garbage_for_its_time(world: DagsterWorld) -> 
     assert world.topology("wc") is not None
     newest = world.instance.fetch_observations(keys.INBOX, limit=1).records[0].asset_observation
     assert shown(newest)["removed"] == 3
-
-
-def test_samples_have_one_row_for_each_component_that_reported() -> None:
-    stats = {
-        "emitted": 1, "transferred": 2, "executed": 3, "acked": 4, "failed": 0,
-        "execute_ms": 1.0, "process_ms": 1.0, "complete_ms": 2.0,
-    }  # fmt: skip
-    document = {
-        "id": "wc-1-1",
-        "name": "wc",
-        "tasks": [
-            {"id": 1, "component": "count", "stats": stats},
-            {"id": 2, "component": "count", "stats": {**stats, "executed": 5, "execute_ms": 3.0}},
-            {"id": 3, "component": "split", "stats": None},
-        ],
-    }
-    (row,) = samples_of([document], 1_700_000_000.0)
-    assert row[:4] == ("wc-1-1", "wc", "count", 2)
-    assert row[5:] == (2, 4, 8, 8, 0, 2.0, 2.0)
 
 
 def test_the_partition_key_is_needed_for_a_rebalance(world: DagsterWorld) -> None:

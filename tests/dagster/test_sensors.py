@@ -327,7 +327,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> No
     with dg.DagsterInstance.ephemeral() as instance:
         for name in ("heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor"):
             assert tick_sensor(name, instance, defs=defs).skipped, name
-        for name in ("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule"):
+        for name in ("rebalance_schedule", "inbox_cleanup_schedule"):
             schedule = defs.resolve_schedule_def(name)
             with dg.build_schedule_context(
                 instance=instance, resources=dict(defs.resources or {})

@@ -25,7 +25,6 @@ from dagster._core.scheduler.instigation import (
     SensorInstigatorData,
 )
 
-from storm_dagster import build_zookeeper_sensor
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, read_settings
@@ -109,16 +108,10 @@ def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_ms: int
 ) -> None:
     waits = connection_waits(monkeypatch)
-    home = str(world.home)
-    watched = build_zookeeper_sensor(
-        "prices", "/prices", lambda *_: None, job_name="kill_topology", home=home
-    )
     with dg.DagsterInstance.ephemeral(settings=settings) as instance:
-        for sensor in (*(world.defs.sensors or ()), watched):
+        for sensor in world.defs.sensors or ():
             before = len(waits)
-            tick_sensor(
-                sensor.name if sensor is not watched else watched, instance, defs=world.defs
-            )
+            tick_sensor(sensor.name, instance, defs=world.defs)
             assert waits[before:] == [waits_ms], sensor.name
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_rigs.public_names import Names, public_names
 
 NAMES: dict[str, Names] = json.loads(
@@ -21,6 +22,8 @@ NAMES: dict[str, Names] = json.loads(
 _SHARED = (
     "all declared topologies share one, so that a location loads hundreds of them (CHANGELOG.md)"
 )
+_ONE_WAY = "`spawn=True` and the command line start and stop clusters (CHANGELOG.md)"
+_NO_USER = "Storm needs none, and Dagster's sensors do it in ten lines (CHANGELOG.md)"
 RETIRED: dict[tuple[str, str, str], str] = {
     (
         "dagster",
@@ -47,6 +50,26 @@ RETIRED: dict[tuple[str, str, str], str] = {
             *("open", "open(component=)", "open(folder=)", "open(owns=)", "open(task=)"),
             *("open(topology=)", "owns=", "path="),
         )
+    },
+    **{
+        ("conf", subject, key): f"accepted with a warning: {REMOVED_KEYS[key]}"
+        for subject in ("keys", "defaults")
+        for key in REMOVED_KEYS
+        if key in NAMES["conf"][subject]
+    },
+    **{
+        ("dagster", f"fields of {job}.{job}_op", field): f"`storm-dagster {verb}`; {_ONE_WAY}"
+        for job, verb in (("start_local_cluster", "dev"), ("stop_local_cluster", "stop"))
+        for field in NAMES["dagster"][f"fields of {job}.{job}_op"]
+    },
+    **{
+        ("python", subject, name): f"a sensor of one's own; {_NO_USER}"
+        for subject in ("storm_dagster.ZooKeeperChange", "storm_dagster.build_zookeeper_sensor")
+        for name in NAMES["python"][subject]
+    },
+    **{
+        ("python", "storm_dagster", name): f"a sensor of one's own; {_NO_USER}"
+        for name in ("ZooKeeperChange", "build_zookeeper_sensor")
     },
 }
 """(kind, subject, name) of what is no longer there -> what took its place, and the reason."""

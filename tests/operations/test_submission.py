@@ -20,6 +20,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
@@ -188,6 +189,14 @@ def test_unknown_keys_are_warnings_for_thrift(world: World) -> None:
     # A later stage run reads what is staged, where the key still stands.
     assert "topology.kryo.register" in report.conf
     submission.stage_conf(ctx, name="wc", token="t1", handle=None)
+
+
+def test_a_key_of_an_earlier_release_is_a_warning_of_the_submission(world: World) -> None:
+    handle = world.upload("h1", conf=dict.fromkeys(REMOVED_KEYS, "old"))
+    report = submission.stage_conf(world.context(), name="wc", token="t1", handle=handle)
+    assert len(report.warnings) == len(REMOVED_KEYS)
+    for key, remedy in REMOVED_KEYS.items():
+        assert any(key in warning and remedy in warning for warning in report.warnings), key
 
 
 # A number that JSON writers write in different ways.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.authorization import CLUSTER, Caller, authorize, impersonate
+from storm_dagster.core.authorization import CLUSTER, Caller, authorize
 from storm_dagster.http.authentication import groups_of, operation_of
 from storm_dagster.model.errors import NotAuthorized
 
@@ -66,30 +66,6 @@ def test_the_lists_of_a_topology_do_not_open_the_cluster() -> None:
     greedy = {"topology.users": ["ann"], "nimbus.admins": ["ann"], "nimbus.users": ["ann"]}
     assert allowed(ANN, "topology", {}, greedy)
     assert not allowed(ANN, "admin", {}, greedy) and not allowed(ANN, "submit", {}, greedy)
-
-
-def test_impersonation_needs_the_right_host_and_group() -> None:
-    proxy = Caller("gateway", host="10.0.0.5")
-    groups = {"ann": {"staff"}, "root": {"wheel"}}.__getitem__
-    conf = {"nimbus.impersonation.acl": {"gateway": {"hosts": ["10.0.0.5"], "groups": ["staff"]}}}
-    acting = impersonate(proxy, "ann", conf, groups)
-    assert (acting.name, acting.via, acting.groups) == ("ann", "gateway", frozenset({"staff"}))
-    assert not acting.cluster
-    assert impersonate(proxy, "gateway", {}, groups) is proxy, "acting for oneself needs no right"
-    for who, name, acl in (
-        (proxy, "root", conf),
-        (Caller("gateway", host="10.0.0.6"), "ann", conf),
-        (Caller("other", host="10.0.0.5"), "ann", conf),
-        (CLUSTER, "ann", conf),
-        (proxy, "ann", {}),
-        (proxy, "ann", {"nimbus.impersonation.acl": {"gateway": {"hosts": ["*"]}}}),
-        (proxy, "ann", {"nimbus.impersonation.acl": {"gateway": {"groups": ["*"]}}}),
-        (proxy, "ann", {"nimbus.impersonation.acl": {"gateway": None}}),
-    ):
-        with pytest.raises(NotAuthorized):
-            impersonate(who, name, acl, groups)
-    everybody = {"nimbus.impersonation.acl": {"gateway": {"hosts": ["*"], "groups": ["*"]}}}
-    assert impersonate(proxy, "root", everybody, groups).name == "root"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import httpx
 import pytest
@@ -160,18 +160,6 @@ def test_a_changed_upload_is_refused_and_nothing_is_stored(
         assert friend.get("/v1/blobs/k").content == b"good"
 
 
-def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Callable[..., SecuredNimbus]) -> None:
-    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
-    with nimbus.client(Security()) as outsider, nimbus.client() as friend:
-        questions: list[dict[str, Any]] = [
-            {"params": {"doAsUser": "ann"}},
-            {"headers": {"doAsUser": "ann"}},
-        ]
-        for where in questions:
-            assert outsider.get("/v1/topologies", **where).status_code == 401
-            assert friend.get("/v1/topologies", **where).status_code == 403
-
-
 def shaken(nimbus: SecuredNimbus, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
     """Status of a request over TLS with that certificate; ``"refused"`` when there is no
     connection.
@@ -317,19 +305,13 @@ def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
 def test_users_see_what_is_theirs_alone(
     start_nimbus: Callable[..., SecuredNimbus],
     certificate: Callable[..., dict[str, str]],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
-    keys = {
-        "nimbus.admins": ["daemon", "boss"],
-        "nimbus.users": ["ann"],
-        "nimbus.impersonation.acl": {"gateway": {"hosts": ["127.0.0.1"], "groups": ["*"]}},
-    }
+    keys = {"nimbus.admins": ["daemon", "boss"], "nimbus.users": ["ann"]}
     nimbus = start_nimbus(keys={**certificate(), **keys}).await_leading()
 
-    def status(user: str, path: str, **how: Any) -> int:
+    def status(user: str, path: str) -> int:
         with nimbus.client(Security.of(nimbus.conf.with_values(certificate(user), "t"))) as client:
-            return client.get(path, **how).status_code
+            return client.get(path).status_code
 
     assert status("boss", "/v1/cluster") == status("ann", "/v1/topologies") == 200
     for hidden in (
@@ -340,11 +322,6 @@ def test_users_see_what_is_theirs_alone(
     ):
         assert status("ann", hidden) == 403, hidden
     assert status("gateway", "/v1/topologies") == 403
-    assert status("gateway", "/v1/topologies", headers={"doAsUser": "ann"}) == 200
-    assert status("gateway", "/v1/cluster", headers={"doAsUser": "ann"}) == 403
-    assert status("ann", "/v1/topologies", headers={"doAsUser": "boss"}) == 403
-    assert status("gateway", "/v1/topologies", headers={"doAsUser": "x;touch p"}) == 403
-    assert "'gateway' acts for 'ann'" in caplog.text, "an audit line names both"
 
 
 def test_a_nimbus_beyond_loopback_without_proof_does_not_start(

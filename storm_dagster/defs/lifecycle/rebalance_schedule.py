@@ -182,7 +182,6 @@ def build_rebalance_schedule(
         description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else explains "
         "why not.",
     )(bind(schedule, names))
-    remember_own(
-        names.cluster, dg.Definitions(jobs=[ask] if ask is not None else [], schedules=[made])
-    )
+    if ask is not None:
+        remember_own(names.cluster, dg.Definitions(jobs=[ask]))
     return made

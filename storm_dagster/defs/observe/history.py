@@ -1,8 +1,8 @@
-"""What nobody needs any more goes: `prune_history` deletes old runs of our jobs, and old ticks of
-our sensors and schedules, `clean_inbox` what was seen to be garbage long enough.
+"""Upkeep: `prune_history` deletes old runs of our jobs, `clean_inbox` garbage that is old enough.
 
-Dagster keeps runs for ever, and ticks that launched something too. What others run is never
-touched, and neither is the run that made what an asset, or a topology that lives, shows now.
+Dagster keeps runs permanently; old ticks it deletes itself (``retention`` in dagster.yaml). Runs of
+other jobs are never touched, and neither is the run that made what an asset, or a topology that
+lives, shows now.
 """
 
 import json
@@ -10,11 +10,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.keys import INBOX, TOPOLOGY_TAG
+from storm_dagster.defs.keys import INBOX
 from storm_dagster.defs.metadata import notes, step_errors
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, connect, operations
@@ -32,35 +32,21 @@ _PAGE = 100
 
 DECLARED = ""
 """In the place of a cluster: the declared topologies of the code location."""
-_own: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
-"""``jobs`` or ``clocks`` (sensors and schedules), and cluster -> their names that this process has
-built for it.
-"""
+_own_jobs: defaultdict[str | None, set[str]] = defaultdict(set)
+"""Cluster -> names of its jobs that this process has built."""
 
 
 def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definitions:
-    """Note that jobs, sensors and schedules of ``definitions`` are ours, so that their history is;
-    returns them.
+    """Note that the jobs of ``definitions`` are ours, so that their history is; returns the
+    definitions.
     """
-    _own["jobs", cluster].update(job.name for job in definitions.jobs or ())
-    clocks = (*(definitions.sensors or ()), *(definitions.schedules or ()))
-    _own["clocks", cluster].update(clock.name for clock in clocks)
+    _own_jobs[cluster].update(job.name for job in definitions.jobs or ())
     return definitions
 
 
-def own(names: DagsterNames, kind: Literal["jobs", "clocks"]) -> set[str]:
-    """Names of our jobs, or sensors and schedules, in this code location, which every run loads as
-    a whole.
-    """
-    return _own[kind, names.cluster] | _own[kind, DECLARED]
-
-
-def is_own_run(run: Any, names: DagsterNames, repository: str | None) -> bool:
-    """Whether a run is one of our jobs', launched in the code location ``repository`` (``None``:
-    any).
-    """
-    ours = TOPOLOGY_TAG in run.tags or run.job_name in own(names, "jobs")
-    return ours and repository in (None, run.tags.get(REPOSITORY_TAG))
+def own_jobs(names: DagsterNames) -> set[str]:
+    """Names of our jobs in this code location, which every run loads as a whole."""
+    return _own_jobs[names.cluster] | _own_jobs[DECLARED]
 
 
 def newest_observation(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
@@ -90,7 +76,7 @@ def prune_runs(
     alive = set(instance.get_dynamic_partitions(names.partitions))
     tags = {REPOSITORY_TAG: repository} if repository is not None else {}
     deleted = 0
-    for job in sorted(own(names, "jobs")):
+    for job in sorted(own_jobs(names)):
         filters = dg.RunsFilter(job_name=job, statuses=_ENDED, created_before=before, tags=tags)
         kept: str | None = None
         while deleted < most:
@@ -122,34 +108,6 @@ def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str])
     return False
 
 
-def prune_ticks(
-    instance: dg.DagsterInstance,
-    names: DagsterNames,
-    before: datetime,
-    *,
-    repository: str | None = None,
-) -> int:
-    """Delete ticks from before ``before`` of our sensors and schedules; returns of how many of
-    those.
-
-    The newest tick of each stays: Dagster goes on from there.
-    """
-    if getattr(instance, "schedule_storage", None) is None:
-        return 0
-    ours, found = own(names, "clocks"), 0
-    for state in instance.all_instigator_state():
-        if state.instigator_name not in ours or repository not in (
-            None,
-            state.origin.repository_origin.get_label(),
-        ):
-            continue
-        if newest := instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
-            limit = min(before.timestamp(), newest[0].timestamp)
-            instance.purge_ticks(state.instigator_origin_id, state.selector_id, before=limit)
-            found += 1
-    return found
-
-
 def prune_history(
     context: dg.OpExecutionContext, names: DagsterNames, zookeeper: ZooKeeperResource
 ) -> None:
@@ -157,17 +115,10 @@ def prune_history(
     with step_errors():
         conf = zookeeper.conf()
         days = float(conf["dagster.history.retention.days"])
-        hours = float(conf["dagster.history.retention.ticks.hours"])
-    now = datetime.now(tz=timezone.utc)
+    before = datetime.now(tz=timezone.utc) - timedelta(days=days)
     repository = context.run.tags.get(REPOSITORY_TAG)
-    runs = prune_runs(context.instance, names, now - timedelta(days=days), repository=repository)
-    clocks = prune_ticks(
-        context.instance, names, now - timedelta(hours=hours), repository=repository
-    )
-    context.log.info(
-        f"deleted {runs} runs older than {days:g} days, and ticks of {clocks} sensors and schedules older than "
-        f"{hours:g} hours"
-    )
+    deleted = prune_runs(context.instance, names, before, repository=repository)
+    context.log.info(f"deleted {deleted} runs older than {days:g} days")
 
 
 def prune_history_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:

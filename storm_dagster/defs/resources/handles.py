@@ -32,15 +32,19 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 _LONGEST_SECS = 300
 
 
-def local_cluster_runs(home: Path) -> bool:
+def _local_cluster_runs(home: Path) -> bool:
     """Whether a local cluster lives in that state folder."""
     return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
 
 
-def run_cli(*arguments: str) -> dict[str, Any]:
-    """Run a verb of the command line in a process of its own; its JSON document, or its typed
-    error.
+def _start_cluster(home: Path) -> None:
+    """Start the smallest useful cluster in ``home``; returns when it is ready. It outlives this
+    process.
     """
+    arguments = (
+        *("dev", "--detach", "--ports", "auto", "--home", str(home)),
+        *("--supervisors", "2", "--slots", "4", "--nimbuses", "1"),
+    )
     try:
         # This run may belong to another cluster, which must not take the new one for its own when
         # it ends.
@@ -51,34 +55,23 @@ def run_cli(*arguments: str) -> dict[str, Any]:
         raise Unavailable(
             f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
         ) from None
-    return done.check().document
-
-
-def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) -> None:
-    """Start a local cluster in ``home``; returns when it is ready. It outlives this process.
-
-    Only the job `start_local_cluster`, and resources with ``spawn: true`` (development), start
-    daemons from here. A sensor or a submission without that flag never does.
-    """
-    run_cli(
-        *("dev", "--detach", "--ports", "auto", "--home", str(home)),
-        *("--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)),
-    )
+    done.check()
 
 
 def ensure_local_cluster(home: Path) -> None:
     """Start the smallest useful cluster in ``home`` when none runs there, and wait until it is
     ready.
 
-    Two runs that find none at once start one: the second is refused by `dev` and uses the first's.
-    Raises :class:`Unavailable` when none is ready within five minutes.
+    Only resources with ``spawn=True`` (development) call it; a sensor, or a run without that flag,
+    starts no daemon. Two runs that find none at once start one: the second is refused by `dev` and
+    uses the first's. Raises :class:`Unavailable` when none is ready within five minutes.
     """
-    if local_cluster_runs(home) and ClusterFile.read(home) is not None:
+    if _local_cluster_runs(home) and ClusterFile.read(home) is not None:
         return
     try:
-        start_cluster(home, supervisors=2, slots=4, nimbuses=1)
+        _start_cluster(home)
     except (Conflict, Unavailable):
-        if not local_cluster_runs(home):
+        if not _local_cluster_runs(home):
             raise
         deadline = time.monotonic() + _LONGEST_SECS
         while ClusterFile.read(home) is None:

@@ -1,5 +1,5 @@
 """The ``nimbus`` resource, and ``supervisors`` and ``workers``: what runs, found through ZooKeeper;
-tails, dumps, restarts.
+tails, restarts.
 
 They never own a life: a worker that is restarted here is started again by its supervisor.
 """
@@ -18,9 +18,7 @@ from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResourc
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.records import SupervisorInfo, WorkerNode
-from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 from storm_dagster.packaging.target import check_inside, target_roots
-from storm_dagster.security.settings import Security
 
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
 """Conf keys that decide which programs workers start."""
@@ -172,13 +170,6 @@ class WorkersResource(_Finder):
                 f"`storm-dagster logs {worker.name} --worker {worker.host}:{worker.port}`"
             ) from None
         return "\n".join(text.splitlines()[-lines:])
-
-    def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
-        """Stack of every thread of the worker, asked of the worker itself; :class:`Unavailable` if
-        it is silent.
-        """
-        key = link_key_of(Security.of(self.conf()), worker.topology_id)
-        return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
 
     def restart(self, worker: RunningWorker) -> int:
         """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was

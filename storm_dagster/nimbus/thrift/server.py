@@ -24,6 +24,19 @@ from storm_dagster.nimbus.thrift.frames import MalformedFrame
 from storm_dagster.security.peers import is_own_peer
 
 _log = logging.getLogger(__name__)
+_audit = logging.getLogger("storm_dagster.audit")
+
+_SASL_START = b"\x01\0\0\0"
+"""First bytes of a client that authenticates by SASL: its status, and the length of a short name.
+
+Read as the length of a frame they are 16 MiB, more than ``nimbus.thrift.max_buffer_size`` allows by
+default.
+"""
+_NO_SASL = (
+    "SASL, by which Storm's clients may act for another user (doAsUser), is not served; set "
+    "storm.thrift.transport of the client to SimpleTransportPlugin, and let each user show a "
+    "certificate of its own"
+)
 
 _READ_BYTES = 64 * 1024
 _MOST_HANDSHAKES = 64
@@ -224,6 +237,10 @@ class ThriftServer:
         connection.become("receiving")
         if len(head) < 4:
             head += await reader.readexactly(4 - len(head))
+        if head == _SASL_START:
+            peer = connection.peer
+            _audit.warning("refused a SASL handshake of %s: %s", peer.user or peer.host, _NO_SASL)
+            raise MalformedFrame(f"it begins a SASL handshake: {_NO_SASL}")
         size = int.from_bytes(head, "big", signed=True)
         if not 0 < size <= self._limits.frame_bytes:
             raise MalformedFrame(
