@@ -98,12 +98,6 @@ class DagsterClient:
         doing = f"registering partition {key!r}"
         self._ask_location("AddPartition", variables, doing, *expected, patience=patience)
 
-    def drop_partition(self, key: str) -> None:
-        """Remove the partition key ``key``; its history stays. It may be gone already."""
-        variables = {"selector": self._selector, "definition": self.names.partitions, "keys": [key]}
-        doing = f"dropping partition {key!r}"
-        self._ask_location("DropPartition", variables, doing, "DeleteDynamicPartitionsSuccess")
-
     def launch(
         self,
         job: str,
@@ -223,6 +217,21 @@ class DagsterClient:
         result = self._transport.graphql("Report", {"params": params})
         if result["__typename"] != "ReportRunlessAssetEventsSuccess":
             raise _refusal("reporting an event", result)
+
+    def report_observation(
+        self, asset: Sequence[str], partition: str, description: str, metadata: Mapping[str, str]
+    ) -> None:
+        """Log an observation of ``asset``: a change that was made without a run.
+
+        The materialization that a submission left stays the newest one of its partition.
+        """
+        document = {
+            "asset_key": list(self.names.asset_path(asset)),
+            "partition": partition,
+            "description": description,
+            "metadata": dict(metadata),
+        }
+        self._transport.report("report_asset_observation/", document)
 
     def defines_asset(self, key: Sequence[str]) -> bool:
         """True if a code location of this Dagster defines the asset."""

@@ -75,7 +75,7 @@ def kill_topology_op(config: KillConfig):
 
 
 @dg.op
-def activate_topology_op(config: NameConfig):
+def restart_topology_op(config: NameConfig):
     pass
 
 
@@ -85,8 +85,8 @@ def kill_topology():
 
 
 @dg.job(executor_def=dg.in_process_executor)
-def activate_topology():
-    activate_topology_op()
+def restart_topology():
+    restart_topology_op()
 
 
 defs = dg.Definitions(
@@ -96,7 +96,7 @@ defs = dg.Definitions(
             "submit_topology", dg.AssetSelection.assets(*assets), partitions_def=partitions, executor_def=dg.in_process_executor
         ),
         kill_topology,
-        activate_topology,
+        restart_topology,
     ],
 )
 
