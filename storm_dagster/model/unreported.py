@@ -1,4 +1,4 @@
-"""Record of what leaders changed without a Dagster run, until Dagster is notified: ``/unreported``.
+"""Record ``/unreported``: changes without a Dagster run, until Dagster has them.
 
 The leader writes it, and ``lifecycle_sensor`` reads which topologies were removed.
 """
@@ -25,9 +25,9 @@ class UnreportedEvents(Record):
 
     events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
     requests: tuple[str, ...] = ()
-    """Requests that a leader of a former release made itself while Dagster was late: a run of one of
-    them, which carries the request as its tag ``storm/request``, does nothing. Not written any
-    longer.
+    """Requests that a leader of a former release made itself while Dagster was late. A run of one
+    of them, which carries the request as its tag ``storm/request``, executes nothing. This release
+    only keeps them.
     """
     removed: tuple[str, ...] = ()
     """Ids of topologies that the leader removed. ``lifecycle_sensor`` removes the partition keys

@@ -24,6 +24,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.records import (
     StormBase,
     SupervisorInfo,
+    TokenRecord,
     TopologyStatus,
     WorkerNode,
     decode_record,
@@ -191,6 +192,49 @@ def test_submission_is_one_run_per_token(
     assert other.status_code == 409 and other.json()["error"]["type"] == "AlreadyAlive"
 
 
+def operation_of(state: StormClusterState, token: str) -> TokenRecord | None:
+    """The record of an operation."""
+    raw = state.state.get_data(paths.token(token))
+    return None if raw is None else decode_record(TokenRecord, raw, paths.token(token))
+
+
+@pytest.mark.dagster
+def test_an_accepted_operation_has_a_record_before_its_run_begins(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
+    """The runs of this Dagster do nothing: what is in ZooKeeper is the leader's."""
+    state = cluster()
+    submitted = post(
+        with_dagster,
+        "/v1/submit",
+        {"name": "early", "handle": upload(with_dagster), "token": "early-1"},
+    )
+    assert submitted.status_code == 202
+    add_supervisor(state, "s1")
+    stages(with_dagster, state, "runs", "runs-1")
+    updated = post(
+        with_dagster,
+        "/v1/topologies/runs/update",
+        {"handle": upload(with_dagster), "token": "early-2"},
+    )
+    assert updated.status_code == 202, updated.text
+    epoch = with_dagster.health()["epoch"]
+    for token, verb, name in (("early-1", "submit", "early"), ("early-2", "update", "runs")):
+        record = operation_of(state, token)
+        assert record is not None
+        assert (record.verb, record.name, record.epoch) == (verb, name, epoch)
+        assert record.started_secs > 0 and not record.published
+
+
+def test_a_refused_submission_leaves_no_record(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
+    nimbus = nimbuses.start().await_leading()
+    request = {"name": "wc", "handle": upload(nimbus), "token": "refused-1"}
+    assert post(nimbus, "/v1/submit", request).status_code == 503
+    assert operation_of(cluster(), "refused-1") is None
+
+
 @pytest.mark.dagster
 def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
     nimbus = with_dagster
@@ -243,8 +287,8 @@ _RUNS = """query($filter: RunsFilter!) { runsOrError(filter: $filter) { __typena
 
 
 def runs_of(server: DagsterServer, job: str) -> list[str]:
-    found = ask_dagster(server, _RUNS, filter={"pipelineName": job})["runsOrError"]
-    return [run["runId"] for run in found["results"]]
+    response = ask_dagster(server, _RUNS, filter={"pipelineName": job})
+    return [run["runId"] for run in response["runsOrError"]["results"]]
 
 
 @pytest.mark.dagster
@@ -271,7 +315,7 @@ def test_what_the_leader_executes_is_an_asset_event_and_no_run(
 
     eventually(is_reported, timeout=60, what="the event of the removal")
     observations = observations_of(dagster_server, "noted")
-    changes = [(found["verb"], found["status"]) for found in reversed(observations)]
+    changes = [(entry["verb"], entry["status"]) for entry in reversed(observations)]
     assert changes == [
         ("deactivate", "INACTIVE"),
         ("activate", "ACTIVE"),
@@ -279,7 +323,7 @@ def test_what_the_leader_executes_is_an_asset_event_and_no_run(
         ("kill", "KILLED"),
         ("kill", "gone"),
     ]
-    assert {found["topology_id"] for found in observations} == {"noted-1-100"}
+    assert {entry["topology_id"] for entry in observations} == {"noted-1-100"}
     assert runs_of(dagster_server, "kill_topology") == before
 
 
@@ -753,9 +797,9 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
         return next(line for line in lines if line.startswith("storm_nimbus_unreported_deeds"))
 
     eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both events reported")
-    gone = [(found["verb"], found["status"]) for found in observations_of(dagster_server, "gone")]
+    gone = [(entry["verb"], entry["status"]) for entry in observations_of(dagster_server, "gone")]
     assert gone == [("kill", "gone"), ("kill", "KILLED")]
-    stays = [(found["verb"], found["status"]) for found in observations_of(dagster_server, "stays")]
+    stays = [(entry["verb"], entry["status"]) for entry in observations_of(dagster_server, "stays")]
     assert stays == [("deactivate", "INACTIVE")]
     # Its partition key is removed by the code location, which finds it here.
     raw = state.state.get_data(paths.UNREPORTED)

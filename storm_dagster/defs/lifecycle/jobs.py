@@ -1,7 +1,7 @@
 """One op job for each verb of a topology's life. Each waits for its effect and then reports it.
 
-A verb that the leader executes (:attr:`Verb.executed_by`) is only asked for: the run fails without
-a leader, and changes nothing itself.
+A verb that the leader executes (:attr:`Verb.executed_by`) is only asked for: without a leader the
+run fails, and has changed nothing.
 """
 
 import functools

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,12 +134,14 @@ class DagsterClient:
         *,
         identity: str,
         partition: str | None = None,
+        before_launch: Callable[[], None] | None = None,
     ) -> str:
         """Launch the run that the tag ``identity`` of ``tags`` identifies, and return its id.
 
         For a caller that has no other way. Dagster must show within the timeout that it is alive,
-        and then has ``launch_secs`` to register ``partition`` and to launch. If its response is
-        missing, the run is looked up by the tag, because Dagster may have launched it.
+        and then has ``launch_secs`` to register ``partition`` and to launch. ``before_launch`` is
+        called right before the launch. If its response is missing, the run is looked up by the
+        tag, because Dagster may have launched it.
         :class:`Unavailable` if there is no such run: it may still appear, so the caller repeats the
         launch with the same tag or not at all.
         """
@@ -149,6 +151,8 @@ class DagsterClient:
         if partition is not None:
             self.add_partition(partition, self._launch_secs)
             all_tags[_PARTITION_TAG] = partition
+        if before_launch is not None:
+            before_launch()
         remaining = max(1.0, deadline - time.monotonic())
         try:
             return self.launch(job, run_config, all_tags, patience=remaining)

@@ -18,11 +18,12 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.submitting import with_token
+from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
+from storm_dagster.operations.submit.staging import check_token
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import check_upgrade
 
@@ -76,13 +77,7 @@ class LifecycleRequests:
         if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
-        try:
-            run_id = self._launch(topology, row, fields)
-        except Unavailable as error:
-            if "token" in fields:
-                raise with_token(error, fields["token"]) from error
-            raise
-        return {"run_id": run_id, **answer}
+        return {"run_id": self._launch(topology, row, fields, epoch), **answer}
 
     def _execute(
         self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
@@ -150,7 +145,9 @@ class LifecycleRequests:
             "warnings": list(placement.warnings) if placement else [],
         }
 
-    def _launch(self, topology: TopologyView, row: Verb, fields: Mapping[str, Any]) -> str:
+    def _launch(
+        self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
+    ) -> str:
         """Launch the run of the change, once; its id."""
         dagster = self._nimbus.dagster
         name = topology.base.name
@@ -161,5 +158,18 @@ class LifecycleRequests:
                 row.job, {"ops": ops}, tags, identity=REQUEST_TAG, partition=name
             )
         config = {"name": name, **fields}
+        if row.name == "update":
+            config["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
         ops = {dagster.names.name(f"{row.job}_op"): {"config": config}}
-        return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG)
+
+        if row.name == "update":
+            with accepted(self._nimbus.operations(epoch), config["token"], name, "update") as write:
+                return dagster.launch_once(
+                    row.job, {"ops": ops}, tags, identity=REQUEST_TAG, before_launch=write
+                )
+        try:
+            return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG)
+        except Unavailable as error:
+            if "token" in fields:
+                raise with_token(error, fields["token"]) from error
+            raise

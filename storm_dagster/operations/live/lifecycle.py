@@ -84,17 +84,18 @@ def deactivate(ctx: OperationsContext, name: str) -> LifecycleResult:
 
 
 def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
-    """Mark the topology KILLED (:func:`mark_killed`); with a delay of 0 it is removed before this
-    returns.
+    """Mark the topology KILLED (:func:`mark_killed`); without a delay, remove it.
+
+    With a delay of 0 it is removed before this returns.
     """
     report = mark_killed(ctx, name, wait_secs)
     return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
 
 
 def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
-    """Mark the topology KILLED, so that its spouts stop; :func:`finish_due` or :func:`remove`
-    removes it after the delay.
+    """Mark the topology KILLED, so that its spouts stop.
 
+    After the delay :func:`finish_due` or :func:`remove` removes it.
     The delay is ``wait_secs``, else (also when negative) the topology's message timeout. Allowed in
     every status; killing again stores the new delay.
     """

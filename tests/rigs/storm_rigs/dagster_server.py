@@ -79,6 +79,21 @@ def restart_topology_op(config: NameConfig):
     pass
 
 
+class UpdateConfig(NameConfig):
+    handle: str | None = None
+    token: str | None = None
+
+
+@dg.op
+def update_topology_op(config: UpdateConfig):
+    pass
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def update_topology():
+    update_topology_op()
+
+
 @dg.job(executor_def=dg.in_process_executor)
 def kill_topology():
     kill_topology_op()
@@ -96,6 +111,7 @@ defs = dg.Definitions(
             "submit_topology", dg.AssetSelection.assets(*assets), partitions_def=partitions, executor_def=dg.in_process_executor
         ),
         kill_topology,
+        update_topology,
         restart_topology,
     ],
 )
