@@ -112,7 +112,7 @@ def due_actions(
     Removal of a killed topology and the end of a rebalance are due when their delay has passed on
     the observer's clock; a delay of 0 at once. The activation of a topology that was published for
     ACTIVE and is still INACTIVE is due after five seconds, that of one whose drain nobody ended
-    after its delay. Each ``late_secs`` later.
+    after its delay. Each ``late_secs`` later but a removal, which waits for no other process.
     """
     known = memory.seen if memory.boot_id == boot_id else {}
     seen: dict[str, tuple[int, float]] = {}
@@ -120,8 +120,10 @@ def due_actions(
     for topology_id, topology in sorted(view.topologies.items()):
         base = topology.base
         action: Literal["remove", "finish_rebalance", "activate"]
+        more_secs = late_secs
         if base.status == "KILLED":
             action, delay = "remove", base.delay_secs or 0
+            more_secs = 0.0
         elif base.status == "REBALANCING":
             action, delay = "finish_rebalance", base.delay_secs or 0
         elif base.status == "INACTIVE" and base.wanted_status == "ACTIVE":
@@ -135,6 +137,6 @@ def due_actions(
         if zxid != topology.base_at.mzxid or since > boot_now:
             zxid, since = topology.base_at.mzxid, boot_now
         seen[topology_id] = (zxid, since)
-        if boot_now - since >= delay + late_secs:
+        if boot_now - since >= delay + more_secs:
             due.append(DueAction(topology_id, base.name, action))
     return due, DueMemory(boot_id, seen)

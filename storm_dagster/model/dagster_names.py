@@ -32,8 +32,9 @@ TOKEN_TAG = "storm/token"
 """Run tag: the client token of the submission that the run belongs to."""
 
 REQUEST_TAG = "storm/request"
-"""Run tag: the request of a change of a topology. The leader may do it itself when Dagster is
-late.
+"""Run tag: the request of a change of a topology, by which the leader finds the run that it
+launched. A run with it executes the change, also of a verb that the leader executes: a leader of a
+former release launched it.
 """
 
 DECLARED_VERSION_KEY = "declared.code.version"

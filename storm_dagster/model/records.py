@@ -396,7 +396,11 @@ class EpochRecord(Record):
 
 
 class TokenRecord(Record):
-    """The topology id that a client token got at its first use."""
+    """Record of one submission or update: the topology id that its client token got.
+
+    The leader writes it when it accepts the request, before it launches the run. A later leader
+    finds by it that a run may exist.
+    """
 
     topology_id: str
     name: str
@@ -405,6 +409,9 @@ class TokenRecord(Record):
     """Set by the transaction that publishes: a late repetition never brings a killed topology
     back.
     """
+    verb: Literal["submit", "update"] = "submit"
+    started_secs: int = 0
+    """When it was accepted, epoch seconds; 0: a former release wrote the record."""
 
 
 class Blacklist(Record):

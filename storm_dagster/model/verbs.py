@@ -7,7 +7,7 @@ operation of a verb has its name, in :mod:`storm_dagster.operations.live.lifecyc
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -199,8 +199,10 @@ class Verb:
     summary: str
     """Its effect, first sentence first: help, description of the job, documentation."""
     request: type[VerbRequest] = VerbRequest
-    leader: bool = False
-    """Whether the leader does it itself when Dagster does not answer; others wait for Dagster."""
+    executed_by: Literal["leader", "run"] = "run"
+    """``leader``: one transaction of the leader, which Dagster is notified of. ``run``: a Dagster
+    run.
+    """
     until: tuple[str | None, ...] = ()
     """After its run, who asked waits for one of these statuses; ``None``: the topology is gone."""
     tasks: bool = False

@@ -92,6 +92,8 @@ class Nimbus:
     what is written is decided by reads of ZooKeeper itself.
     """
     wake_election: Callable[[], None] = lambda: None
+    verb_executed: threading.Event = field(default_factory=threading.Event)
+    """Set when the leader has executed a verb: its duties poll at once what is due by it."""
 
     @property
     def logs(self) -> Path:

@@ -124,14 +124,24 @@ def test_due_by_the_observers_clock() -> None:
     due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=120)
     assert [(action.topology_id, action.action) for action in due] == [("k", "remove")]
     assert decode_memory(DueMemory, encode_memory(memory)) == memory
-    assert (
-        due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=129, late_secs=10)[0]
-        == []
-    )
-    assert due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=130, late_secs=10)[
-        0
-    ], "others had their time"
     assert due_actions(view(("k", killed, 6)), memory, boot_id="other", boot_now=9999)[0] == []
+
+
+def test_late_secs_leave_time_to_others_but_not_for_a_removal() -> None:
+    shown = view(
+        ("k", base("KILLED", delay_secs=10), 1),
+        ("r", base("REBALANCING", delay_secs=10), 1),
+        ("u", base("INACTIVE", wanted_status="ACTIVE", delay_secs=10), 1),
+    )
+    _, memory = due_actions(shown, DueMemory(), boot_id="b", boot_now=0, late_secs=10)
+
+    def due(boot_now: float) -> list[str]:
+        actions, _ = due_actions(shown, memory, boot_id="b", boot_now=boot_now, late_secs=10)
+        return [action.action for action in actions]
+
+    assert due(9.9) == []
+    assert due(10) == due(19.9) == ["remove"]
+    assert due(20) == ["remove", "finish_rebalance", "activate"]
 
 
 def test_no_delay_is_due_at_once_and_quiet_ones_never() -> None:

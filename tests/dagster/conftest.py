@@ -12,7 +12,8 @@ import dagster as dg
 import pytest
 
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_world import DagsterWorld, PlainPlanner, make_world
+from storm_rigs.dagster_world import DagsterWorld, PlainPlanner, leading_nimbus, make_world
+from storm_rigs.nimbuses import RunningNimbus
 
 
 @pytest.fixture
@@ -38,6 +39,13 @@ def world(
 ) -> DagsterWorld:
     """The cluster of a code location without a name of its own."""
     return make_world(tmp_path / "home", instance, zk_conf, zk_cluster, spark_resource)
+
+
+@pytest.fixture
+def leader(world: DagsterWorld) -> Iterator[RunningNimbus]:
+    """A real nimbus that leads the cluster of ``world``."""
+    with leading_nimbus(world) as nimbus:
+        yield nimbus
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld, connection_waits
+from storm_rigs.dagster_world import DagsterWorld, connection_waits, leading_nimbus
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -194,7 +194,8 @@ class Shop:
 
     def ends(self) -> None:
         config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
-        assert self.world.run("kill_topology", config=config).success
+        with leading_nimbus(self.world):
+            assert self.world.run("kill_topology", config=config).success
 
     def tick(self, secs: float = 30.0) -> tuple[list[Any], dg.SensorResult]:
         """Events and result of a tick."""

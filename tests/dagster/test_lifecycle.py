@@ -11,14 +11,14 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
-from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG
-from storm_dagster.nimbus.requests.unreported import LeaderOutbox
-from storm_dagster.operations.context import OperationsContext
+from storm_dagster.model.records import decode_record, encode_record
+from storm_dagster.model.unreported import UnreportedEvents
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
@@ -43,6 +43,15 @@ def observed(world: DagsterWorld, name: str) -> list[Any]:
     ]
 
 
+def leader_events(world: DagsterWorld) -> list[tuple[str, str]]:
+    """Verb and status of each change that the leader notes for Dagster, oldest first."""
+    raw = world.cluster.state.get_data(paths.UNREPORTED)
+    assert raw is not None
+    events = decode_record(UnreportedEvents, raw, paths.UNREPORTED).events
+    return [(event.metadata["verb"], event.metadata["status"]) for event in events]
+
+
+@pytest.mark.usefixtures("leader")
 def test_jobs_turn_a_topology_off_and_on(world: DagsterWorld) -> None:
     world.submit("wc")
     assert world.run("deactivate_topology", config=op("deactivate_topology", name="wc")).success
@@ -50,18 +59,41 @@ def test_jobs_turn_a_topology_off_and_on(world: DagsterWorld) -> None:
     assert world.run("activate_topology", config=op("activate_topology", name="wc")).success
     assert world.topology("wc").base.status == "ACTIVE"
     assert observed(world, "wc") == ["activate", "deactivate"]
+    assert leader_events(world) == [("deactivate", "INACTIVE"), ("activate", "ACTIVE")]
 
 
-def test_a_late_run_does_not_do_again_what_the_leader_did(world: DagsterWorld) -> None:
-    """Dagster launches it after the leader gave up on it: somebody may have said the contrary
-    since.
+@pytest.mark.parametrize(
+    "verb", [row.name for row in VERBS.values() if row.executed_by == "leader"]
+)
+def test_without_a_leader_a_job_fails_and_changes_nothing(world: DagsterWorld, verb: str) -> None:
+    """The run does not wait for one, and does not execute the verb in the place of the leader."""
+    world.submit("wc")
+    before = world.topology("wc").base
+    job = VERBS[verb].job
+    result = world.run(job, config=op(job, name="wc"))
+    assert failure_type(result) == "Unavailable"
+    assert "no leading nimbus" in step_failure(result)[1]
+    assert world.topology("wc").base == before
+
+
+@pytest.mark.usefixtures("leader")
+def test_a_verb_that_the_leader_refuses_fails_with_its_error(world: DagsterWorld) -> None:
+    world.submit("wc")
+    assert world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=900)).success
+    result = world.run("activate_topology", config=op("activate_topology", name="wc"))
+    assert failure_type(result) == "Conflict"
+    assert world.topology("wc").base.status == "KILLED"
+
+
+def test_a_run_of_a_former_leader_executes_its_request_once(world: DagsterWorld) -> None:
+    """A leader of a former release launches it for a verb, and executes the verb itself when
+    Dagster is late. No leader answers here: the run asks none, because that one would launch the
+    next.
     """
     world.submit("wc")
-    conf = load_cluster_conf(None, None)
-    ctx = OperationsContext(
-        cluster=world.cluster, blobs=world.blobs, conf=conf, planner=plan_placement
-    )
-    LeaderOutbox().take(ctx, "done-by-the-leader")
+    record = encode_record(UnreportedEvents(requests=("done-by-the-leader",)))
+    world.cluster.state.mkdirs(paths.UNREPORTED)
+    world.cluster.state.set_data(paths.UNREPORTED, record)
     config = op("deactivate_topology", name="wc")
     assert world.run(
         "deactivate_topology", config=config, tags={REQUEST_TAG: "done-by-the-leader"}
@@ -71,6 +103,7 @@ def test_a_late_run_does_not_do_again_what_the_leader_did(world: DagsterWorld) -
     assert world.topology("wc").base.status == "INACTIVE"
 
 
+@pytest.mark.usefixtures("leader")
 @pytest.mark.parametrize("wait_secs", [0, 1])
 def test_kill_waits_for_the_end_and_drops_the_partition_key(
     world: DagsterWorld, wait_secs: int
@@ -84,6 +117,7 @@ def test_kill_waits_for_the_end_and_drops_the_partition_key(
     assert [m.partition for m in world.materializations(keys.ACTIVE_TOPOLOGY)] == ["wc"]
 
 
+@pytest.mark.usefixtures("leader")
 def test_a_later_submission_of_the_name_shows_the_old_history(world: DagsterWorld) -> None:
     world.submit("wc")
     world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=0))

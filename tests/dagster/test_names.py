@@ -21,7 +21,7 @@ from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_rigs.dagster_results import tick_sensor
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster_world import DagsterWorld, leading_nimbus
 
 pytestmark = pytest.mark.dagster
 
@@ -225,7 +225,8 @@ def test_two_clusters_in_one_location_do_not_meet(
     assert heal.success
     assert world.topology("wc").assignment == before.assignment
     killed = {"ops": {"prod_kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
-    assert prod_world.run("kill_topology", config=killed).success
+    with leading_nimbus(prod_world):
+        assert prod_world.run("kill_topology", config=killed).success
     assert prod_world.topology("wc") is None and world.topology("wc") is not None
     assert instance.get_dynamic_partitions(PARTITIONS_NAME) == ["wc"]
     assert instance.get_dynamic_partitions("prod_storm_topologies") == []

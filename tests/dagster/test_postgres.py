@@ -60,6 +60,7 @@ def instance(
         yield made
 
 
+@pytest.mark.usefixtures("leader")
 @pytest.mark.long
 def test_a_submission_and_a_kill_are_stored_in_postgres(
     world: DagsterWorld, instance: dg.DagsterInstance

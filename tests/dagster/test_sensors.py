@@ -14,9 +14,11 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.healing.memory import HealingCursor
 from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_dagster.defs.lifecycle.sensor import removed_by_leader
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.context import OperationsContext, Planner
@@ -25,6 +27,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import SensorTick, run_config, shown, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.nimbuses import RunningNimbus
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -427,6 +430,34 @@ def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: Dagst
     assert list(request.partition_keys) == ["wc"]
 
 
+@pytest.mark.parametrize("job", [SUBMIT_JOB, REBALANCE_JOB])
+def test_the_key_of_a_topology_that_the_leader_removed_goes_once_no_run_uses_it(
+    world: DagsterWorld, leader: RunningNimbus, job: str
+) -> None:
+    """The topology lives between two ticks: no tick sees it alive."""
+    cursor = evaluate(world, "lifecycle_sensor").cursor
+    running(world, "wc")
+    old_id = world.topology("wc").id
+    answer = leader.post("/v1/topologies/wc/kill", {"wait_secs": 0})
+    assert answer.status_code == 202
+    eventually(lambda: old_id in removed_by_leader(world.cluster), what="the removal")
+    definition = world.defs.resolve_job_def(job)
+    tags = {"dagster/partition": "wc"}
+    run = world.instance.create_run_for_job(
+        definition, tags=tags, status=dg.DagsterRunStatus.STARTED
+    )
+    used = evaluate(world, "lifecycle_sensor", cursor)
+    assert not used.partition_requests
+    world.instance.delete_run(run.run_id)
+    free = evaluate(world, "lifecycle_sensor", used.cursor)
+    (request,) = free.partition_requests
+    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
+    assert list(request.partition_keys) == ["wc"]
+    # Prepared for the next submission of the name: the former removal is over.
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+    assert not evaluate(world, "lifecycle_sensor", free.cursor).partition_requests
+
+
 def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["soon"])
     cursor: str | None = None
@@ -436,6 +467,7 @@ def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> N
         assert not result.partition_requests
 
 
+@pytest.mark.usefixtures("leader")
 def test_a_submission_that_died_with_its_process_keeps_the_key_for_two_hours(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

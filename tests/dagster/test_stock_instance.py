@@ -34,7 +34,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster_results import SensorTick, tick_sensor
-from storm_rigs.dagster_world import DagsterWorld, connection_waits
+from storm_rigs.dagster_world import DagsterWorld, connection_waits, leading_nimbus
 
 ELSEWHERE = RemoteRepositoryOrigin(
     GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"
@@ -262,7 +262,8 @@ def test_the_key_of_a_topology_that_lives_in_another_cluster_stays(
         remember_elsewhere(instance, json.dumps(there))
         # Killed here, by a run and then in the eyes of the sensor.
         config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
-        assert world.run("kill_topology", config=config).success
+        with leading_nimbus(world):
+            assert world.run("kill_topology", config=config).success
         assert world.topology("wc") is None
         assert instance.has_dynamic_partition(PARTITIONS_NAME, "wc") is not dropped
         instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])

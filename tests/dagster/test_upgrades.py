@@ -97,6 +97,7 @@ def test_batch_by_batch_to_the_end(world: DagsterWorld, stand_ins: UpgradeStandI
     assert (done["upgraded"], done["former"], done["status"]) == (1, 2, "UPGRADING")
 
 
+@pytest.mark.usefixtures("leader")
 def test_an_upgrade_may_be_completed_before_its_last_worker(
     world: DagsterWorld, stand_ins: UpgradeStandIns
 ) -> None:
@@ -112,6 +113,7 @@ def test_an_upgrade_may_be_completed_before_its_last_worker(
     assert step_failure(again)[0] == "Conflict"
 
 
+@pytest.mark.usefixtures("leader")
 def test_rolled_back_by_hand(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):

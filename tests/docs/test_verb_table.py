@@ -28,13 +28,13 @@ def row(verb: Verb) -> str:
     fields = (
         ", ".join(f"`{name}`" for name in verb.request.model_fields if name != "dry_run") or "-"
     )
-    who = "the leader" if verb.leader else "refused"
+    who = "the leader" if verb.executed_by == "leader" else "a run"
     return f"| `{verb.name}` | {fields} | {who} | {', '.join(waits(verb))} | {verb.summary} |"
 
 
 def test_the_page_has_every_verb_with_its_fields() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = lines.index("| verb | fields | without Dagster | clients wait for | effect |")
+    start = lines.index("| verb | fields | executed by | clients wait for | effect |")
     assert lines[start + 2 : start + 2 + len(VERBS) + 1] == [*map(row, VERBS.values()), ""]
 
 

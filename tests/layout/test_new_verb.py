@@ -29,7 +29,11 @@ class ShakeRequest(VerbRequest):
 @pytest.fixture
 def shake(monkeypatch: pytest.MonkeyPatch) -> Verb:
     verb = Verb(
-        "shake", "Shake a topology. Nothing falls.", ShakeRequest, leader=True, until=("ACTIVE",)
+        "shake",
+        "Shake a topology. Nothing falls.",
+        ShakeRequest,
+        executed_by="leader",
+        until=("ACTIVE",),
     )
     monkeypatch.setitem(VERBS, "shake", verb)  # type: ignore[arg-type]
     monkeypatch.setattr(lifecycle, "shake", lambda ctx, name, force=1: (name, force), raising=False)

@@ -1,11 +1,10 @@
-"""What the leader does: submissions and changes through Dagster, and by itself when Dagster is
-away.
+"""What the leader does: verbs that it executes, submissions and changes through Dagster, and the
+rest by itself when Dagster is away.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +21,16 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
-from storm_dagster.nimbus.dagster.client import DagsterClient
-from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
+from storm_dagster.model.records import (
+    StormBase,
+    SupervisorInfo,
+    TokenRecord,
+    TopologyStatus,
+    WorkerNode,
+    decode_record,
+    encode_record,
+)
+from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.nimbus.leadership.duties import LeaderDuties
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import publishing, submission
@@ -89,11 +95,16 @@ def upload(
     return handle
 
 
-def add_base(state: StormClusterState, topology_id: str, token: str = "other") -> None:
+def add_base(
+    state: StormClusterState,
+    topology_id: str,
+    token: str = "other",
+    status: TopologyStatus = "ACTIVE",
+) -> None:
     base = StormBase(
         name=topology_id.rsplit("-", 2)[0],
         launch_time_secs=1,
-        status="ACTIVE",
+        status=status,
         workers=1,
         executors={},
         token=token,
@@ -181,6 +192,49 @@ def test_submission_is_one_run_per_token(
     assert other.status_code == 409 and other.json()["error"]["type"] == "AlreadyAlive"
 
 
+def operation_of(state: StormClusterState, token: str) -> TokenRecord | None:
+    """The record of an operation."""
+    raw = state.state.get_data(paths.token(token))
+    return None if raw is None else decode_record(TokenRecord, raw, paths.token(token))
+
+
+@pytest.mark.dagster
+def test_an_accepted_operation_has_a_record_before_its_run_begins(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
+    """The runs of this Dagster do nothing: what is in ZooKeeper is the leader's."""
+    state = cluster()
+    submitted = post(
+        with_dagster,
+        "/v1/submit",
+        {"name": "early", "handle": upload(with_dagster), "token": "early-1"},
+    )
+    assert submitted.status_code == 202
+    add_supervisor(state, "s1")
+    stages(with_dagster, state, "runs", "runs-1")
+    updated = post(
+        with_dagster,
+        "/v1/topologies/runs/update",
+        {"handle": upload(with_dagster), "token": "early-2"},
+    )
+    assert updated.status_code == 202, updated.text
+    epoch = with_dagster.health()["epoch"]
+    for token, verb, name in (("early-1", "submit", "early"), ("early-2", "update", "runs")):
+        record = operation_of(state, token)
+        assert record is not None
+        assert (record.verb, record.name, record.epoch) == (verb, name, epoch)
+        assert record.started_secs > 0 and not record.published
+
+
+def test_a_refused_submission_leaves_no_record(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
+    nimbus = nimbuses.start().await_leading()
+    request = {"name": "wc", "handle": upload(nimbus), "token": "refused-1"}
+    assert post(nimbus, "/v1/submit", request).status_code == 503
+    assert operation_of(cluster(), "refused-1") is None
+
+
 @pytest.mark.dagster
 def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
     nimbus = with_dagster
@@ -203,13 +257,83 @@ def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
     assert nimbus.get("/v1/runs/none").status_code == 404
 
 
+def ask_dagster(server: DagsterServer, query: str, **variables: object) -> Any:
+    document = {"query": query, "variables": variables}
+    return httpx.post(server.url, json=document, timeout=20, trust_env=False).json()["data"]
+
+
+_OBSERVATIONS = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { __typename
+  ... on Asset {
+    assetObservations(limit: 50) {
+      partition description metadataEntries { label ... on TextMetadataEntry { text } }
+    }
+    assetMaterializations(limit: 50) { partition }
+  } } }"""
+
+
+def observations_of(server: DagsterServer, name: str) -> list[dict[str, str]]:
+    """Metadata of the observations of a topology, newest first."""
+    asset = ask_dagster(server, _OBSERVATIONS, key={"path": ["storm", "active_topology"]})
+    observations = asset["assetOrError"].get("assetObservations") or []
+    return [
+        {entry["label"]: entry["text"] for entry in observation["metadataEntries"]}
+        for observation in observations
+        if observation["partition"] == name
+    ]
+
+
+_RUNS = """query($filter: RunsFilter!) { runsOrError(filter: $filter) { __typename
+  ... on Runs { results { runId } } } }"""
+
+
+def runs_of(server: DagsterServer, job: str) -> list[str]:
+    response = ask_dagster(server, _RUNS, filter={"pipelineName": job})
+    return [run["runId"] for run in response["runsOrError"]["results"]]
+
+
+@pytest.mark.dagster
+def test_what_the_leader_executes_is_an_asset_event_and_no_run(
+    with_dagster: RunningNimbus,
+    dagster_server: DagsterServer,
+    cluster: Callable[[], StormClusterState],
+) -> None:
+    before = runs_of(dagster_server, "kill_topology")
+    add_base(cluster(), "noted-1-100")
+    for verb, status in (("deactivate", "INACTIVE"), ("activate", "ACTIVE"), ("kill", "KILLED")):
+        answer = post(with_dagster, f"/v1/topologies/noted/{verb}")
+        assert answer.status_code == 202
+        assert answer.json() == {
+            "run_id": None, "id": "noted-1-100", "name": "noted", "status": status
+        }  # fmt: skip
+    # Killed again with no delay: it is removed at once, but not before the answer.
+    killed = post(with_dagster, "/v1/topologies/noted/kill", {"wait_secs": 0}).json()
+    assert killed["status"] == "KILLED"
+
+    def is_reported() -> bool:
+        observations = observations_of(dagster_server, "noted")
+        return bool(observations) and observations[0]["status"] == "gone"
+
+    eventually(is_reported, timeout=60, what="the event of the removal")
+    observations = observations_of(dagster_server, "noted")
+    changes = [(entry["verb"], entry["status"]) for entry in reversed(observations)]
+    assert changes == [
+        ("deactivate", "INACTIVE"),
+        ("activate", "ACTIVE"),
+        ("kill", "KILLED"),
+        ("kill", "KILLED"),
+        ("kill", "gone"),
+    ]
+    assert {entry["topology_id"] for entry in observations} == {"noted-1-100"}
+    assert runs_of(dagster_server, "kill_topology") == before
+
+
 @pytest.mark.dagster
 def test_changes_are_runs(
     with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
 ) -> None:
     nimbus = with_dagster
     add_base(cluster(), "wc-1-100")
-    answer = post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 5})
+    answer = post(nimbus, "/v1/topologies/wc/restart")
     assert answer.status_code == 202
     document = answer.json()
     assert (document["id"], document["name"], document["status"]) == ("wc-1-100", "wc", "ACTIVE")
@@ -220,7 +344,7 @@ def test_changes_are_runs(
         timeout=90,
         what="the run",
     )
-    assert run["job"] == "kill_topology" and run["status"] == "SUCCESS"
+    assert run["job"] == "restart_topology" and run["status"] == "SUCCESS"
     for verb, body in (
         ("kill", {"wait_secs": -1}),
         ("kill", {"wait": 1}),
@@ -337,10 +461,13 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(
         )
 
 
-def test_what_the_leader_does_instead_of_a_late_dagster_is_noted_for_its_run(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+@pytest.mark.parametrize("verb", ["activate", "deactivate", "kill"])
+def test_no_late_run_can_undo_what_the_leader_executed(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], verb: str
 ) -> None:
-    """Dagster has the request and may launch it later: the run must find that it is done."""
+    """A Dagster that accepts connections and does not answer is asked for no run, which it could
+    launch after a later change.
+    """
     sent: list[bytes] = []
 
     def listen() -> None:
@@ -356,14 +483,29 @@ def test_what_the_leader_does_instead_of_a_late_dagster_is_noted_for_its_run(
             dagster__graphql__url=url, dagster__graphql__timeout__secs=1
         ).await_leading()
         add_base(cluster(), "wc-1-100")
-        assert post(nimbus, "/v1/topologies/wc/deactivate").json()["run_id"] is None
-        pattern = re.compile(rb'"storm/request", ?"value": ?"(\w+)"')
-        found = eventually(
-            lambda: pattern.search(b"".join(sent)), timeout=30, what="the request that Dagster has"
-        )
-        assert found is not None and found.group(1) in (
-            cluster().state.get_data(paths.UNREPORTED) or b""
-        )
+        post(nimbus, "/v1/topologies/wc/deactivate")
+        answer = post(nimbus, f"/v1/topologies/wc/{verb}")
+        assert answer.status_code == 202 and answer.json()["run_id"] is None
+        eventually(lambda: b"wc-1-100" in b"".join(sent), timeout=30, what="the report")
+        assert b"launchRun" not in b"".join(sent)
+
+
+def test_no_verb_of_the_leader_waits_for_dagster(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
+    """Dagster has its whole timeout to answer, and the client waits for half of it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/graphql"
+        nimbus = nimbuses.start(
+            dagster__graphql__url=url, dagster__graphql__timeout__secs=20
+        ).await_leading()
+        add_base(cluster(), "wc-1-100")
+        for verb, status in (
+            ("deactivate", "INACTIVE"), ("activate", "ACTIVE"), ("kill", "KILLED")
+        ):  # fmt: skip
+            address = f"{nimbus.url}/v1/topologies/wc/{verb}"
+            answer = httpx.post(address, json={}, timeout=10, trust_env=False)
+            assert answer.json()["status"] == status
 
 
 @pytest.mark.parametrize("armed", [True, False])
@@ -569,18 +711,25 @@ def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
     )
 
 
-def test_an_armed_sensor_keeps_the_leader_out(
+def test_the_leader_removes_what_it_killed_and_leaves_the_rest_to_an_armed_sensor(
     nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=3).await_leading()
+    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=3600).await_leading()
     state = cluster()
     state.state.set_ephemeral_node(paths.HEALER, b"")
     add_base(state, "wc-1-100")
+    add_base(state, "begun-2-100", status="INACTIVE")
     post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1})
     assert nimbus.get("/v1/cluster").json()["healer"] is True
-    state.state.delete_node(paths.HEALER)
     eventually(
         lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal"
+    )
+    assert nimbus.get("/v1/topologies/begun").json()["status"] == "INACTIVE"
+    state.state.delete_node(paths.HEALER)
+    eventually(
+        lambda: nimbus.get("/v1/topologies/begun").json()["status"] == "ACTIVE",
+        timeout=60,
+        what="the activation by the leader",
     )
 
 
@@ -635,11 +784,11 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
     state = cluster()
     add_base(state, "gone-1-100")
     assert post(first, "/v1/topologies/gone/kill", {"wait_secs": 0}).json()["run_id"] is None
+    eventually(
+        lambda: first.get("/v1/topologies/gone").status_code == 404, timeout=60, what="the removal"
+    )
     add_base(state, "stays-2-100")
     assert post(first, "/v1/topologies/stays/deactivate").json()["run_id"] is None
-    client = DagsterClient(DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=20))
-    client.add_partition("gone")
-    client.add_partition("stays")
     first.stop()
     second = nimbuses.start("n2", dagster__graphql__url=dagster_server.url).await_leading()
 
@@ -648,26 +797,11 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
         return next(line for line in lines if line.startswith("storm_nimbus_unreported_deeds"))
 
     eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both events reported")
-    query = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { __typename
-      ... on Asset { assetMaterializations(limit: 10) { partition description } } } }"""
-    keys = """query { assetNodes { partitionKeysByDimension { partitionKeys } } }"""
-
-    def ask(text: str, variables: Mapping[str, object] | None = None) -> Any:
-        document = {"query": text, "variables": variables or {}}
-        return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()[
-            "data"
-        ]
-
-    materialized = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"][
-        "assetMaterializations"
-    ]
-    said = {event["partition"]: event["description"] for event in materialized}
-    assert "kill of gone-1-100" in said["gone"] and "deactivate of stays-2-100" in said["stays"]
-    registered = {
-        key
-        for node in ask(keys)["assetNodes"]
-        for dimension in node["partitionKeysByDimension"]
-        for key in dimension["partitionKeys"]
-    }
-    assert "stays" in registered and "gone" not in registered
-    client.close()
+    gone = [(entry["verb"], entry["status"]) for entry in observations_of(dagster_server, "gone")]
+    assert gone == [("kill", "gone"), ("kill", "KILLED")]
+    stays = [(entry["verb"], entry["status"]) for entry in observations_of(dagster_server, "stays")]
+    assert stays == [("deactivate", "INACTIVE")]
+    # Its partition key is removed by the code location, which finds it here.
+    raw = state.state.get_data(paths.UNREPORTED)
+    assert raw is not None
+    assert decode_record(UnreportedEvents, raw, paths.UNREPORTED).removed == ("gone-1-100",)

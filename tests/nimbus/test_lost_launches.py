@@ -173,6 +173,30 @@ def test_a_launch_that_never_reached_dagster_is_made_by_the_repetition(
     assert runs_of(dagster_server, name) == [repeated.json()["run_id"]]
 
 
+@pytest.mark.zookeeper
+@pytest.mark.dagster
+def test_a_later_leader_finds_the_run_that_the_former_one_launched(
+    nimbuses: Nimbuses,
+    nimbus: RunningNimbus,
+    lossy: LossyDagster,
+    dagster_server: DagsterServer,
+    name: str,
+) -> None:
+    handle = upload(nimbus)
+    lossy.lost_responses = {"LaunchRun", "FindRuns"}
+    refused = submit(nimbus, name, name, handle)
+    assert refused.status_code == 503
+    (launched,) = runs_of(dagster_server, name)
+    nimbus.stop()
+    lossy.lost_responses = set()
+    patient = {"dagster__graphql__url": lossy.url, "dagster__graphql__timeout__secs": 20}
+    later = nimbuses.start("n2", **patient).await_leading()
+    repeated = submit(later, name, name, handle)
+    assert repeated.status_code == 202, repeated.text
+    assert repeated.json()["run_id"] == launched
+    assert runs_of(dagster_server, name) == [launched]
+
+
 def test_a_request_that_dagster_may_have_read_is_told_from_one_that_it_cannot() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/graphql"

@@ -1,4 +1,8 @@
-"""One op job for each verb of a topology's life. Each waits for its effect and then reports it."""
+"""One op job for each verb of a topology's life. Each waits for its effect and then reports it.
+
+A verb that the leader executes (:attr:`Verb.executed_by`) is only asked for: without a leader the
+run fails, and has changed nothing.
+"""
 
 import functools
 import time
@@ -9,6 +13,8 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.client.changes import change_topology
+from storm_dagster.client.waiting import wait_for_run
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import verb_config
@@ -19,7 +25,7 @@ from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, parse_workers
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
@@ -33,6 +39,8 @@ _GRACE_SECS = 2.0
 # A run that waits holds a process: longer delays are left to the leader and lifecycle_sensor.
 _LONGEST_WAIT_SECS = 600
 _LONGEST_START_SECS = 60.0
+# A leader of a former release executes the verb in another run.
+_LONGEST_RUN_SECS = 300.0
 
 
 @dataclass
@@ -45,6 +53,47 @@ class _VerbRun:
     names: DagsterNames
     handles: Handles
     ops: OperationsContext
+    nimbus: NimbusResource
+
+    def ask_leader(self) -> LifecycleResult:
+        """Ask the leader for the verb; the topology afterwards.
+
+        A leader of a former release launches a run of the same job for it, which is waited for.
+        """
+        view = self.ops.cluster.load_view()
+        previous = topology_by_name(view, self.config.name).base.status
+        fields = {
+            name: getattr(self.config, name)
+            for name in self.verb.request.model_fields
+            if name != "dry_run"
+        }
+        with self.nimbus.client() as client:
+            change = change_topology(
+                client, self.config.name, verb=self.verb.name, wait=False, **fields
+            )
+            if change.run_id:
+                deadline = time.monotonic() + _LONGEST_RUN_SECS
+                wait_for_run(client, change.run_id, deadline=deadline)
+        topology_id = str(change.id)
+        base = self.ops.cluster.storm_base(topology_id)
+        return LifecycleResult(
+            topology_id,
+            change.name,
+            None if base is None else base.status,
+            changed=base is None or base.status != previous,
+            delay_secs=None if base is None else base.delay_secs,
+            previous=previous,
+        )
+
+    def execute(self) -> LifecycleResult | UpgradeResult:
+        """Have the verb executed: by the leader, or in this run when a leader launched it for that.
+
+        A leader of a former release launches runs that execute the verb, tagged with the request.
+        Asking it would launch another one.
+        """
+        if self.verb.executed_by == "run" or _request_of(self.context) is not None:
+            return self.operate()
+        return self.ask_leader()
 
     def operate(self, *args: Any, **more: Any) -> Any:
         """The result of the verb's operation, by default with the fields of its request."""
@@ -74,9 +123,9 @@ _Report = tuple[LifecycleResult | UpgradeResult, dict[str, Any]]
 
 
 def _kill(run: _VerbRun) -> _Report:
-    """Kill the topology, see it removed, then drop its partition key."""
-    report = run.operate()
-    if report.status is not None:
+    """Have the topology killed, see it removed, then drop its partition key."""
+    report = run.execute()
+    if isinstance(report, LifecycleResult) and report.status is not None:
         run.context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
         if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
             report = _await_removal(run.ops, report)
@@ -89,8 +138,8 @@ def _kill(run: _VerbRun) -> _Report:
 
 
 def _await_removal(ops: OperationsContext, report: LifecycleResult) -> LifecycleResult:
-    """Wait until the killed topology is gone; remove it here when nobody has by the end of its
-    delay.
+    """Wait until the killed topology is gone; remove it here when no other process has by the end
+    of its delay.
     """
     deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
     while ops.monotonic() < deadline:
@@ -194,8 +243,28 @@ def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
 
 
 def _complete(run: _VerbRun) -> _Report:
-    result = run.operate()
-    return result, {"code": result.assignment.code_dir if result.assignment is not None else ""}
+    result = _as_upgrade(run.execute(), "completed")
+    assignment = run.ops.cluster.assignment_info(result.topology_id)
+    return result, {"code": assignment.code_dir if assignment is not None else ""}
+
+
+def _rollback(run: _VerbRun) -> _Report:
+    return _watch(run, _as_upgrade(run.execute(), "rolling back"))
+
+
+def _as_upgrade(result: LifecycleResult | UpgradeResult, outcome: str) -> UpgradeResult:
+    """The result of a change of an upgrade, also when the leader made it."""
+    if isinstance(result, UpgradeResult):
+        return result
+    if result.status is None:
+        raise NotAlive(
+            f"topology {result.name!r} was killed while its upgrade ended: submit it again"
+        )
+    return UpgradeResult(result.topology_id, result.name, result.status, outcome, result.changed)
+
+
+def _execute(run: _VerbRun) -> _Report:
+    return run.execute(), {}
 
 
 _EFFECTS: Mapping[str, Callable[..., _Report]] = {
@@ -204,9 +273,9 @@ _EFFECTS: Mapping[str, Callable[..., _Report]] = {
     "update": _update,
     "gray-upgrade": _gray_upgrade,
     "complete-upgrade": _complete,
-    "rollback": lambda run: _watch(run, run.operate()),
+    "rollback": _rollback,
 }
-"""Verbs whose runs do more than their operation. Those that bring code take the handle of its
+"""Verbs whose runs do more than execute it. Those that bring code take the handle of its
 upload, too.
 """
 
@@ -225,15 +294,22 @@ def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, A
     }
 
 
-def _done_by_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
-    """Whether the leader did what this run was launched for: doing it again may undo what came
-    after. Who executes the run again wants it done.
+def _request_of(context: dg.OpExecutionContext) -> str | None:
+    """The request that a leader launched this run for; ``None`` for one that a user launched, or
+    executes again.
     """
-    request = context.run.tags.get(REQUEST_TAG) if context.run.parent_run_id is None else None
+    return context.run.tags.get(REQUEST_TAG) if context.run.parent_run_id is None else None
+
+
+def _done_by_former_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
+    """True if a leader of a former release has done what it launched this run for: doing it again
+    may undo a later change.
+    """
+    request = _request_of(context)
+    if request is None:
+        return False
     ops.cluster.state.sync_path(paths.UNREPORTED)
-    return request is not None and request.encode() in (
-        ops.cluster.state.get_data(paths.UNREPORTED) or b""
-    )
+    return request.encode() in (ops.cluster.state.get_data(paths.UNREPORTED) or b"")
 
 
 @functools.lru_cache(maxsize=128)
@@ -243,17 +319,18 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         config: Any,
         names: DagsterNames,
         handles: Handles,
+        nimbus: NimbusResource,
         *handle: str | None,
     ) -> None:
         began = time.monotonic()
-        effect = _EFFECTS.get(verb.name, lambda run: (run.operate(), {}))
+        effect = _EFFECTS.get(verb.name, _execute)
         with operations(context, handles) as ops:
-            if _done_by_leader(context, ops):
+            if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
                 context.log.warning(
                     f"{verb.name} of {config.name}: done by the leader, to whom Dagster did not answer in time"
                 )
                 return
-            run = _VerbRun(verb, context, config, names, handles, ops)
+            run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
             result, more = effect(run, *handle)
         outcome, metadata = _metadata(result)
         metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
@@ -263,9 +340,13 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
             context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
 
     def verb_op(
-        context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles
+        context: dg.OpExecutionContext,
+        config: Any,
+        names: DagsterNames,
+        handles: Handles,
+        nimbus: NimbusResource,
     ) -> None:
-        perform(context, config, names, handles)
+        perform(context, config, names, handles, nimbus)
 
     def code_op(
         context: dg.OpExecutionContext,
@@ -283,7 +364,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 config.conf,
                 config.allow_degraded,
             )
-        perform(context, config, names, handles, handle)
+        perform(context, config, names, handles, nimbus, handle)
 
     op = code_op if verb.brings_code else verb_op
     op.__annotations__["config"] = verb_config(verb)

@@ -1,7 +1,8 @@
 """The sensor that finishes what waits: delayed removals and rebalances, unfinished activations.
 
 It also keeps the partitions in step with the cluster: a topology that lives has a key, wherever it
-was submitted; the key of one that was seen alive and is gone is dropped.
+was submitted; the key of one that was seen alive, or that the leader removed, is dropped once no
+run uses it.
 """
 
 import hashlib
@@ -19,10 +20,15 @@ from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.defs.resources.operating import Handles, connect
 from storm_dagster.host.clock import boot_clock, boot_id
-from storm_dagster.model.dagster_names import SUBMIT_JOB, DagsterNames
-from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, DagsterNames
+from storm_dagster.model.errors import Corrupt, Fenced, Unavailable
+from storm_dagster.model.names import topology_name_of
+from storm_dagster.model.records import decode_record
+from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.operations.live.lifecycle import finish_due
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 _NAME = "lifecycle_sensor"
@@ -36,19 +42,33 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
     due: DueMemory = msgspec.field(default_factory=DueMemory)
     alive: tuple[str, ...] = ()
     """Names of the topologies that were seen alive."""
+    removed: tuple[str, ...] = ()
+    """Ids of the topologies that the leader had removed by then."""
 
 
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
     """Whether nobody needs the partition key of a topology that is gone from this cluster.
 
-    It stays while a submission of the name is under way, and while a topology of that name lives in
-    another cluster whose code location in this instance has the same partitions: both are then
-    without a name.
+    It stays while a submission or another run of the partition is under way, and while a topology
+    of that name lives in another cluster whose code location in this instance has the same
+    partitions: both are then without a name.
     """
-    submitting = run_under_way(
-        instance, job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}
-    )
-    return not submitting and not _alive_elsewhere(instance, names, name, cluster_id)
+    for job in (SUBMIT_JOB, REBALANCE_JOB):
+        if run_under_way(instance, job_name=names.name(job), tags={_PARTITION_TAG: name}):
+            return False
+    return not _alive_elsewhere(instance, names, name, cluster_id)
+
+
+def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
+    """Ids of the newest topologies that the leader removed; none while the record is damaged."""
+    raw = cluster.state.get_data(paths.UNREPORTED)
+    if not raw:
+        return ()
+    try:
+        return decode_record(UnreportedEvents, raw, paths.UNREPORTED).removed
+    except Corrupt as error:
+        _log.warning("which topologies the leader removed is unknown: %s", error.message)
+        return ()
 
 
 def _alive_elsewhere(
@@ -96,14 +116,19 @@ def lifecycle_sensor(
                 view = ops.cluster.load_view()
             registered = set(context.instance.get_dynamic_partitions(names.partitions))
             alive = {topology.base.name for topology in view.topologies.values()}
-            before = set(known.alive) & registered
+            removed = removed_by_leader(ops.cluster)
+            # One that lived for less than a tick was not seen alive.
+            unseen = {topology_name_of(id) for id in set(removed) - set(known.removed)}
+            before = (set(known.alive) | unseen) & registered
             # A key that was never seen alive belongs to a submission that is being prepared, by
             # hand or by a run.
             gone = sorted(
                 n for n in before - alive if may_drop(context.instance, names, n, cluster_id)
             )
             # Names that are gone but still being submitted are looked at again.
-            memory = LifecycleMemory(report.memory, tuple(sorted(alive | before - {*gone})))
+            memory = LifecycleMemory(
+                report.memory, tuple(sorted(alive | before - {*gone})), removed
+            )
             record = store_memory(
                 ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
             )

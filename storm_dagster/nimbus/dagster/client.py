@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +98,6 @@ class DagsterClient:
         doing = f"registering partition {key!r}"
         self._ask_location("AddPartition", variables, doing, *expected, patience=patience)
 
-    def drop_partition(self, key: str) -> None:
-        """Remove the partition key ``key``; its history stays. It may be gone already."""
-        variables = {"selector": self._selector, "definition": self.names.partitions, "keys": [key]}
-        doing = f"dropping partition {key!r}"
-        self._ask_location("DropPartition", variables, doing, "DeleteDynamicPartitionsSuccess")
-
     def launch(
         self,
         job: str,
@@ -140,12 +134,14 @@ class DagsterClient:
         *,
         identity: str,
         partition: str | None = None,
+        before_launch: Callable[[], None] | None = None,
     ) -> str:
         """Launch the run that the tag ``identity`` of ``tags`` identifies, and return its id.
 
         For a caller that has no other way. Dagster must show within the timeout that it is alive,
-        and then has ``launch_secs`` to register ``partition`` and to launch. If its response is
-        missing, the run is looked up by the tag, because Dagster may have launched it.
+        and then has ``launch_secs`` to register ``partition`` and to launch. ``before_launch`` is
+        called right before the launch. If its response is missing, the run is looked up by the
+        tag, because Dagster may have launched it.
         :class:`Unavailable` if there is no such run: it may still appear, so the caller repeats the
         launch with the same tag or not at all.
         """
@@ -155,6 +151,8 @@ class DagsterClient:
         if partition is not None:
             self.add_partition(partition, self._launch_secs)
             all_tags[_PARTITION_TAG] = partition
+        if before_launch is not None:
+            before_launch()
         remaining = max(1.0, deadline - time.monotonic())
         try:
             return self.launch(job, run_config, all_tags, patience=remaining)
@@ -223,6 +221,21 @@ class DagsterClient:
         result = self._transport.graphql("Report", {"params": params})
         if result["__typename"] != "ReportRunlessAssetEventsSuccess":
             raise _refusal("reporting an event", result)
+
+    def report_observation(
+        self, asset: Sequence[str], partition: str, description: str, metadata: Mapping[str, str]
+    ) -> None:
+        """Log an observation of ``asset``: a change that was made without a run.
+
+        The materialization that a submission left stays the newest one of its partition.
+        """
+        document = {
+            "asset_key": list(self.names.asset_path(asset)),
+            "partition": partition,
+            "description": description,
+            "metadata": dict(metadata),
+        }
+        self._transport.report("report_asset_observation/", document)
 
     def defines_asset(self, key: Sequence[str]) -> bool:
         """True if a code location of this Dagster defines the asset."""

@@ -1,8 +1,8 @@
 """Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
 
-Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader
-leaves due transitions and healing to them, for as long as a run should take
-(``docs/decisions.md#healing-sensor``).
+The leader removes killed topologies. For all else Dagster's sensors come first. They hold
+``/healer``; while it has been there recently the leader leaves other due transitions and healing to
+them, for as long as a run should take (``docs/decisions.md#healing-sensor``).
 """
 
 import logging
@@ -34,7 +34,7 @@ _DUE_GRACE_SECS = 10.0
 _DUE_SECS = 5.0
 """Seconds between two looks for due transitions while none waits for its time."""
 _REPORT_SECS = 10.0
-"""Seconds between two polls while a sensor is armed."""
+"""Seconds between two attempts to report to a Dagster that did not answer."""
 
 
 class _Rounds(ABC):
@@ -123,26 +123,47 @@ class LeaderDuties(_Rounds):
         return self._finish_due, self._advance_upgrades, self._clean, self._report
 
     def _report(self, ctx: OperationsContext) -> None:
-        if boot_clock() >= self._next_report:
+        outbox = self._nimbus.unreported
+        if not len(outbox) or boot_clock() < self._next_report:
+            return
+        outbox.flush(ctx, self._nimbus.dagster)
+        if len(outbox):
             self._next_report = boot_clock() + _REPORT_SECS
-            self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
         armed = self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs)
         late = self._backstop_secs if armed else 0.0
         now = boot_clock()
-        if not self._due.seen and now < self._next_due:
+        executed = self._nimbus.verb_executed
+        if executed.is_set():
+            executed.clear()
+            # Cached reads may not have the change yet.
+            view = ctx.cluster.load_view()
+        elif self._due.seen or now >= self._next_due:
+            view = self._nimbus.shown_view()
+        else:
             return
         self._next_due = now + _DUE_SECS
-        view = self._nimbus.shown_view()
         result = lifecycle.finish_due(
             ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view, late_secs=late
         )
         self._due = result.memory
         for done in result.done:
-            _log.info("done by the leader, no sensor did it: %s", done.describe())
-            text = f"{done.describe()}, done by the leader because no sensor did it"
-            self._nimbus.unreported.add(ctx, done.name, text, gone=done.action == "remove")
+            self._note_due(ctx, done)
+
+    def _note_due(self, ctx: OperationsContext, done: lifecycle.DoneAction) -> None:
+        """Note for Dagster what was due and is done."""
+        if done.action == "remove":
+            _log.info("removed %s, which was killed", done.topology_id)
+            metadata = {"verb": "kill", "topology_id": done.topology_id, "status": "gone"}
+            text = f"kill: {done.topology_id} is gone"
+            self._nimbus.unreported.add_change(
+                ctx, done.name, text, metadata, removed=done.topology_id
+            )
+            return
+        _log.info("done by the leader, no sensor did it: %s", done.describe())
+        text = f"{done.describe()}, done by the leader because no sensor did it"
+        self._nimbus.unreported.add(ctx, done.name, text)
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
         """Upgrades end at once, also while a sensor is armed: what fails must not go on until its

@@ -1,4 +1,4 @@
-"""Changes of running topologies at the leader: as Dagster runs, or by itself in an emergency.
+"""Changes of running topologies at the leader: its own transactions, and Dagster runs.
 
 :meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission
 with ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb
@@ -6,7 +6,6 @@ with ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.
 uploaded parts.
 """
 
-import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -15,19 +14,18 @@ from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.machine import check_ending
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.dagster_names import REQUEST_TAG
-from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.submitting import with_token
+from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
+from storm_dagster.operations.submit.staging import check_token
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import check_upgrade
-
-_log = logging.getLogger(__name__)
 
 
 class LifecycleRequests:
@@ -37,14 +35,14 @@ class LifecycleRequests:
         self._nimbus = nimbus
 
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the change: ``{"run_id", "id", "name", "status"}``, with new code also ``conf``:
-        what differs in it.
+        """Make or start the change: ``{"run_id", "id", "name", "status"}``, with new code also
+        ``conf``: what differs in it.
 
-        ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the
-        leader did it itself (:attr:`Verb.leader`); all others are then :class:`Unavailable`.
-        :class:`NotAlive` for an unknown topology, :class:`Conflict` when its status does not allow
-        the change. With ``dry_run`` nothing is changed: the response describes the change, for a
-        rebalance with the plan.
+        A verb that the leader executes (:attr:`Verb.executed_by`) is done when this returns:
+        ``run_id`` is ``None``, and ``status`` is the new one. Each other is a Dagster run that has
+        been launched, else :class:`Unavailable`. :class:`NotAlive` for an unknown topology,
+        :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing is
+        changed: the response describes the change, for a rebalance with the plan.
         """
         row = VERBS.get(verb)
         if row is None:
@@ -61,6 +59,8 @@ class LifecycleRequests:
             "name": topology.base.name,
             "status": topology.base.status,
         }
+        if row.executed_by == "leader" and not body.dry_run:
+            return {"run_id": None, **answer, "status": self._execute(topology, row, fields, epoch)}
         # The run decides; what cannot be done now needs no run.
         if verb in ("activate", "deactivate", "kill", "rebalance"):
             apply_event(topology.base, verb)
@@ -77,27 +77,30 @@ class LifecycleRequests:
         if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
-        request = uuid.uuid4().hex
-        try:
-            return {"run_id": self._launch(topology, name, row, fields, request), **answer}
-        except (Misconfigured, Unavailable) as error:
-            if not row.leader:
-                if isinstance(error, Unavailable) and "token" in fields:
-                    raise with_token(error, fields["token"]) from error
-                raise
-            _log.warning(
-                "%s of %s is done by the leader: %s",
-                verb,
-                topology.id,
-                error,
-                extra={"topology": topology.id},
-            )
+        return {"run_id": self._launch(topology, row, fields, epoch), **answer}
+
+    def _execute(
+        self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
+    ) -> str:
+        """Make the change in one transaction, and note it for Dagster; the topology's status."""
         ctx = self._nimbus.operations(epoch)
-        self._nimbus.unreported.take(ctx, request)
-        report = lifecycle.operation_of(verb)(ctx, topology.id, **fields)
-        text = f"{verb} of {report.topology_id}, done by the leader because Dagster did not answer"
-        self._nimbus.unreported.add(ctx, report.name, text, gone=report.status is None)
-        return {"run_id": None, **answer, "status": report.status or "KILLED"}
+        # The leader's duties remove a killed topology: its workers may need their time to end.
+        operation = (
+            lifecycle.mark_killed if row.name == "kill" else lifecycle.operation_of(row.name)
+        )
+        result = operation(ctx, topology.id, **fields)
+        status = str(result.status)
+        self._nimbus.verb_executed.set()
+        if result.changed:
+            metadata = {
+                "verb": row.name,
+                "topology_id": result.topology_id,
+                "status": status,
+                "previous": topology.base.status,
+            }
+            text = f"{row.name}: {result.topology_id} is {status}"
+            self._nimbus.unreported.add_change(ctx, result.name, text, metadata)
+        return status
 
     def _check_upload(
         self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int
@@ -143,26 +146,30 @@ class LifecycleRequests:
         }
 
     def _launch(
-        self,
-        topology: TopologyView,
-        reference: str,
-        row: Verb,
-        fields: Mapping[str, Any],
-        request: str,
+        self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
     ) -> str:
-        """Launch the run of the change; ``reference`` is the name or id that the caller gave."""
+        """Launch the run of the change, once; its id."""
         dagster = self._nimbus.dagster
         name = topology.base.name
-        tags = {"storm/topology": name, REQUEST_TAG: request}
+        tags = {"storm/topology": name, REQUEST_TAG: uuid.uuid4().hex}
         if row.name == "rebalance":
             ops = {dagster.names.stage_op("assignment"): {"config": dict(fields)}}
             return dagster.launch_once(
                 row.job, {"ops": ops}, tags, identity=REQUEST_TAG, partition=name
             )
-        # A kill by id must not reach a later topology of that name.
-        by_id = row.name == "kill" and reference == topology.id
-        config = {"name": reference if by_id else name, **fields}
+        config = {"name": name, **fields}
+        if row.name == "update":
+            config["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
         ops = {dagster.names.name(f"{row.job}_op"): {"config": config}}
-        if row.leader:
-            return dagster.launch(row.job, {"ops": ops}, tags)
-        return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG)
+
+        if row.name == "update":
+            with accepted(self._nimbus.operations(epoch), config["token"], name, "update") as write:
+                return dagster.launch_once(
+                    row.job, {"ops": ops}, tags, identity=REQUEST_TAG, before_launch=write
+                )
+        try:
+            return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG)
+        except Unavailable as error:
+            if "token" in fields:
+                raise with_token(error, fields["token"]) from error
+            raise

@@ -5,21 +5,27 @@ run.
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
-from storm_dagster.model.errors import AlreadyAlive, Misconfigured, Unavailable
+from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
+from storm_dagster.nimbus.dagster.transport import NoResponse
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
-from storm_dagster.operations.context import check_name_free
-from storm_dagster.operations.submit.staging import check_token, read_token
+from storm_dagster.operations.context import OperationsContext, check_name_free
+from storm_dagster.operations.submit.staging import (
+    allocate_topology_id,
+    check_token,
+    discard_token,
+    read_token,
+)
 
 _REMEMBERED_SECS = 600.0
 _POLL_SECS = 0.5
@@ -45,16 +51,10 @@ class Submissions:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._tokens: TimeCacheMap[str, str] = TimeCacheMap(
-            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
-        )
-        """Token -> name of each launch that was sent to Dagster: its run may exist even if no
-        response came.
-        """
         self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
-        nimbus.expiring += [self._tokens, self._names]
+        nimbus.expiring.append(self._names)
         self._locks = _KeyedLocks()
 
     def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,13 +83,12 @@ class Submissions:
             if run_id is None and not own:
                 self._nimbus.uploads.require(asked.handle)
                 config = asked.model_copy(update={"token": token}).model_dump(exclude={"name"})
-                run_id = self._launch(name, token, config)
+                run_id = self._launch(name, token, config, epoch)
         return {"run_id": run_id, "token": token}
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
         """The run that the token had, unless it failed; ``None`` at the token's first use."""
-        record = read_token(self._nimbus.operations(epoch), token, name)
-        if record is None and self._tokens.get(token) is None:
+        if read_token(self._nimbus.operations(epoch), token, name) is None:
             return None
         run = self._find_run(token)
         if run is None or run.failed:
@@ -117,19 +116,53 @@ class Submissions:
             "another name"
         )
 
-    def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
+    def _launch(self, name: str, token: str, config: Mapping[str, Any], epoch: int) -> str:
         dagster = self._nimbus.dagster
         ops = {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}
         tags = {"storm/topology": name, TOKEN_TAG: token}
-        self._tokens.put(token, name)
-        try:
+        ctx = self._nimbus.operations(epoch)
+        with accepted(ctx, token, name, "submit") as write_record:
             run_id = dagster.launch_once(
-                SUBMIT_JOB, {"ops": ops}, tags, identity=TOKEN_TAG, partition=name
+                SUBMIT_JOB,
+                {"ops": ops},
+                tags,
+                identity=TOKEN_TAG,
+                partition=name,
+                before_launch=write_record,
             )
-        except Unavailable as error:
-            raise with_token(error, token) from error
         self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
         return run_id
+
+
+@contextmanager
+def accepted(
+    ctx: OperationsContext, token: str, name: str, verb: Literal["submit", "update"]
+) -> Iterator[Callable[[], None]]:
+    """Yield the function that writes the record of the token, to be called right before the launch
+    of its run.
+
+    The record stays if the run may exist: the response to its launch is missing. If the launch was
+    refused, the record goes, unless an earlier attempt wrote it. An :class:`Unavailable` names the
+    token.
+    """
+    epoch = ctx.current_epoch()
+    is_new = read_token(ctx, token, name) is None
+    versions: list[int] = []
+
+    def write_record() -> None:
+        _, version = allocate_topology_id(ctx, token, name, epoch, verb)
+        versions.append(version)
+
+    try:
+        yield write_record
+    except NoResponse as error:
+        raise with_token(error, token) from error
+    except (InvalidRequest, Misconfigured, Unavailable) as error:
+        if is_new and versions:
+            discard_token(ctx, token, versions[-1], epoch)
+        if isinstance(error, Unavailable):
+            raise with_token(error, token) from error
+        raise
 
 
 def with_token(error: Unavailable, token: str) -> Unavailable:

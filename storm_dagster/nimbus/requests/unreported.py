@@ -1,4 +1,4 @@
-"""Outbox of what leaders did while Dagster was away, in ZooKeeper until Dagster takes it (best
+"""Outbox of what the leader does without a Dagster run, in ZooKeeper until Dagster takes it (best
 effort).
 
 One bounded record at ``/unreported``, which a new leader takes over; the oldest events are dropped
@@ -7,35 +7,20 @@ first.
 
 import logging
 import threading
-
-from pydantic import Field
+from collections.abc import Mapping
 
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import SUBMIT_JOB
 from storm_dagster.model.errors import Corrupt, Misconfigured, StormDagsterError, Unavailable
-from storm_dagster.model.records import Record, decode_record, encode_record
+from storm_dagster.model.records import decode_record, encode_record
+from storm_dagster.model.unreported import UnreportedEvent, UnreportedEvents
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.operations.context import OperationsContext
 
 _log = logging.getLogger(__name__)
 
-_MOST_EVENTS = 200
-_MOST_TEXT = 1000
-
-
-class UnreportedEvent(Record):
-    """A change that was made without a Dagster run."""
-
-    asset: tuple[str, ...]
-    partition: str
-    description: str
-    gone: bool = False
-    """The topology was removed: its partition key goes once nobody uses the name."""
-
-
-class _UnreportedEvents(Record):
-    events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
-    requests: tuple[str, ...] = ()
+_MAX_EVENTS = 200
+_MAX_TEXT = 1000
+_ACTIVE_TOPOLOGY = ("storm", "active_topology")
 
 
 class LeaderOutbox:
@@ -43,7 +28,7 @@ class LeaderOutbox:
 
     def __init__(self) -> None:
         self._events: list[UnreportedEvent] = []
-        self._record = _UnreportedEvents()
+        self._record = UnreportedEvents()
         """The record as it was taken over, with the fields of a newer release."""
         self._lock = threading.Lock()
 
@@ -55,9 +40,9 @@ class LeaderOutbox:
         empty.
         """
         raw = ctx.cluster.state.get_data(paths.UNREPORTED)
-        record = _UnreportedEvents()
+        record = UnreportedEvents()
         try:
-            record = decode_record(_UnreportedEvents, raw, paths.UNREPORTED) if raw else record
+            record = decode_record(UnreportedEvents, raw, paths.UNREPORTED) if raw else record
         except Corrupt as error:
             _log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
         with self._lock:
@@ -68,26 +53,44 @@ class LeaderOutbox:
         ctx: OperationsContext,
         partition: str,
         description: str,
-        asset: tuple[str, ...] = ("storm", "active_topology"),
-        *,
-        gone: bool = False,
+        asset: tuple[str, ...] = _ACTIVE_TOPOLOGY,
     ) -> None:
-        """Add an event. ``gone``: the topology was removed, so that its partition key is to go."""
+        """Add a materialization of the asset's partition."""
         event = UnreportedEvent(
-            asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone
+            asset=asset, partition=partition, description=description[:_MAX_TEXT]
         )
         with self._lock:
-            self._events = [*self._events, event][-_MOST_EVENTS:]
+            self._append(event)
             self._store(ctx)
 
-    def take(self, ctx: OperationsContext, request: str) -> None:
-        """Note that the leader does this request itself: a run of it that Dagster launches after
-        all does nothing.
+    def add_change(
+        self,
+        ctx: OperationsContext,
+        partition: str,
+        description: str,
+        metadata: Mapping[str, str],
+        *,
+        removed: str | None = None,
+    ) -> None:
+        """Add an observation of the topology's asset. ``removed``: id of the topology that the
+        change removed, so that the code location removes the partition key of its name.
         """
+        event = UnreportedEvent(
+            asset=_ACTIVE_TOPOLOGY,
+            partition=partition,
+            description=description[:_MAX_TEXT],
+            gone=removed is not None,
+            metadata=dict(metadata),
+        )
         with self._lock:
-            requests = (*self._record.requests, request)[-_MOST_EVENTS:]
-            self._record = self._record.model_copy(update={"requests": requests})
+            self._append(event)
+            if removed is not None:
+                newest = (*self._record.removed, removed)[-_MAX_EVENTS:]
+                self._record = self._record.model_copy(update={"removed": newest})
             self._store(ctx)
+
+    def _append(self, event: UnreportedEvent) -> None:
+        self._events = [*self._events, event][-_MAX_EVENTS:]
 
     def _store(self, ctx: OperationsContext) -> None:
         record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
@@ -109,10 +112,8 @@ class LeaderOutbox:
             events = list(self._events)
         for event in events:
             try:
-                dagster.report(event.asset, event.partition, event.description)
+                _report(dagster, event)
                 reported += 1
-                if event.gone and _name_is_free(ctx, dagster, event.partition):
-                    dagster.drop_partition(event.partition)
             except (Misconfigured, Unavailable):
                 break
             except StormDagsterError as error:
@@ -125,9 +126,8 @@ class LeaderOutbox:
         return reported
 
 
-def _name_is_free(ctx: OperationsContext, dagster: DagsterClient, name: str) -> bool:
-    """Whether no topology of the name lives and none is being submitted: else its key must stay."""
-    if ctx.cluster.load_view().topology_named(name) is not None:
-        return False
-    run = dagster.find_run("dagster/partition", name, job=SUBMIT_JOB)
-    return run is None or run.finished
+def _report(dagster: DagsterClient, event: UnreportedEvent) -> None:
+    if event.metadata:
+        dagster.report_observation(event.asset, event.partition, event.description, event.metadata)
+    else:
+        dagster.report(event.asset, event.partition, event.description)

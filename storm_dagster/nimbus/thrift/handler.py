@@ -28,7 +28,7 @@ from storm_dagster.nimbus.requests.running_workers import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
 from storm_dagster.nimbus.thrift.idl import METHODS, RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
-from storm_dagster.nimbus.thrift.pending import Late, PendingSubmissions, within
+from storm_dagster.nimbus.thrift.pending import PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import topology_struct
 from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, TopologySubmission
 from storm_dagster.nimbus.thrift.summaries import Summaries
@@ -38,7 +38,7 @@ from storm_dagster.operations.live.log_levels import level_change
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 _MARGIN_SECS = 1.0
-_POLL_SECS = 0.1
+_POLL_SECS = 1.0
 
 
 def _change(name: str, entry: Any) -> LevelChange | None:
@@ -127,47 +127,33 @@ class NimbusHandler:
     def _act(self, name: str | None, verb: str, document: Mapping[str, Any] = {}) -> None:
         if not isinstance(name, str) or not name:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
-        deadline = time.monotonic() + ANSWER_SECS - 0.5
-        try:
+        if VERBS[verb].executed_by == "leader":
+            self._lifecycle.act(name, verb, document)
+        else:
+            deadline = time.monotonic() + ANSWER_SECS - 0.5
             answer = within(
                 deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}"
             )
-        except Late:
-            if verb == "rebalance":
-                raise
-            return  # What Dagster does not take, the leader does itself a moment later.
-        self._confirm(answer, verb, deadline - _MARGIN_SECS)
+            self._await_run(answer["run_id"], deadline - _MARGIN_SECS)
         self._reader.forget()
 
     activate = partialmethod(_act, verb="activate")
     deactivate = partialmethod(_act, verb="deactivate")
 
-    def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
+    def _await_run(self, run_id: str, deadline: float) -> None:
         """Wait a moment for the run, so that the client's next read shows the change, or the call
         raises the failure.
         """
-        run_id = answer["run_id"]
-        next_poll = time.monotonic() + 1.0
-        while run_id is not None and time.monotonic() < deadline:
-            if self._has_happened(str(answer["id"]), verb):
-                return
-            if time.monotonic() >= next_poll:
-                next_poll = time.monotonic() + 1.0
-                try:
-                    run = self._nimbus.dagster.run(str(run_id))
-                except StormDagsterError:
-                    return  # It was launched; how it goes cannot be seen now.
-                if run["error"] is not None:
-                    raise error_from_document(run)
-                if run["finished"]:
-                    return
+        while time.monotonic() < deadline:
             time.sleep(_POLL_SECS)
-
-    def _has_happened(self, topology_id: str, verb: str) -> bool:
-        base, until = self._nimbus.cluster.storm_base(topology_id), VERBS[verb].until
-        if verb == "kill":
-            return base is None or base.status == "KILLED"
-        return base is not None and until == (base.status,)
+            try:
+                run = self._nimbus.dagster.run(run_id)
+            except StormDagsterError:
+                return  # It was launched; how it goes cannot be seen now.
+            if run["error"] is not None:
+                raise error_from_document(run)
+            if run["finished"]:
+                return
 
     # -- reading -----------------------------------------------------------------------------------
 

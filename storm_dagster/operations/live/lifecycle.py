@@ -84,11 +84,20 @@ def deactivate(ctx: OperationsContext, name: str) -> LifecycleResult:
 
 
 def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
-    """Mark the topology KILLED, so that its spouts stop; after the delay it is removed.
+    """Mark the topology KILLED (:func:`mark_killed`); without a delay, remove it.
 
-    The delay is ``wait_secs``, else (also when negative) the topology's message timeout. With a
-    delay of 0 it is removed before this returns; otherwise :func:`finish_due` or :func:`remove`
-    does it. Allowed in every status; killing again stores the new delay.
+    With a delay of 0 it is removed before this returns.
+    """
+    report = mark_killed(ctx, name, wait_secs)
+    return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
+
+
+def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
+    """Mark the topology KILLED, so that its spouts stop.
+
+    After the delay :func:`finish_due` or :func:`remove` removes it.
+    The delay is ``wait_secs``, else (also when negative) the topology's message timeout. Allowed in
+    every status; killing again stores the new delay.
     """
 
     def delay(topology: TopologyView) -> int:
@@ -101,8 +110,7 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
             conf = ctx.values()
         return message_timeout_secs(conf)
 
-    report = _change(ctx, name, "kill", delay)
-    return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
+    return _change(ctx, name, "kill", delay)
 
 
 def _change(
@@ -217,8 +225,8 @@ def finish_due(
     Pass the result's memory in again next time: delays run on the caller's boot clock
     (``boot_now``, default: the context's monotonic clock) from when it first saw the status.
     ``view`` spares a read of the cluster; what is done is decided by another. With ``late_secs``
-    only what somebody else should have done by then. Each topology fails alone; only
-    :class:`Fenced` ends the whole call.
+    only removals, and what another process should have done by then. Each topology fails alone;
+    only :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     view = view or ctx.cluster.load_view()

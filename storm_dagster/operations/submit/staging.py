@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 from storm_dagster.blobstore.store import put_by_hash
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, KeyNotFound, NotAlive
+from storm_dagster.model.errors import (
+    Conflict,
+    Corrupt,
+    InvalidRequest,
+    KeyNotFound,
+    NotAlive,
+    StormDagsterError,
+)
 from storm_dagster.model.names import make_topology_id
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, TaskTable, TokenRecord, decode_record, encode_record
@@ -128,7 +135,11 @@ def counter_version(ctx: OperationsContext) -> int:
 
 
 def allocate_topology_id(
-    ctx: OperationsContext, token: str, name: str, epoch: int
+    ctx: OperationsContext,
+    token: str,
+    name: str,
+    epoch: int,
+    verb: Literal["submit", "update"] = "submit",
 ) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new
     id.
@@ -141,8 +152,13 @@ def allocate_topology_id(
         if (known := read_token(ctx, token, name)) is not None:
             return known
         version = counter_version(ctx)
+        now = ctx.now_secs()
         record = TokenRecord(
-            topology_id=make_topology_id(name, version + 1, ctx.now_secs()), name=name, epoch=epoch
+            topology_id=make_topology_id(name, version + 1, now),
+            name=name,
+            epoch=epoch,
+            verb=verb,
+            started_secs=now,
         )
         transaction = (
             ctx.cluster.fenced(epoch)
@@ -158,6 +174,18 @@ def allocate_topology_id(
         ctx.sleep(0.02 * ctx.jitter())
     assert last is not None
     raise last
+
+
+def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) -> None:
+    """Delete the token's record, of data version ``version``, when no run was launched for it.
+
+    One that was changed or deleted in the meantime is left as it is, and so is one that cannot be
+    deleted: the cleaner deletes it when it expires.
+    """
+    try:
+        ctx.cluster.fenced(epoch).delete(paths.token(token), version).commit()
+    except StormDagsterError as error:
+        ctx.log.info("the record of token %s expires later: %s", token, error.message)
 
 
 def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) -> None:

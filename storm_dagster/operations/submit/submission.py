@@ -117,7 +117,8 @@ def stage_conf(
         )
     else:
         conf, spec, archive, former = _read_staged(ctx, name, token, handle)
-    topology_id = staging.allocate_topology_id(ctx, token, name, epoch)[0].topology_id
+    verb = "submit" if replaces is None else "update"
+    topology_id = staging.allocate_topology_id(ctx, token, name, epoch, verb)[0].topology_id
     conf["topology.id"] = topology_id
     record = staging.StagingRecord(
         topology_id=topology_id,

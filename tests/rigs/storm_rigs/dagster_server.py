@@ -75,8 +75,23 @@ def kill_topology_op(config: KillConfig):
 
 
 @dg.op
-def activate_topology_op(config: NameConfig):
+def restart_topology_op(config: NameConfig):
     pass
+
+
+class UpdateConfig(NameConfig):
+    handle: str | None = None
+    token: str | None = None
+
+
+@dg.op
+def update_topology_op(config: UpdateConfig):
+    pass
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def update_topology():
+    update_topology_op()
 
 
 @dg.job(executor_def=dg.in_process_executor)
@@ -85,8 +100,8 @@ def kill_topology():
 
 
 @dg.job(executor_def=dg.in_process_executor)
-def activate_topology():
-    activate_topology_op()
+def restart_topology():
+    restart_topology_op()
 
 
 defs = dg.Definitions(
@@ -96,7 +111,8 @@ defs = dg.Definitions(
             "submit_topology", dg.AssetSelection.assets(*assets), partitions_def=partitions, executor_def=dg.in_process_executor
         ),
         kill_topology,
-        activate_topology,
+        update_topology,
+        restart_topology,
     ],
 )
 

@@ -5,6 +5,8 @@ records.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import yaml
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
@@ -27,6 +30,7 @@ from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import pack_archive
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 WORD_COUNT: dict[str, Any] = {
     "spouts": {
@@ -195,7 +199,7 @@ def make_world(
             home=str(home),
             blob_dir=str(blob_dir),
             tick_secs=0.0,
-            resources=resources,
+            resources={"nimbus": NimbusResource(home=str(home), patience_secs=2.0), **resources},
         ),
         names=DagsterNames(cluster),
     )
@@ -203,6 +207,22 @@ def make_world(
     world.supervisor("s1")
     world.supervisor("s2")
     return world
+
+
+@contextmanager
+def leading_nimbus(world: DagsterWorld) -> Iterator[RunningNimbus]:
+    """A real nimbus that leads the cluster and that the code location finds; it has no Dagster."""
+    path = world.home / "storm.yaml"
+    conf = yaml.safe_load(path.read_text(encoding="utf-8"))
+    conf.pop("nimbus.seeds", None)
+    nimbus = Nimbuses(conf, world.home).start()
+    try:
+        nimbus.await_leading()
+        seeds = [nimbus.url.removeprefix("http://")]
+        path.write_text(yaml.safe_dump({**conf, "nimbus.seeds": seeds}), encoding="utf-8")
+        yield nimbus
+    finally:
+        nimbus.stop()
 
 
 def connection_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ class RunningNimbus:
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=20, trust_env=False)
+
+    def post(self, path: str, document: Mapping[str, Any] | None = None) -> httpx.Response:
+        return httpx.post(self.url + path, json=dict(document or {}), timeout=180, trust_env=False)
 
     def health(self) -> dict[str, Any]:
         return self.get("/healthz").json()

@@ -57,7 +57,7 @@ class LogLevelsRequest(BaseModel):
 
 
 class TopologyActions:
-    """Changes like all others: as a Dagster run, or by the leader itself in an emergency."""
+    """Changes like all others: by the leader itself, or as a Dagster run."""
 
     def __init__(
         self, lifecycle: LifecycleRequests, reader: ClusterReader, levels: WorkerLevels

@@ -1,0 +1,35 @@
+"""Record ``/unreported``: changes without a Dagster run, until Dagster has them.
+
+The leader writes it, and ``lifecycle_sensor`` reads which topologies were removed.
+"""
+
+from pydantic import Field
+
+from storm_dagster.model.records import Record
+
+
+class UnreportedEvent(Record):
+    """A change that was made without a Dagster run."""
+
+    asset: tuple[str, ...]
+    partition: str
+    description: str
+    gone: bool = False
+    """The topology was removed."""
+    metadata: dict[str, str] = {}
+    """Metadata of an observation; empty: the event is a materialization."""
+
+
+class UnreportedEvents(Record):
+    """Content of ``/unreported``; each list holds its newest entries."""
+
+    events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
+    requests: tuple[str, ...] = ()
+    """Requests that a leader of a former release made itself while Dagster was late. A run of one
+    of them, which carries the request as its tag ``storm/request``, executes nothing. This release
+    only keeps them.
+    """
+    removed: tuple[str, ...] = ()
+    """Ids of topologies that the leader removed. ``lifecycle_sensor`` removes the partition keys
+    of their names.
+    """
