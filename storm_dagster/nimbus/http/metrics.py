@@ -24,13 +24,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from storm_dagster.core.snapshot.topology import TopologySnapshot
+from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
 from storm_dagster.model.tables import load_table
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
@@ -130,17 +130,13 @@ class _ClusterMetrics(Collector):
             family = CounterMetricFamily(name, row["text"], labels=["topology"])
             for one in snapshot:
                 if one.answered:
-                    family.add_metric([one.name], one.totals(ALL_TIME)[row["of"]])
+                    family.add_metric([one.name], getattr(one.totals(ALL_TIME), row["of"]))
             yield family
         yield _gauges(
             "storm_topology_complete_latency_seconds",
             "Mean time to complete a tuple tree, over ten minutes",
             "topology",
-            {
-                (one.name,): one.totals("600")["complete_ms"] / 1000
-                for one in snapshot
-                if one.answered
-            },
+            {(one.name,): one.totals("600").complete_ms / 1000 for one in snapshot if one.answered},
         )
         yield from component_metrics(one for one in snapshot if one.answered)
         yield _gauges(
