@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, trend_picture
-from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.core.snapshot.cluster import supervisors_of
 from storm_dagster.http.responses import (
@@ -205,12 +205,7 @@ class PageFacts:
         rows: list[dict[str, Any]] = []
         for one in supervisors_of(view, now_secs=now, workers=True):
             running = {worker.port: worker for worker in one.workers}
-            slots = [
-                DrawnSlot(port, running[port].topology_name, running[port].tasks_by_component)
-                if port in running
-                else DrawnSlot(port)
-                for port in sorted({*one.info.ports, *running})
-            ]
+            slots = drawn_slots(one.info.ports, one.workers)
             drawn.append(DrawnSupervisor(one.id, one.info.host, slots))
             rows.append(
                 {"one": one, "slots": slots, "running": running, "log": links.supervisor(one.id)}
