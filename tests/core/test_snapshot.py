@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from storm_dagster.core.snapshot.figures import stream_figures
 from storm_dagster.core.snapshot.windows import (
     WINDOWS,
     Totals,
@@ -223,3 +224,27 @@ def test_what_the_topology_master_gives_is_what_is_read() -> None:
     windows = task_windows(table.document()["tasks"]["5"], "spout")
     assert windows["600"].emitted == {"default": 2} and windows["600"].acked == {"default": 1}
     assert windows["86400"].emitted == {"default": 5}
+
+
+def test_a_figure_of_streams_is_summed_over_tasks_and_hides_the_systems() -> None:
+    tasks = {
+        "1": told("count", streams={"remote_bytes": {"default": 5, "__peers": 9}}),
+        "3": told("count", streams={"remote_bytes": {"default": 7, "side": 1}}),
+        "5": told("lines", streams={"emitted": {"default": 60}}),
+    }
+    page = snapshot_alone(topology(), {"tasks": tasks}, now_secs=1090)
+    assert stream_figures(page.components["count"]) == {
+        "default": {"remote_bytes": 12},
+        "side": {"remote_bytes": 1},
+    }
+    assert stream_figures(page.components["lines"]) == {}, "a worker that does not count them"
+
+
+def test_a_count_by_stream_begins_in_the_middle_of_a_window() -> None:
+    stats = TaskStats()
+    for second in range(0, 1200, 15):
+        stats.snapshot(float(second))
+    stats.count_stream("remote_bytes", "default", 5)
+    stats.count_stream("remote_bytes", "default", 6)
+    assert stats.by_stream()["remote_bytes"] == {"default": 11}
+    assert stats.window_streams(1200.0)["600"]["remote_bytes"] == {"default": 11}

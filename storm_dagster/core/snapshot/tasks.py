@@ -72,6 +72,11 @@ class TaskSnapshot:
         """Newest values of ``report_metric``."""
         return self._values.get("metrics") or {}
 
+    def stream_counts(self, name: str) -> Mapping[str, int]:
+        """A count by output stream, of all time; empty if its worker does not report that one."""
+        streams: Mapping[str, Any] = self._values.get("streams") or {}
+        return streams.get(name) or {}
+
     @property
     def lag(self) -> float | None:
         """Its metric named ``lag``; ``None`` unless that is a number."""

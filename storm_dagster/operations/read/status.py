@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from storm_dagster.core.snapshot.figures import stream_figures
 from storm_dagster.core.snapshot.statuses import LAUNCH_SECS, not_running
 from storm_dagster.core.snapshot.tasks import TaskSnapshot
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
@@ -140,7 +141,7 @@ def _component_document(part: ComponentSnapshot) -> dict[str, Any]:
 
 def load_document(part: ComponentSnapshot) -> dict[str, Any]:
     """How loaded a component is: queue, capacity and lag now, latencies of the last ten
-    minutes.
+    minutes, figures of its output streams of all time.
     """
     return {
         "waiting": part.waiting,
@@ -149,6 +150,7 @@ def load_document(part: ComponentSnapshot) -> dict[str, Any]:
         "lag_by_partition": dict(part.lag_by_partition),
         "latency": latency_document(part.recent.percentiles()),
         "stream_latency": _stream_latencies(part.recent),
+        "streams": stream_figures(part),
     }
 
 

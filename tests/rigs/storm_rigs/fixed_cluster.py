@@ -193,6 +193,7 @@ def shop_report() -> dict[str, Any]:
             streams={
                 "emitted": {"default": 38, "__metrics": 2},
                 "transferred": {"default": 40},
+                "remote_bytes": {"default": 4096},
                 "executed": {"orders:default": 500, "price:cheap": 200},
             },
             window_streams={
@@ -228,6 +229,7 @@ def shop_report() -> dict[str, Any]:
             streams={
                 "emitted": {"default": 800, "cheap": 100, "__ack_init": 900},
                 "transferred": {"default": 1600, "cheap": 100},
+                "remote_bytes": {"default": 70000, "cheap": 900, "__peers": 7},
             },
             window_streams={
                 "600": {"emitted": {"default": 80, "cheap": 10}, "transferred": {"default": 170}}

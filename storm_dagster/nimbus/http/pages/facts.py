@@ -16,6 +16,7 @@ from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, 
 from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.core.snapshot.cluster import supervisors_of
+from storm_dagster.core.snapshot.figures import STREAM_FIGURES
 from storm_dagster.http.responses import (
     error_response,
     query_flag,
@@ -134,6 +135,8 @@ class PageFacts:
             "narrowed": flow.narrowed(focus),
             "rows": flow.sorted_rows(sort),
             "edges": flow.edge_rows(),
+            "stream_titles": [figure.title for figure in STREAM_FIGURES],
+            "stream_rows": flow.streams(focus)[:_MOST_TASKS],
             "charts": self._charts(topology, focus, day, now),
             "tasks": tasks[:_MOST_TASKS],
             "more_tasks": max(0, len(tasks) - _MOST_TASKS),

@@ -7,6 +7,7 @@ from typing import Any
 from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.pictures.graph import DrawnComponent, DrawnEdge, State, graph_picture
 from storm_dagster.core.pictures.layout import neighborhood
+from storm_dagster.core.snapshot.figures import STREAM_FIGURES, stream_figures
 from storm_dagster.core.snapshot.tasks import TaskSnapshot
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.model.amounts import compact, latency, percent
@@ -140,6 +141,15 @@ class TopologyFlow:
         return sorted(
             (source, stream, target, rate) for (source, target, stream), rate in self.edges.items()
         )
+
+    def streams(self, component: str) -> list[tuple[str, str, list[int | None]]]:
+        """(component, output stream, its figures in the order of :data:`STREAM_FIGURES`)."""
+        rows: list[tuple[str, str, list[int | None]]] = []
+        for part in self._chosen(component):
+            for stream, figures in stream_figures(part).items():
+                numbers = [figures.get(figure.key) for figure in STREAM_FIGURES]
+                rows.append((part.id, stream, numbers))
+        return sorted(rows, key=lambda row: row[:2])
 
     def tasks(self, component: str) -> list[dict[str, Any]]:
         """Tasks of a component, or of all of them (empty), the busiest first."""
