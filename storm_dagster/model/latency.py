@@ -13,8 +13,8 @@ from typing import Any
 Buckets = dict[int, int]
 """Bucket -> number of tuples."""
 Latencies = dict[str, dict[str, Buckets]]
-"""``execute``, ``process`` and ``complete`` -> stream (of a bolt: ``component:stream`` of the
-input) -> buckets.
+"""``execute`` and ``complete`` -> stream (of a bolt: ``component:stream`` of the input) ->
+buckets.
 """
 
 _PER_DOUBLING = 8

@@ -44,8 +44,8 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     seconds.
     """
     streams: dict[str, dict[str, int]] = {}
-    """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the
-    input.
+    """``emitted``, ``transferred`` and further counts: by stream; ``executed``: by
+    ``component:stream`` of the input. Readers ignore the counts that they do not know.
     """
     window_streams: dict[str, dict[str, dict[str, int]]] = {}
     """Window -> the same by stream. A window that the task is younger than is left out: all of it

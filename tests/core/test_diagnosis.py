@@ -2,46 +2,131 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.core.diagnosis import (
-    ComponentMeasure,
-    Finding,
-    TaskMeasure,
-    TopologyMeasure,
-    WorkerMeasure,
-    diagnose,
-    newest_errors,
-    upstream_of,
-)
+from storm_dagster.core.diagnosis import Finding, backlog_secs, busy_of, diagnose, upstream_of
+from storm_dagster.core.snapshot.tasks import TaskSnapshot
+from storm_dagster.core.snapshot.topology import ComponentSnapshot, Flow, TopologySnapshot
+from storm_dagster.core.snapshot.workers import WorkerSnapshot
 from storm_dagster.model.amounts import compact, duration, latency, percent
+from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
+from storm_dagster.model.records import TaskError, WorkerSlot
+
+NOW_SECS = 10_000
+
+
+class Load(NamedTuple):
+    """What the topology master measured of a task."""
+
+    task: int
+    worker: str
+    """``host:port``, or a host and a name that stands for a port of its own."""
+    rate: float
+    busy: float
+
+
+def slot(worker: str) -> WorkerSlot:
+    host, _, port = worker.partition(":")
+    number = int(port) if port.isdecimal() else 1024 + zlib.crc32(port.encode()) % 60_000
+    return WorkerSlot(node=host, host=host, port=number, tasks="")
+
+
+def component(
+    name: str,
+    kind: Literal["spout", "bolt"],
+    parallelism: int,
+    sources: Iterable[str] = (),
+    *,
+    tasks: Iterable[Load] = (),
+    **flow: float,
+) -> ComponentSnapshot:
+    return ComponentSnapshot(
+        id=name,
+        kind=kind,
+        tasks=tuple(
+            TaskSnapshot(
+                load.task,
+                name,
+                kind,
+                slot(load.worker),
+                "running",
+                {"rate": load.rate, "busy": load.busy},
+            )
+            for load in tasks
+        ),
+        executors=(),
+        parallelism=parallelism,
+        flow=Flow(**flow),
+        inputs={f"{source}:default": 1.0 for source in sources},
+    )
 
 
 def bolt(
     name: str, *sources: str, busy: float = 0.2, rate: float = 100.0, tasks: int = 2, **of: Any
-) -> ComponentMeasure:
-    each = tuple(
-        TaskMeasure(number, f"h{number % 2}:{name}", rate, busy) for number in range(1, tasks + 1)
+) -> ComponentSnapshot:
+    loads = [Load(number, f"h{number % 2}:{name}", rate, busy) for number in range(1, tasks + 1)]
+    return component(name, "bolt", tasks, sources, tasks=loads, **of)
+
+
+def spout(name: str = "lines", **of: Any) -> ComponentSnapshot:
+    loads = [Load(9, "h1:9", 100.0, 0.0)]
+    return component(name, "spout", 1, **{"acked": 100.0, "tasks": loads, **of})
+
+
+def worker(host: str, port: int, silent_secs: float = 0.0, restarts: int = 0) -> WorkerSnapshot:
+    return WorkerSnapshot(
+        topology_id="shop-1-1",
+        topology_name="shop",
+        node=host,
+        host=host,
+        port=port,
+        pid=1,
+        uptime_secs=100,
+        executors=0,
+        tasks_by_component={},
+        memory_mb=0.0,
+        cpu=0.0,
+        reported=True,
+        silent_secs=silent_secs,
+        restarts=restarts,
     )
-    return ComponentMeasure(name, "bolt", tasks, frozenset(sources), **{"tasks": each, **of})
 
 
-def spout(name: str = "lines", **of: Any) -> ComponentMeasure:
-    return ComponentMeasure(
-        name, "spout", 1, **{"acked": 100.0, "tasks": (TaskMeasure(9, "h1:9", 100.0, 0.0),), **of}
-    )
+def system(name: str, tasks: int, at: str = "h1:6700") -> ComponentSnapshot:
+    loads = [Load(100 + number, at, 0.0, 0.0) for number in range(tasks)]
+    return component(name, "bolt", tasks, tasks=loads)
 
 
-def found(*parts: ComponentMeasure, **of: Any) -> list[Finding]:
-    return diagnose(
-        TopologyMeasure(
-            "shop", **{"answered": True, "components": {one.id: one for one in parts}, **of}
-        )
-    )
+def topology_of(parts: Iterable[ComponentSnapshot], ackers: int = 1, **of: Any) -> TopologySnapshot:
+    every = (*parts, system(ACKER, ackers), system(TOPOLOGY_MASTER, 1))
+    values: dict[str, Any] = {
+        "id": "shop-1-1",
+        "name": "shop",
+        "status": "ACTIVE",
+        "now_secs": NOW_SECS,
+        "uptime_secs": 1000,
+        "components": {part.id: part for part in every},
+        "tasks": {},
+        "workers": (),
+        "answered": True,
+        "measured": True,
+    }
+    return TopologySnapshot(**{**values, **of})
+
+
+def error(component: str, text: str, age_secs: int = 10) -> tuple[str, TaskError]:
+    return component, TaskError(task=1, host="h1", port=1, time=NOW_SECS - age_secs, error=text)
+
+
+def found(*parts: ComponentSnapshot, **of: Any) -> list[Finding]:
+    return diagnose(topology_of(parts, **of))
 
 
 def kinds(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -55,7 +140,9 @@ def test_a_topology_that_keeps_up_has_no_findings() -> None:
         bolt("count", "parse", busy=0.7),
     )
     assert (
-        found(*parts, workers=(WorkerMeasure("h1", 6700, 4.0, 1),), errors={"count": "KeyError: 1"})
+        found(
+            *parts, workers=(worker("h1", 6700, 4.0, 1),), errors=(error("count", "KeyError: 1"),)
+        )
         == []
     )
 
@@ -108,12 +195,12 @@ def test_in_a_cycle_the_one_that_is_further_behind_is_named() -> None:
 def test_a_bolt_that_waits_for_another_one_of_its_worker_is_not_named() -> None:
     """Tasks of a worker take turns: here one sleeps, and what comes after it there waits."""
 
-    def both(name: str, source: str, busy: float, waiting: int) -> ComponentMeasure:
-        tasks = (TaskMeasure(1, "h1:6700", 13.0, busy), TaskMeasure(2, "h1:6701", 13.0, busy))
-        return ComponentMeasure(name, "bolt", 2, frozenset({source}), waiting=waiting, tasks=tasks)
+    def both(name: str, source: str, busy: float, waiting: int) -> ComponentSnapshot:
+        tasks = (Load(1, "h1:6700", 13.0, busy), Load(2, "h1:6701", 13.0, busy))
+        return component(name, "bolt", 2, frozenset({source}), waiting=waiting, tasks=tasks)
 
     parts = (spout(held=0.5), both("enrich", "lines", 0.68, 99), both("score", "enrich", 0.3, 175))
-    (finding,) = found(*parts, workers=(WorkerMeasure("h1", 6700), WorkerMeasure("h1", 6701)))
+    (finding,) = found(*parts, workers=(worker("h1", 6700), worker("h1", 6701)))
     assert (finding.kind, finding.component) == ("bottleneck", "enrich")
     assert (
         "68 % of the time in a worker that is busy 98 %" in finding.text
@@ -129,14 +216,14 @@ def test_a_bolt_that_executes_nothing_while_tuples_wait_is_named() -> None:
 
 
 def test_one_dominating_key_is_told_from_a_slow_bolt() -> None:
-    tasks = tuple(TaskMeasure(number, f"h1:{number}", 20.0, 0.05) for number in range(1, 4))
-    skewed = ComponentMeasure(
+    tasks = tuple(Load(number, f"h1:{number}", 20.0, 0.05) for number in range(1, 4))
+    skewed = component(
         "count",
         "bolt",
         4,
         frozenset({"lines"}),
         waiting=900,
-        tasks=(*tasks, TaskMeasure(4, "h2:4", 400.0, 0.99)),
+        tasks=(*tasks, Load(4, "h2:4", 400.0, 0.99)),
     )
     (finding,) = found(spout(), skewed)
     assert (finding.kind, finding.component) == ("skew", "count")
@@ -169,7 +256,10 @@ def test_a_lag_is_reported_while_it_grows_and_while_it_takes_long_to_clear(
 def test_failing_trees_and_those_near_the_timeout() -> None:
     failing = found(
         spout(acked=96.0, failed=4.0),
-        errors=newest_errors([("count", "Traceback\nKeyError: 'price'")]),
+        errors=(
+            error("split", "an hour ago", age_secs=3600),
+            error("count", "Traceback\nKeyError: 'price'"),
+        ),
     )
     assert kinds(failing) == [("failing", "lines")]
     assert "4 %" in failing[0].text and "count: KeyError: 'price'" in failing[0].text
@@ -180,8 +270,8 @@ def test_failing_trees_and_those_near_the_timeout() -> None:
 
 def test_workers_that_restart_or_do_not_report() -> None:
     blocked, restarted = (
-        WorkerMeasure("h1", 6700, silent_secs=14.0),
-        WorkerMeasure("h2", 6701, restarts=3),
+        worker("h1", 6700, silent_secs=14.0),
+        worker("h2", 6701, restarts=3),
     )
     findings = found(spout(), workers=(blocked, restarted))
     assert kinds(findings) == [("blocked", ""), ("restarts", "")]
@@ -194,13 +284,13 @@ def test_workers_that_restart_or_do_not_report() -> None:
 
 
 def test_a_host_on_which_everything_is_slower() -> None:
-    def part(name: str, factor: float) -> ComponentMeasure:
+    def part(name: str, factor: float) -> ComponentSnapshot:
         tasks = (
-            TaskMeasure(1, f"h1:{name}", 50.0, 0.1),
-            TaskMeasure(2, f"h2:{name}", 50.0, 0.1),
-            TaskMeasure(3, f"h3:{name}", 50.0, 0.1 * factor),
+            Load(1, f"h1:{name}", 50.0, 0.1),
+            Load(2, f"h2:{name}", 50.0, 0.1),
+            Load(3, f"h3:{name}", 50.0, 0.1 * factor),
         )
-        return ComponentMeasure(name, "bolt", 3, frozenset({"lines"}), tasks=tasks)
+        return component(name, "bolt", 3, frozenset({"lines"}), tasks=tasks)
 
     (finding,) = found(spout(), part("parse", 3.0), part("count", 4.0))
     assert finding.kind == "slow-host" and "On h3" in finding.text and "3.5 times" in finding.text
@@ -211,9 +301,7 @@ def test_a_host_on_which_everything_is_slower() -> None:
 
 def test_no_ackers_is_a_note_and_a_silent_master_is_all_that_is_known() -> None:
     assert [(one.kind, one.severity) for one in found(spout(), ackers=0)] == [("no-ackers", "note")]
-    silent = found(
-        spout(), bolt("b", "lines", busy=1.0), answered=False, master=WorkerMeasure("h1", 6700)
-    )
+    silent = found(spout(), bolt("b", "lines", busy=1.0), answered=False)
     assert kinds(silent) == [("silent-master", "")] and "h1:6700" in silent[0].text
 
 
@@ -222,48 +310,59 @@ RATES = st.floats(0, 1e5)
 
 
 @st.composite
-def topologies(draw: st.DrawFn) -> TopologyMeasure:
+def topologies(draw: st.DrawFn) -> TopologySnapshot:
     names = [f"b{number}" for number in range(draw(st.integers(1, 6)))]
-    parts: dict[str, ComponentMeasure] = {"lines": spout(held=draw(SHARES), failed=draw(RATES))}
+    parts: dict[str, ComponentSnapshot] = {"lines": spout(held=draw(SHARES), failed=draw(RATES))}
     for name in names:
         tasks = tuple(
-            TaskMeasure(
-                number, draw(st.sampled_from(["h1:1", "h2:1", "h2:2"])), draw(RATES), draw(SHARES)
-            )
+            Load(number, draw(st.sampled_from(["h1:1", "h2:1", "h2:2"])), draw(RATES), draw(SHARES))
             for number in range(draw(st.integers(0, 3)))
         )
         sources = draw(st.frozensets(st.sampled_from([*names, "lines"])))
         waiting = draw(st.integers(0, 10**6))
-        parts[name] = ComponentMeasure(name, "bolt", 1, sources, tasks=tasks, waiting=waiting)
-    return TopologyMeasure("t", answered=True, components=parts, ackers=draw(st.integers(0, 1)))
+        parts[name] = component(name, "bolt", 1, sources, tasks=tasks, waiting=waiting)
+    return topology_of(parts.values(), ackers=draw(st.integers(0, 1)))
 
 
 @settings()
 @given(topology=topologies())
 def test_whatever_is_measured_something_is_named_and_never_what_waits_for_it(
-    topology: TopologyMeasure,
+    topology: TopologySnapshot,
 ) -> None:
     findings = diagnose(topology)
     named = [one.component for one in findings if one.kind in ("bottleneck", "skew")]
     slow = [
         one.id
         for one in topology.components.values()
-        if one.kind == "bolt" and one.tasks and (one.busy >= 0.8 or one.backlog_secs >= 0.5)
+        if one.kind == "bolt"
+        and one.tasks
+        and not one.is_system
+        and (busy_of(one) >= 0.8 or backlog_secs(one) >= 0.5)
     ]
     assert bool(named) == bool(slow), "a slow bolt is named, or one that it waits for"
     for one in set(named) - set(slow):
-        workers = {task.worker for task in topology.components[one].tasks}
+        workers = {task.worker.address for task in topology.components[one].tasks if task.worker}
         assert any(
-            task.worker in workers for name in slow for task in topology.components[name].tasks
+            task.worker is not None and task.worker.address in workers
+            for name in slow
+            for task in topology.components[name].tasks
         )
     for one in named:
         for other in named:
-            if other != one and topology.components[other].backlog_secs >= 0.5:
+            if other != one and backlog_secs(topology.components[other]) >= 0.5:
                 mutual = other in upstream_of(one, topology.components)
                 assert mutual or one not in upstream_of(other, topology.components)
     assert all(one.text and one.remedy and len(one.text) < 1000 for one in findings)
     severities = [one.severity for one in findings]
     assert severities == sorted(severities, reverse=True), "warnings come first"
+
+
+def test_only_an_active_topology_that_is_measured_has_findings() -> None:
+    slow = topology_of((spout(), bolt("parse", "lines", busy=0.9)))
+    assert diagnose(slow)
+    assert diagnose(replace(slow, status="INACTIVE")) == []
+    assert diagnose(replace(slow, uptime_secs=5)) == [], "its figures have only begun"
+    assert diagnose(replace(slow, measured=False)) == [], "a worker of the first release"
 
 
 def test_amounts_are_short() -> None:

@@ -34,10 +34,10 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.errors import NotAlive
-from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld, connection_waits, leading_nimbus
+from storm_rigs.snapshots import show
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -110,9 +110,7 @@ class Busy:
             str(task): {"status": "running", "stats": stats}
             for task in topology.tasks.component_of()
         }
-        return show_document(
-            self.world.cluster.load_view(), topology.id, {"tasks": tasks}, now_secs=0
-        )
+        return show(self.world.cluster.load_view(), topology.id, {"tasks": tasks}, now_secs=0)
 
 
 class BusyNimbus(NimbusResource):

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from storm_dagster.core.snapshot.topology import TopologySnapshot
+from storm_dagster.core.snapshot.windows import task_windows
 from storm_dagster.model.latency import (
     bucket_of,
     merge_latencies,
@@ -19,14 +21,20 @@ from storm_dagster.model.latency import (
     prometheus_buckets,
     subtract_latencies,
 )
-from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
+from storm_dagster.model.records import (
+    Assignment,
+    ComponentTasks,
+    StormBase,
+    TaskTable,
+    WorkerSlot,
+)
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import TaskReport, WorkerReport
 from storm_dagster.nimbus.http.metrics import component_metrics
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
-from storm_dagster.nimbus.requests.window_stats import task_windows
+from storm_dagster.operations.read.status import load_document
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
+from storm_rigs.snapshots import snapshot_alone
 
 MS = 1_000_000
 
@@ -159,8 +167,16 @@ def snapshot_of(*tasks: TaskReport) -> TopologySnapshot:
                 "lines": ComponentTasks(type="spout", tasks="3"),
             }
         ),
+        assignment=Assignment(
+            topology_id="wc-1-1",
+            code_dir="wc-1-1",
+            node_host={"s1": "h1"},
+            workers=(WorkerSlot(node="s1", host="h1", port=6900, tasks="1-3"),),
+            task_start_secs={"1-3": 1},
+            timestamp_ms=1,
+        ),
     )
-    return snapshot_topology(view, json.loads(json.dumps(table.document())), now_secs=100)
+    return snapshot_alone(view, json.loads(json.dumps(table.document())), now_secs=100)
 
 
 def reported(
@@ -196,7 +212,7 @@ def test_a_component_is_the_merger_of_its_tasks() -> None:
         reported("count", waiting=4, fast=1.0, slow=100.0),
         reported("lines", default=20.0, metrics=LAGS),
     )
-    count = page.components["count"].load_document()
+    count = load_document(page.components["count"])
     assert (count["waiting"], count["lag"]) == (7, None)
     assert (
         set(count["latency"]) == {"execute", "process"}
@@ -210,7 +226,7 @@ def test_a_component_is_the_merger_of_its_tasks() -> None:
     assert count["stream_latency"]["lines:slow"]["process"]["p50_ms"] == pytest.approx(
         100, rel=0.05
     )
-    lines = page.components["lines"].load_document()
+    lines = load_document(page.components["lines"])
     assert lines["lag_by_partition"] == {"orders[0]": (12, 1.5), "orders[1]": (0, None)}, (
         "what is no lag is left out"
     )

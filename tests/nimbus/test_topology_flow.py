@@ -11,6 +11,7 @@ from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.flow import TopologyFlow
+from storm_rigs.snapshots import snapshot_alone
 
 
 def chain(count: int) -> TopologyView:
@@ -32,8 +33,8 @@ def measured(count: int, **components: dict[str, Any]) -> dict[str, Any]:
     return {"components": components, "edges": edges, "tasks": {}, "workers": {}}
 
 
-def flow(count: int, stats: dict[str, Any] | None) -> TopologyFlow:
-    return TopologyFlow(chain(count), stats, None, (), 1000)
+def flow(count: int, stats: dict[str, Any] | None, code: Runnable | None = None) -> TopologyFlow:
+    return TopologyFlow(snapshot_alone(chain(count), stats, now_secs=1000, code=code))
 
 
 def test_a_large_topology_is_drawn_around_its_worst_component() -> None:
@@ -73,14 +74,12 @@ def test_a_fused_bolt_says_in_whose_query_it_runs() -> None:
         function = {"function": "missing_module:split"}
         builder.set_bolt(name, SparkBolt, inputs=source, args=function, outputs=["word"])
     code = Runnable(builder.build(), {})
-    found = TopologyFlow(chain(3), measured(3), code, (), 1000)
+    found = flow(3, measured(3), code)
     assert {name: row["fused"] for name, row in found.rows.items()} == {
         "c00": "",
         "c01": "c00",
         "c02": "c00",
     }
     assert found.picture("", None).count(">in the query of c00<") == 2
-    apart = TopologyFlow(
-        chain(3), measured(3), Runnable(code.spec, {"topology.spark.fuse": False}), (), 1000
-    )
+    apart = flow(3, measured(3), Runnable(code.spec, {"topology.spark.fuse": False}))
     assert "in the query" not in apart.picture("", None)

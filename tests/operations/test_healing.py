@@ -26,8 +26,8 @@ from storm_dagster.operations.live.deploy import restart
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.explaining import explain_document
-from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
+from storm_rigs.snapshots import show
 from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
@@ -485,8 +485,7 @@ def test_a_report_about_a_former_assignment_kills_nothing(world: World) -> None:
     world.cluster.write_beats(topology_id, beats, assignment_version=1)
     assert report.version == 1 and observer.poll().causes == ()
     assert {
-        task["status"]
-        for task in show_document(world.cluster.load_view(), "wc", now_secs=0)["tasks"]
+        task["status"] for task in show(world.cluster.load_view(), "wc", now_secs=0)["tasks"]
     } == {"running"}
 
 

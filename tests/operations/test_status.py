@@ -11,15 +11,14 @@ from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import problems
+from storm_rigs.snapshots import show
 from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
 
 def shown(world: World, **options: Any) -> dict[str, Any]:
-    return status.show_document(
-        world.cluster.load_view(), "wc", now_secs=world.time + 60, **options
-    )
+    return show(world.cluster.load_view(), "wc", now_secs=world.time + 60, **options)
 
 
 def test_a_list_has_the_figures_of_each_topology(world: World) -> None:
@@ -56,7 +55,7 @@ def test_show_has_the_agreed_keys(world: World) -> None:
         "workers": {"s1:6900": {"pid": 7, "uptime_secs": 12}},
     }
     ctx = world.context()
-    document = shown(world, stats=stats, errors=status.errors_of(ctx, topology_id))
+    document = shown(world, report=stats, errors=status.errors_of(ctx, topology_id))
     assert list(document) == [
         "id",
         "name",
@@ -66,6 +65,7 @@ def test_show_has_the_agreed_keys(world: World) -> None:
         "tasks",
         "components",
         "errors",
+        "back_pressure",
     ]
     worker = document["workers"][0]
     assert set(worker) == {"node", "host", "port", "pid", "tasks", "uptime_secs", "version"}
@@ -111,9 +111,7 @@ def statuses(document: dict[str, Any]) -> set[str]:
 def test_a_task_is_starting_running_or_dead(world: World) -> None:
     topology_id = world.submit("wc")
     assert statuses(shown(world)) == {"starting"}
-    assert statuses(
-        status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)
-    ) == {"dead"}
+    assert statuses(show(world.cluster.load_view(), "wc", now_secs=world.time + 121)) == {"dead"}
     world.run_workers(topology_id, status="starting")
     assert statuses(shown(world)) == {"starting"}
     world.run_workers(topology_id)
@@ -125,9 +123,9 @@ def test_a_task_is_starting_running_or_dead(world: World) -> None:
     worker = world.assignment().workers[0]
     world.stop_worker(topology_id, *worker.slot)
     world.supervisor(worker.node, restarting=(worker.port,))
-    assert statuses(
-        status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 500)
-    ) == {"starting"}
+    assert statuses(show(world.cluster.load_view(), "wc", now_secs=world.time + 500)) == {
+        "starting"
+    }
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     assert statuses(shown(world)) == {"dead"}
 

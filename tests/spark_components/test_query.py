@@ -23,9 +23,9 @@ from storm_dagster.api import SparkQuery, SparkSpout, TopologyBuilder
 from storm_dagster.api.spark_progress import metrics_of
 from storm_dagster.api.spark_session import drop_worker_session, query_error, worker_session
 from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.snapshot.windows import ALL_TIME, task_windows
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.names import code_key, conf_key
-from storm_dagster.nimbus.requests.window_stats import ALL_TIME, task_windows
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.security.spark_remote import query_session_id
 from storm_dagster.testing import TopologyHarness

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -36,3 +38,33 @@ def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(
             for _, _, many in bundles:
                 received.setdefault(task, []).extend(values[1] for values in many)
     assert received == {task: list(range(size)) for task, size in enumerate(sizes, 1) if size}
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 10))
+def test_the_bytes_of_each_stream_are_counted_as_they_travel(sizes: list[int], most: int) -> None:
+    """Also where a stream fills several frames, and where a tuple cannot be encoded."""
+    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    counted = Counter[str]()
+
+    def count(name: str, stream: str, number: int) -> None:
+        assert name == "remote_bytes"
+        counted[stream] += number
+
+    for task, size in enumerate(sizes, 1):
+        link = RemoteLink(task, 99, f"stream{task % 2}", peer, count=count)
+        for number in range(size):
+            broken = number == 3 and task == 2
+            send_remote(link, Tree(1, task * 100 + number + 1, 0), [object() if broken else "text"])
+    frames = [decode_frame(raw) for raw in peer.frames("token", most, lambda *_: None)]
+    received = Counter[str]()
+    for frame in frames:
+        for group in frame.groups:
+            received[group[2]] += len(msgspec.msgpack.encode(group))
+    assert counted == received and counted
+
+
+def test_acks_and_reports_are_no_bytes_of_a_stream() -> None:
+    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer.by_task["acks"][1] = [5, 6]
+    (raw,) = peer.frames("token", 10, unexpected)
+    assert decode_frame(raw).acks == [(1, [5, 6])] and not decode_frame(raw).groups

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storm_dagster.core.pictures.svg import GONE, bar, box, color, document, label, legend, short
+from storm_dagster.core.snapshot.workers import WorkerSnapshot
 
 _MARGIN = 12
 _WIDTH = 760
@@ -33,6 +34,16 @@ class DrawnSupervisor:
     host: str
     slots: Sequence[DrawnSlot]
     gone: bool = False
+
+
+def drawn_slots(ports: Iterable[int], workers: Iterable[WorkerSnapshot]) -> list[DrawnSlot]:
+    """The slots of a supervisor by port, used and free; a worker may run in a slot that the
+    supervisor no longer offers.
+    """
+    slots = {port: DrawnSlot(port) for port in ports}
+    for worker in workers:
+        slots[worker.port] = DrawnSlot(worker.port, worker.topology_name, worker.tasks_by_component)
+    return [slot for _, slot in sorted(slots.items())]
 
 
 def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:

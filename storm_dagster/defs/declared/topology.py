@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.core.snapshot.topology import snapshot_topology
 from storm_dagster.defs.declared.checks import (
     FreshnessAttributes,
     ScheduleAttributes,
@@ -31,6 +32,7 @@ from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperRes
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -121,7 +123,12 @@ class DeclaredTopology:
             measured = measure(self.name) if limited else None
             launch_secs = self.zookeeper.conf()["nimbus.task.launch.secs"]
             document = measured or show_document(
-                view, actual.topology_id, now_secs=int(time.time()), launch_secs=launch_secs
+                snapshot_topology(
+                    view,
+                    topology_by_name(view, actual.topology_id),
+                    now_secs=int(time.time()),
+                    launch_secs=launch_secs,
+                )
             )
         found = check_results(
             self.declaration,

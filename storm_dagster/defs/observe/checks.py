@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
+from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.invariants.rules import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.core.reassignment import current_topology
 from storm_dagster.core.scheduling import assignment_checks
+from storm_dagster.core.snapshot.topology import snapshot_topology
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
@@ -32,7 +34,6 @@ from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
-from storm_dagster.operations.read.explaining import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
 from storm_dagster.security.settings import Security
@@ -143,18 +144,15 @@ def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     with step_errors(), zookeeper.cluster() as cluster:
         view, security, now = cluster.load_view(), Security.of(zookeeper.conf()), int(time.time())
         active = [one for one in view.topologies.values() if one.base.status == "ACTIVE"]
-        found = [
-            (one.base.name, finding)
-            for one in active
-            for finding in findings_of(
-                one, ask_topology_master(one, 1.0, link_key_of(security, one.id)), now_secs=now
-            )
-        ]
-    rows = [
-        (name, one.kind, one.component, one.text, one.remedy)
-        for name, one in found
-        if one.severity == "warning"
-    ]
+        rows: list[tuple[str, str, str, str, str]] = []
+        for topology in active:
+            report = ask_topology_master(topology, 1.0, link_key_of(security, topology.id))
+            snapshot = snapshot_topology(view, topology, report, now_secs=now)
+            rows += [
+                (snapshot.name, finding.kind, finding.component, finding.text, finding.remedy)
+                for finding in diagnose(snapshot)
+                if finding.severity == "warning"
+            ]
     return dg.AssetCheckResult(
         passed=not rows,
         severity=dg.AssetCheckSeverity.WARN,

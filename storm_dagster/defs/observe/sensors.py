@@ -11,11 +11,12 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
+from storm_dagster.core.snapshot.cluster import workers_by_supervisor
+from storm_dagster.core.snapshot.workers import workers_of
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.metadata import (
     MOST_LOGS,
-    component_counts,
     log_link,
     notes,
     picture_markdown,
@@ -48,27 +49,20 @@ def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue
 
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     """The supervisors of ``view``, those that assignments name but that are gone included."""
-    slots: dict[str, dict[int, DrawnSlot]] = {
-        node: {port: DrawnSlot(port) for port in info.ports}
-        for node, info in view.supervisors.items()
-    }
-    hosts = {node: info.host for node, info in view.supervisors.items()}
-    for topology in view.topologies.values():
-        components = topology.tasks.component_of() if topology.tasks is not None else {}
-        for worker in topology.workers:
-            hosts.setdefault(worker.node, worker.host)
-            slots.setdefault(worker.node, {})[worker.port] = DrawnSlot(
-                worker.port, topology.base.name, component_counts(worker.ids, components)
+    running = workers_by_supervisor(view, now_secs=int(time.time()))
+    drawn: list[DrawnSupervisor] = []
+    for node in view.supervisors.keys() | running.keys():
+        info = view.supervisors.get(node)
+        workers = running.get(node, [])
+        drawn.append(
+            DrawnSupervisor(
+                node,
+                info.host if info is not None else workers[0].host,
+                drawn_slots(info.ports if info is not None else (), workers),
+                gone=info is None,
             )
-    return [
-        DrawnSupervisor(
-            node,
-            hosts[node],
-            [slot for _, slot in sorted(members.items())],
-            gone=node not in view.supervisors,
         )
-        for node, members in sorted(slots.items(), key=lambda item: (hosts[item[0]], item[0]))
-    ]
+    return sorted(drawn, key=lambda supervisor: (supervisor.host, supervisor.id))
 
 
 def supervisors_state(view: ClusterView) -> Any:
@@ -124,14 +118,19 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObse
 
 def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
     """(topology, host, port, status, tasks) of each worker."""
+    now_secs = int(time.time())
     rows: list[tuple[str, str, int, str, str]] = []
     for topology in view.topologies.values():
-        for worker in topology.workers:
-            live = topology.live_workers.get(worker.slot)
-            status = live.status if live is not None else "dead"
-            rows.append(
-                (topology.base.name, worker.host, worker.port, status, encode_ranges(worker.ids))
+        rows += [
+            (
+                worker.topology_name,
+                worker.host,
+                worker.port,
+                worker.state,
+                encode_ranges(worker.tasks),
             )
+            for worker in workers_of(topology, now_secs=now_secs)
+        ]
     return sorted(rows, key=lambda row: row[:3])
 
 

@@ -24,13 +24,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from storm_dagster.core.snapshot.figures import STREAM_FIGURES
+from storm_dagster.core.snapshot.topology import TopologySnapshot
+from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
 from storm_dagster.model.tables import load_table
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
@@ -130,17 +131,13 @@ class _ClusterMetrics(Collector):
             family = CounterMetricFamily(name, row["text"], labels=["topology"])
             for one in snapshot:
                 if one.answered:
-                    family.add_metric([one.name], one.totals(ALL_TIME)[row["of"]])
+                    family.add_metric([one.name], getattr(one.totals(ALL_TIME), row["of"]))
             yield family
         yield _gauges(
             "storm_topology_complete_latency_seconds",
             "Mean time to complete a tuple tree, over ten minutes",
             "topology",
-            {
-                (one.name,): one.totals("600")["complete_ms"] / 1000
-                for one in snapshot
-                if one.answered
-            },
+            {(one.name,): one.totals("600").complete_ms / 1000 for one in snapshot if one.answered},
         )
         yield from component_metrics(one for one in snapshot if one.answered)
         yield _gauges(
@@ -187,6 +184,14 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
         ]
         numbers = {labels: number for labels, number in shown if number is not None}
         yield _gauges(name, row["text"], "topology component", numbers)
+    for figure in STREAM_FIGURES:
+        family = CounterMetricFamily(
+            figure.metric, figure.text, labels=["topology", "component", "stream"]
+        )
+        for labels, part in parts:
+            for stream, number in figure.by_stream(part).items():
+                family.add_metric([*labels, stream], number)
+        yield family
     for index, (name, row) in enumerate(_TABLE["partitions"].items()):
         lags = {
             (*labels, partition): number

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from storm_dagster.core.diagnosis import FindingKind
+from storm_dagster.core.snapshot.windows import check_window
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
@@ -44,7 +45,6 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.running_workers import WorkerLevels, stacks_at
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.requests.window_stats import check_window
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.security.settings import Security

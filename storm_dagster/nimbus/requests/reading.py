@@ -12,7 +12,10 @@ from typing import Any
 import httpx
 
 from storm_dagster.core.authorization import LIMITED_USER
+from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.reassignment import Runnable
+from storm_dagster.core.snapshot.cluster import supervisors_of
+from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.conf import CONF_KEYS, mask
@@ -22,19 +25,13 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import (
-    TopologySnapshot,
-    fields_of,
-    snapshot_topology,
-    supervisors_of,
-)
+from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import (
     explain_document,
-    findings_of,
     local_state_problems,
     problems,
 )
@@ -100,25 +97,14 @@ class ClusterReader:
         """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
         view = self.view()
         topology = topology_by_name(view, name)
-        stats, now_secs = self._stats_of(topology), int(time.time())
-        errors = status.errors_of(self._reading_context(), topology.id)
-        launch_secs = self._nimbus.conf["nimbus.task.launch.secs"]
-        document = status.show_document(
-            view, topology.id, stats, now_secs=now_secs, errors=errors, launch_secs=launch_secs
-        )
-        snapshot = snapshot_topology(topology, stats, now_secs=now_secs)
-        for component, part in snapshot.components.items():
-            document["components"][component] |= part.load_document()
+        snapshot = self.snapshot(topology.id)
+        state_home = self._nimbus.cluster.read_state_home(topology.id)
         return {
-            **document,
-            "back_pressure": snapshot.back_pressure,
-            "findings": [
-                one.to_document()
-                for one in findings_of(topology, stats, now_secs=now_secs, errors=errors)
-            ],
+            **status.show_document(snapshot),
+            "findings": [finding.to_document() for finding in diagnose(snapshot)],
             "problems": [
-                *self._problems(view, topology, document),
-                *local_state_problems(topology, self._nimbus.cluster.read_state_home(topology.id)),
+                *self._problems(view, topology, snapshot.down),
+                *local_state_problems(topology, state_home),
             ],
             **self._upgrade_of(topology),
         }
@@ -138,11 +124,8 @@ class ClusterReader:
             topology_by_name(self.view(), name), self.security, replay=replay, **asked
         )
 
-    def _problems(
-        self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]
-    ) -> list[str]:
-        """Why tasks do not run, with the remedy; asked only when some do not."""
-        down = [row["id"] for row in document["tasks"] if row["status"] in ("dead", "unassigned")]
+    def _problems(self, view: ClusterView, topology: TopologyView, down: list[int]) -> list[str]:
+        """Why the tasks ``down`` do not run, with the remedy."""
         if not down or topology.base.status == "KILLED":
             return []
         try:
@@ -178,37 +161,62 @@ class ClusterReader:
         return document if isinstance(document, Mapping) else None
 
     def snapshot(self, name: str) -> TopologySnapshot:
-        """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is
-        none.
+        """The snapshot of a topology (by name or id), with statistics at most 1 s old;
+        :class:`NotAlive` when there is none.
         """
-        topology = topology_by_name(self.view(), name)
-        stats, errors = (
-            self._stats_of(topology),
-            status.errors_of(self._reading_context(), topology.id),
-        )
-        return snapshot_topology(topology, stats, now_secs=int(time.time()), errors=errors)
+        view = self.view()
+        topology = topology_by_name(view, name)
+        stats = self._stats_of(topology)
+        errors = status.errors_of(self._reading_context(), topology.id)
+        return self._snapshot(view, topology, stats, errors)
 
-    def stats(self, name: str) -> Mapping[str, Any] | None:
-        """The topology master's answer for a topology by name or id (``None`` without one), at most
-        1 s old.
+    def page_snapshot(
+        self,
+        view: ClusterView,
+        topology: TopologyView,
+        errors: Iterable[tuple[str, TaskError]] = (),
+    ) -> tuple[TopologySnapshot, float]:
+        """For a page: a snapshot with the submitted code and with the statistics, which are those
+        of a minute ago at worst, and their age in seconds.
         """
-        return self._stats_of(topology_by_name(self.view(), name))
+        stats, age_secs = self._stats.latest(
+            topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS
+        )
+        return self._snapshot(view, topology, stats, errors, self.code(topology)), age_secs
 
     def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
         """Snapshots of every topology, without errors; statistics of those whose topology master
         responds in time.
         """
-        topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
+        view = self.view()
+        topologies = sorted(view.topologies.values(), key=lambda one: one.base.name)
         pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
-        now_secs = int(time.time())
-        found: list[TopologySnapshot] = []
-        for one in topologies:
-            future = pending[one.id]
+        snapshots: list[TopologySnapshot] = []
+        for topology in topologies:
+            future = pending[topology.id]
             future.cancel()
             report = future.result() if future.done() and not future.cancelled() else None
-            found.append(snapshot_topology(one, report, now_secs=now_secs))
-        return found
+            snapshots.append(self._snapshot(view, topology, report))
+        return snapshots
+
+    def _snapshot(
+        self,
+        view: ClusterView,
+        topology: TopologyView,
+        report: Mapping[str, Any] | None,
+        errors: Iterable[tuple[str, TaskError]] = (),
+        code: Runnable | None = None,
+    ) -> TopologySnapshot:
+        return snapshot_topology(
+            view,
+            topology,
+            report,
+            now_secs=int(time.time()),
+            errors=errors,
+            code=code,
+            launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
+        )
 
     def runnable(self, name: str) -> Runnable:
         """Normalized topology and total conf of a running topology (by name or id), read from its
@@ -262,9 +270,7 @@ class ClusterReader:
             ) from None
         if not isinstance(document, dict):
             return {"reasons": document}
-        down = [
-            row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")
-        ]
+        down = self.snapshot(topology.id).down
         return explain_document(view, topology, self.runnable(topology.id), document, down, task)
 
     def cluster(self) -> dict[str, Any]:
@@ -304,14 +310,6 @@ class ClusterReader:
             "uptime_secs": nimbus.identity.uptime_secs,
             "missing": known.missing,
         }
-
-    def figures(self, topology: TopologyView) -> tuple[Mapping[str, Any] | None, float]:
-        """For a page: the statistics, which are those of a minute ago at worst, and their age in
-        seconds.
-        """
-        return self._stats.latest(
-            topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS
-        )
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
         """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``);

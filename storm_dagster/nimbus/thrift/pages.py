@@ -5,12 +5,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from storm_dagster.model.errors import NotAlive, Unavailable
-from storm_dagster.model.records import TaskError
-from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.requests import page_snapshot
-from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import (
+from storm_dagster.core.snapshot.cluster import supervisors_of
+from storm_dagster.core.snapshot.tasks import ExecutorSnapshot
+from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
+from storm_dagster.core.snapshot.windows import (
     WINDOWS,
     Kind,
     Totals,
@@ -18,6 +16,10 @@ from storm_dagster.nimbus.requests.window_stats import (
     check_window,
     split_input,
 )
+from storm_dagster.model.errors import NotAlive, Unavailable
+from storm_dagster.model.records import TaskError
+from storm_dagster.model.view import TopologyView
+from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
@@ -25,9 +27,15 @@ _NO_ERRORS, _ONE_ERROR = 1, 2
 _COUNTS = ("emitted", "transferred", "acked", "failed")
 _LATENCIES = {
     "spout": {"complete_latency_ms": "complete_ms"},
-    "bolt": {"execute_latency_ms": "execute_ms", "process_latency_ms": "process_ms"},
+    # A tuple is processed when its call returns.
+    "bolt": {"execute_latency_ms": "execute_ms", "process_latency_ms": "execute_ms"},
 }
 """Field of the aggregate statistics -> the mean that it is, by kind of component."""
+_AVERAGES = {
+    "spout": {"complete_ms_avg": "complete_ms"},
+    "bolt": {"execute_ms_avg": "execute_ms", "process_ms_avg": "execute_ms"},
+}
+"""The same of the statistics of an executor."""
 
 
 class Pages:
@@ -143,7 +151,7 @@ class Pages:
         is none.
         """
         now = int(time.time())
-        every = page_snapshot.supervisors_of(self._reader.view(), now_secs=now, workers=True)
+        every = supervisors_of(self._reader.view(), now_secs=now, workers=True)
         chosen = [
             one
             for one in every
@@ -201,7 +209,7 @@ def _error(error: TaskError) -> Any:
     )
 
 
-def _executor(one: page_snapshot.ExecutorSnapshot, *, stats: bool = True) -> Any:
+def _executor(one: ExecutorSnapshot, *, stats: bool = True) -> Any:
     idl = load_idl()
     return idl.ExecutorSummary(
         executor_info=idl.ExecutorInfo(task_start=one.first, task_end=one.last),
@@ -213,7 +221,7 @@ def _executor(one: page_snapshot.ExecutorSnapshot, *, stats: bool = True) -> Any
     )
 
 
-def _executor_stats(one: page_snapshot.ExecutorSnapshot) -> Any:
+def _executor_stats(one: ExecutorSnapshot) -> Any:
     idl = load_idl()
 
     def by_stream(name: str) -> dict[str, dict[str, Any]]:
@@ -227,7 +235,7 @@ def _executor_stats(one: page_snapshot.ExecutorSnapshot) -> Any:
 
     bolt, of = one.kind == "bolt", by_input if one.kind == "bolt" else by_stream
     stats = {name: of(name) for name in (*_COUNTS[2:], *(("executed",) if bolt else ()))}
-    stats |= {f"{name}_avg": of(name) for name in _LATENCIES[one.kind].values()}
+    stats |= {field: of(name) for field, name in _AVERAGES[one.kind].items()}
     return idl.ExecutorStats(
         emitted=by_stream("emitted"),
         transferred=by_stream("transferred"),
@@ -243,7 +251,7 @@ def _stream_id(key: str) -> Any:
     return load_idl().GlobalStreamId(componentId=component, streamId=stream)
 
 
-def _component(part: page_snapshot.ComponentSnapshot, window: str, include_sys: bool) -> Any:
+def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
     stats = _aggregate(
         part,
         part.windows[window].totals(include_sys=include_sys),
@@ -281,7 +289,7 @@ def _stats(
     )
 
 
-def _aggregate(part: page_snapshot.ComponentSnapshot, totals: Totals, **more: Any) -> Any:
+def _aggregate(part: ComponentSnapshot, totals: Totals, **more: Any) -> Any:
     return _stats(part.kind, totals, resources_map={}, **more)
 
 
@@ -290,7 +298,7 @@ def _inputs(sums: WindowStats) -> dict[Any, Any]:
     return {_stream_id(key): _stats("bolt", sums.of(key), _COUNTS[2:]) for key in sums.inputs}
 
 
-def _outputs(part: page_snapshot.ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
+def _outputs(part: ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
     """Output statistics by stream; of a spout also acks and failures."""
     bolt = part.kind == "bolt"
     counts = _COUNTS[:2] if bolt else _COUNTS
@@ -300,11 +308,11 @@ def _outputs(part: page_snapshot.ComponentSnapshot, sums: WindowStats) -> dict[s
     }
 
 
-def _topology_stats(snapshot: page_snapshot.TopologySnapshot, include_sys: bool) -> Any:
+def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
     totals = {window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS}
-    latencies = {window: float(each["complete_ms"]) for window, each in totals.items()}
+    latencies = {window: sums.complete_ms for window, sums in totals.items()}
     counts = {
-        f"window_to_{name}": {window: int(each[name]) for window, each in totals.items()}
+        f"window_to_{name}": {window: getattr(sums, name) for window, sums in totals.items()}
         for name in _COUNTS
     }
     return load_idl().TopologyStats(window_to_complete_latencies_ms=latencies, **counts)

@@ -4,12 +4,18 @@ import time
 from typing import Any
 
 from storm_dagster.blobstore import BlobMeta
+from storm_dagster.core.snapshot.cluster import (
+    SupervisorSnapshot,
+    TopologySize,
+    supervisors_of,
+    topologies_by_owner,
+)
+from storm_dagster.core.snapshot.workers import WorkerSnapshot
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests import page_snapshot
-from storm_dagster.nimbus.requests.page_snapshot import fields_of
+from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
@@ -26,16 +32,14 @@ def version_number(meta: BlobMeta) -> int:
     return int(meta.sha256[:15], 16)
 
 
-def resources(one: page_snapshot.TopologySize | page_snapshot.WorkerSnapshot) -> dict[str, float]:
+def resources(one: TopologySize | WorkerSnapshot) -> dict[str, float]:
     """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from
     that.
     """
     return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
 
 
-def worker_summary(
-    worker: page_snapshot.WorkerSnapshot, *, now_secs: int, include_sys: bool
-) -> Any:
+def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
         **fields_of("WorkerSummary", worker),
@@ -65,8 +69,7 @@ class Summaries:
         leader = next((one for one in nimbuses if one.isLeader), None)
         return load_idl().ClusterSummary(
             supervisors=[
-                self.supervisor(snapshot)
-                for snapshot in page_snapshot.supervisors_of(view, now_secs=now)
+                self.supervisor(snapshot) for snapshot in supervisors_of(view, now_secs=now)
             ],
             nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
             topologies=self.topologies(),
@@ -96,7 +99,7 @@ class Summaries:
         """
         if copies is None:
             copies = self.copies(code_key(topology.code_dir))
-        size = page_snapshot.TopologySize.of(topology)
+        size = TopologySize.of(topology)
         return load_idl().TopologySummary(
             **fields_of("TopologySummary", topology),
             **fields_of("sizes", size),
@@ -112,12 +115,12 @@ class Summaries:
         """An OwnerResourceSummary for each owner, or of this one: what the workers of his
         topologies were given.
         """
-        found = page_snapshot.topologies_by_owner(self._reader.view(), owner or None)
+        found = topologies_by_owner(self._reader.view(), owner or None)
         return [
             load_idl().OwnerResourceSummary(
                 owner=name,
                 total_topologies=len(topologies),
-                **fields_of("OwnerResourceSummary", page_snapshot.TopologySize.of(*topologies)),
+                **fields_of("OwnerResourceSummary", TopologySize.of(*topologies)),
                 **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
             )
             for name, topologies in found.items()
@@ -152,7 +155,7 @@ class Summaries:
             self._nimbus.blobs.exists(key)
         )
 
-    def supervisor(self, snapshot: page_snapshot.SupervisorSnapshot) -> Any:
+    def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
             **fields_of("SupervisorSummary", snapshot),

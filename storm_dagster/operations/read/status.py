@@ -1,16 +1,16 @@
-"""The documents of ``list --json`` and ``show --json``. Pure: from a view and the statistics of
-workers.
-"""
+"""The documents of ``list --json`` and ``show --json``. Pure: from a view, and from a snapshot."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from storm_dagster.model.ranges import decode_ranges
-from storm_dagster.model.records import TaskError, WorkerNode, WorkerSlot
+from storm_dagster.core.snapshot.figures import stream_figures
+from storm_dagster.core.snapshot.statuses import LAUNCH_SECS, not_running
+from storm_dagster.core.snapshot.tasks import TaskSnapshot
+from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
+from storm_dagster.core.snapshot.windows import Totals, WindowStats, latency_document
+from storm_dagster.core.snapshot.workers import WorkerSnapshot
+from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.context import OperationsContext, topology_by_name
-
-TaskStatus = Literal["starting", "running", "dead", "unassigned"]
+from storm_dagster.operations.context import OperationsContext
 
 STAT_NAMES = (
     "emitted",
@@ -24,220 +24,144 @@ STAT_NAMES = (
 )
 """All-time statistics of a task; the last three are latencies in milliseconds."""
 
-_COUNTS = STAT_NAMES[:5]
 
-
-def _head(topology: TopologyView, now_secs: int) -> dict[str, Any]:
-    base = topology.base
-    uptime_secs = max(0, now_secs - base.launch_time_secs)
-    return {"id": topology.id, "name": base.name, "status": base.status, "uptime_secs": uptime_secs}
-
-
-def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120) -> dict[str, Any]:
+def list_document(
+    view: ClusterView, *, now_secs: int, launch_secs: float = LAUNCH_SECS
+) -> dict[str, Any]:
     """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out.
 
     ``not_running`` counts the tasks that have no slot, or whose worker is gone and is not being
     restarted.
     """
-    topologies: list[dict[str, Any]] = [
-        {
-            **_head(topology, now_secs),
-            "workers": len(topology.workers),
-            "executors": sum(topology.base.executors.values()),
-            "tasks": len(topology.tasks.component_of()) if topology.tasks else 0,
-            "not_running": _not_running(view, topology, now_secs, launch_secs),
-        }
-        for topology in view.topologies.values()
+    rows = [
+        _list_row(view, topology, now_secs, launch_secs) for topology in view.topologies.values()
     ]
-    topologies.sort(key=lambda document: (document["name"], document["id"]))
-    return {"topologies": topologies}
+    return {"topologies": sorted(rows, key=lambda row: (row["name"], row["id"]))}
 
 
-def _not_running(
+def _list_row(
     view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
-) -> int:
-    if topology.tasks is None or topology.base.status == "KILLED":
-        return 0
-    slots = {task: worker for worker in topology.workers for task in worker.ids}
-    wanted = topology.tasks.component_of()
-    if (
-        len(slots) == len(wanted)
-        and {worker.slot for worker in slots.values()} <= topology.live_workers.keys()
-    ):
-        return len(topology.dead_tasks & wanted.keys())
-    statuses = _Statuses(view, topology, now_secs, launch_secs)
-    return sum(
-        statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in wanted
-    )
+) -> dict[str, Any]:
+    base = topology.base
+    return {
+        "id": topology.id,
+        "name": base.name,
+        "status": base.status,
+        "uptime_secs": max(0, now_secs - base.launch_time_secs),
+        "workers": len(topology.workers),
+        "executors": sum(base.executors.values()),
+        "tasks": len(topology.tasks.component_of()) if topology.tasks else 0,
+        "not_running": not_running(view, topology, now_secs, launch_secs),
+    }
 
 
 def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskError]]:
     """The newest errors of a topology as (component, error), newest first."""
     by_component = ctx.cluster.errors_by_component(topology_id)
-    found = [(component, error) for component, errors in by_component.items() for error in errors]
-    return sorted(found, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
+    errors = [(component, error) for component, rows in by_component.items() for error in rows]
+    return sorted(errors, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
 
 
-class _Statuses:
-    """Statuses of tasks, by the cluster's records and the topology master; each record is decoded
-    once.
+def show_document(topology: TopologySnapshot) -> dict[str, Any]:
+    """``show NAME --json``; without a response of the topology master counts are 0.
 
-    Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its
-    launch time (seconds since it was placed) has not passed, else ``dead``. This is for display;
-    healing uses its own clock.
+    A worker's ``version`` is the hash of the code that it runs. Of a component, ``stats`` are of
+    all time; ``waiting``, ``capacity`` and ``lag`` are of now, latencies of the last ten minutes.
     """
-
-    def __init__(
-        self, view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
-    ) -> None:
-        self._topology = topology
-        self._opened = {
-            slot: frozenset(decode_ranges(n.tasks)) for slot, n in topology.live_workers.items()
-        }
-        starts = topology.assignment.start_secs() if topology.assignment else {}
-        self._waiting: set[tuple[str, int]] = set()
-        for worker in topology.workers:
-            supervisor = view.supervisors.get(worker.node)
-            if supervisor is None:
-                continue
-            placed = max((starts.get(task, 0) for task in worker.ids), default=0)
-            if worker.port in supervisor.restarting or now_secs - placed <= launch_secs:
-                self._waiting.add(worker.slot)
-        self._dead = topology.dead_tasks
-
-    def of(
-        self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None
-    ) -> TaskStatus:
-        """The status of one task; ``entry`` is the topology master's for it."""
-        if worker is None:
-            return "unassigned"
-        live = self._topology.live_workers.get(worker.slot)
-        if live is None:
-            return "starting" if worker.slot in self._waiting else "dead"
-        if task in self._dead:
-            return "dead"
-        if entry is not None and entry.get("status") in ("starting", "running"):
-            return "running" if entry["status"] == "running" else "starting"
-        opened = live.status != "starting" and task in self._opened[worker.slot]
-        return "running" if opened else "starting"
-
-
-def show_document(
-    view: ClusterView,
-    name: str,
-    stats: Mapping[str, Any] | None = None,
-    *,
-    now_secs: int,
-    errors: Iterable[tuple[str, TaskError]] = (),
-    launch_secs: float = 120,
-) -> dict[str, Any]:
-    """``show NAME --json`` for a topology by name or id; :class:`NotAlive` for any other.
-
-    ``stats`` is the topology master's answer ``{"tasks": {id: ...}, "workers": {"node:port":
-    ...}}``, or ``None`` when it did not answer; counts are then 0. ``errors`` are (component,
-    error). A worker's ``version`` is the hash of the code that it runs.
-    """
-    topology = topology_by_name(view, name)
-    reported_tasks: Mapping[str, Any] = (stats or {}).get("tasks") or {}
-    reported_workers: Mapping[str, Any] = (stats or {}).get("workers") or {}
-    slots = {task: worker for worker in topology.workers for task in worker.ids}
-    components = topology.tasks.component_of() if topology.tasks else {}
-    statuses = _Statuses(view, topology, now_secs, launch_secs)
-    tasks = [
-        _task_document(task, component, slots.get(task), reported_tasks.get(str(task)), statuses)
-        for task, component in sorted(components.items())
-    ]
+    workers = sorted(topology.workers, key=lambda worker: (worker.host, worker.node, worker.port))
     return {
-        **_head(topology, now_secs),
-        "workers": [
-            _worker_document(
-                worker, topology.live_workers.get(worker.slot), reported_workers, now_secs
-            )
-            for worker in sorted(topology.workers, key=lambda worker: (worker.host, worker.slot))
-        ],
-        "tasks": tasks,
-        "components": _components_document(topology, tasks, reported_tasks),
-        "errors": [
-            {
-                "component": component,
-                **error.model_dump(include={"task", "host", "port", "time", "error", "count"}),
-            }
-            for component, error in errors
-        ],
+        "id": topology.id,
+        "name": topology.name,
+        "status": topology.status,
+        "uptime_secs": topology.uptime_secs,
+        "workers": [_worker_document(worker) for worker in workers],
+        "tasks": [_task_document(task) for task in topology.tasks.values()],
+        "components": {
+            name: _component_document(part) for name, part in topology.components.items()
+        },
+        "errors": [_error_document(component, error) for component, error in topology.errors],
+        "back_pressure": topology.back_pressure,
     }
 
 
-def _worker_document(
-    worker: WorkerSlot, live: WorkerNode | None, reported: Mapping[str, Any], now_secs: int
-) -> dict[str, Any]:
-    entry = reported.get(f"{worker.node}:{worker.port}")
-    uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
-    if live is not None and entry is not None and isinstance(entry.get("uptime_secs"), int | float):
-        uptime = int(entry["uptime_secs"])
+def _worker_document(worker: WorkerSnapshot) -> dict[str, Any]:
     return {
         "node": worker.node,
         "host": worker.host,
         "port": worker.port,
-        "pid": live.pid if live is not None else None,
-        "tasks": list(worker.ids),
-        "uptime_secs": uptime,
-        "version": live.code if live is not None else None,
+        "pid": worker.pid,
+        "tasks": list(worker.tasks),
+        "uptime_secs": worker.uptime_secs,
+        "version": worker.code,
     }
 
 
-def _task_document(
-    task: int,
-    component: str,
-    worker: WorkerSlot | None,
-    entry: Mapping[str, Any] | None,
-    statuses: _Statuses,
-) -> dict[str, Any]:
-    status = statuses.of(task, worker, entry)
-    reported: Mapping[str, Any] = entry or {}
-    given: Mapping[str, Any] = reported.get("stats") or {}
+def _task_document(task: TaskSnapshot) -> dict[str, Any]:
+    worker = task.worker
+    lives = task.status in ("starting", "running")
     return {
-        "id": task,
-        "component": component,
-        **{part: getattr(worker, part, None) for part in ("node", "host", "port")},
-        "status": status,
-        "uptime_secs": int(reported.get("uptime_secs") or 0)
-        if status in ("starting", "running")
-        else 0,
-        "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
+        "id": task.id,
+        "component": task.component,
+        "node": worker.node if worker is not None else None,
+        "host": worker.host if worker is not None else None,
+        "port": worker.port if worker is not None else None,
+        "status": task.status,
+        "uptime_secs": task.uptime_secs if lives else 0,
+        "stats": {
+            **_counts(task.totals),
+            "execute_ms": task.totals.execute_ms or 0,
+            "process_ms": task.totals.execute_ms or 0,
+            "complete_ms": task.totals.complete_ms or 0,
+        },
     }
 
 
-def _components_document(
-    topology: TopologyView, tasks: list[dict[str, Any]], entry: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Component -> type, executors, task ids, statistics, and the newest user metrics by task.
+def _counts(totals: Totals) -> dict[str, int]:
+    return {name: getattr(totals, name) for name in STAT_NAMES[:5]}
 
-    Of the statistics counts are summed and latencies weighted by counts.
+
+def _component_document(part: ComponentSnapshot) -> dict[str, Any]:
+    totals = part.totals
+    execute_ms = round(totals.execute_ms, 3) if totals.executed else 0
+    return {
+        "type": part.kind,
+        "executors": part.parallelism,
+        "tasks": [task.id for task in part.tasks],
+        "stats": {
+            **_counts(totals),
+            "execute_ms": execute_ms,
+            # A tuple is processed when its call returns.
+            "process_ms": execute_ms,
+            "complete_ms": round(totals.complete_ms, 3) if totals.acked else 0,
+        },
+        "metrics": {str(task.id): dict(task.metrics) for task in part.tasks if task.metrics},
+        **load_document(part),
+    }
+
+
+def load_document(part: ComponentSnapshot) -> dict[str, Any]:
+    """How loaded a component is: queue, capacity and lag now, latencies of the last ten
+    minutes, figures of its output streams of all time.
     """
-    documents: dict[str, Any] = {}
-    rows = {task["id"]: task["stats"] for task in tasks}
-    for component_id, part in (topology.tasks.components if topology.tasks else {}).items():
-        ids = part.ids
-        mine = [rows[task] for task in ids]
-        stats: dict[str, float] = {name: sum(each[name] for each in mine) for name in _COUNTS}
-        for name, weight in (
-            ("execute_ms", "executed"),
-            ("process_ms", "executed"),
-            ("complete_ms", "acked"),
-        ):
-            total = sum(each[weight] for each in mine)
-            stats[name] = (
-                round(sum(each[name] * each[weight] for each in mine) / total, 3) if total else 0
-            )
-        documents[component_id] = {
-            "type": part.type,
-            "executors": topology.base.executors.get(component_id, len(ids)),
-            "tasks": list(ids),
-            "stats": stats,
-            "metrics": {
-                str(task): dict(reported)
-                for task in ids
-                if (reported := (entry.get(str(task)) or {}).get("metrics"))
-            },
-        }
-    return documents
+    return {
+        "waiting": part.waiting,
+        "capacity": round(part.capacity, 3),
+        "lag": part.lag,
+        "lag_by_partition": dict(part.lag_by_partition),
+        "latency": latency_document(part.recent.percentiles()),
+        "stream_latency": _stream_latencies(part.recent),
+        "streams": stream_figures(part),
+    }
+
+
+def _stream_latencies(stats: WindowStats) -> dict[str, Any]:
+    keys = sorted({key for by_key in stats.latencies.values() for key in by_key})
+    latencies = {key: latency_document(stats.stream_percentiles(key)) for key in keys}
+    return {key: by_kind for key, by_kind in latencies.items() if by_kind}
+
+
+def _error_document(component: str, error: TaskError) -> dict[str, Any]:
+    return {
+        "component": component,
+        **error.model_dump(include={"task", "host", "port", "time", "error", "count"}),
+    }

@@ -94,6 +94,10 @@ def _bundle(edges: list[int], root: Any, many: list[Any]) -> tuple[Any, int, lis
     return (edges, 0, many) if isinstance(root, list) else (root, edges[1], many)
 
 
+def _count_nowhere(name: str, stream: str, number: int) -> None:
+    """The count of a link without a task of this worker: a tuple that is sent on."""
+
+
 @dataclass(slots=True, eq=False)
 class RemoteLink:
     """Link to a task of another worker: buffers bundles until the pass ends.
@@ -112,6 +116,8 @@ class RemoteLink:
     bundle: list[Any] = field(default_factory=list)
     long: bool = False
     """Whether one of the bundles is to be divided; of the newest one it is not known yet."""
+    count: Callable[[str, str, int], None] = _count_nowhere
+    """Adds to a count by stream of the sending task: name, stream, number."""
 
     def take(self) -> list[Any]:
         """Remove and return the buffered bundles."""

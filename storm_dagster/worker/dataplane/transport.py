@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -172,24 +172,30 @@ class Peer:
         self.touched, self.reasons = [], []
         self.pressure = self.report = self.loads = self.full = self.away = None
         groups: list[Any] = []
+        senders: list[Any] = []
         room = most
         for link, items in taken:
             # Not <=: what fills the frame exactly must end it, below.
             if len(items) < room:
                 groups.append((link.task, link.source, link.stream, items))
+                senders.append(link)
                 room -= len(items)
                 continue
             pieces = iter(items)
             while piece := list(islice(pieces, room)):
                 groups.append((link.task, link.source, link.stream, piece))
+                senders.append(link)
                 room -= len(piece)
                 if room <= 0:
                     frame.groups = groups
-                    yield from _encoded(frame, taken, broken)
-                    frame, groups, room = Frame(token, to=self.token), [], most
+                    yield from _encoded(frame, senders, broken)
+                    frame = Frame(token, to=self.token)
+                    groups = []
+                    senders = []
+                    room = most
         frame.groups = groups
         if groups or frame is first:
-            yield from _encoded(frame, taken, broken)
+            yield from _encoded(frame, senders, broken)
 
 
 def _duplicate(descriptor: int) -> socket.socket:
@@ -231,10 +237,24 @@ def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
                     log = _log.debug
 
 
-def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
+def _count_bytes(link: Any, group: bytes) -> None:
+    """Count the encoded tuples of one link; what a frame has beside them is no stream's."""
+    link.count("remote_bytes", link.stream, len(group))
+
+
+def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes]:
+    """The frame, whose groups are of the links ``senders`` in their order, or several frames if it
+    cannot travel.
+    """
+    groups = frame.groups
     try:
+        # Each group by itself, so that its bytes are known; the frame holds them as they are.
+        encoded_groups = [encode_frame(group) for group in groups]
+        frame.groups = cast("Any", [msgspec.Raw(group) for group in encoded_groups])
         raw = encode_frame(frame)
         if can_travel(raw):
+            for link, encoded in zip(senders, encoded_groups, strict=True):
+                _count_bytes(link, encoded)
             yield raw
             return
     except Exception:
@@ -242,7 +262,6 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
         pass
     # Rare: send one bundle at a time, find the tuples that MessagePack cannot hold, and divide what
     # is too large.
-    groups = frame.groups
     frame.groups = []
     try:
         yield encode_frame(frame)
@@ -251,8 +270,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
         _log.exception("a report cannot be encoded, and is dropped")
         frame.report = None
         yield encode_frame(frame)
-    links = {(link.task, link.source, link.stream): link for link, _ in taken}
-    for task, source, stream, items in groups:
+    for link, (task, source, stream, items) in zip(senders, groups, strict=True):
         waiting = items[::-1]
         while waiting:
             item = waiting.pop()
@@ -263,10 +281,11 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
                     one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one))
                     for one in many
                 ]
-                raw = encode_frame(
-                    Frame(frame.token, [(task, source, stream, [(root, edge, raws)])], to=frame.to)
-                )
+                encoded = encode_frame((task, source, stream, [(root, edge, raws)]))
+                groups_of_one: Any = [msgspec.Raw(encoded)]
+                raw = encode_frame(Frame(frame.token, groups_of_one, to=frame.to))
                 if can_travel(raw):
+                    _count_bytes(link, encoded)
                     yield raw
                     continue
                 error: Exception = ValueError(
@@ -278,7 +297,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
             if len(many) > 1:
                 waiting += split_bundle((root, edge, raws), (len(many) + 1) // 2)[::-1]
             else:
-                broken(links[(task, source, stream)], item, error)
+                broken(link, item, error)
 
 
 class Transport:

@@ -257,6 +257,7 @@ class NativeEngine:
     def _linker(self, source: int) -> Callable[[int, str], Any]:
         placement = self.placement
         assert placement is not None
+        sender = self.runners.get(source)
 
         @cache
         def link(target: int, stream: str) -> Any:
@@ -266,7 +267,10 @@ class NativeEngine:
                 return LocalLink(target, runner.queue.append)
             if slot == self.slot or self.transport is None:
                 return LocalLink(target, self._held.setdefault(target, []).append)
-            return RemoteLink(target, source, stream, self.transport.peers[slot])
+            remote = RemoteLink(target, source, stream, self.transport.peers[slot])
+            if sender is not None:
+                remote.count = sender.stats.count_stream
+            return remote
 
         return link
 

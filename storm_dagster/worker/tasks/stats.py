@@ -56,6 +56,8 @@ class TaskStats:
         """What is in the sums of nanoseconds; the buckets of ``process`` are those of
         ``execute``.
         """
+        self.stream_counts: dict[str, dict[str, int]] = {}
+        """Further counts by output stream, by their name in reports: see :meth:`count_stream`."""
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
@@ -89,6 +91,11 @@ class TaskStats:
         if key not in by and len(by) >= _MOST_INPUTS:
             key = _OTHERS
         by[key] = by.get(key, 0) + number
+
+    def count_stream(self, name: str, stream: str, number: int) -> None:
+        """Add to a count by output stream that only a report and its reader know by name."""
+        by_stream = self.stream_counts.setdefault(name, {})
+        by_stream[stream] = by_stream.get(stream, 0) + number
 
     def executed_since(self, before: dict[str, int]) -> dict[str, int]:
         """What was executed by input since ``executed_by`` was ``before``."""
@@ -190,7 +197,9 @@ class TaskStats:
         current = self.by_stream()
         return {
             name: {
-                kind: {key: count - base[2][kind].get(key, 0) for key, count in counts.items()}
+                kind: {
+                    key: count - base[2].get(kind, {}).get(key, 0) for key, count in counts.items()
+                }
                 for kind, counts in current.items()
             }
             for name, base in self._bases(now)
@@ -208,7 +217,9 @@ class TaskStats:
         return found
 
     def by_stream(self) -> _Streams:
-        """Emitted and transferred by stream, executed by ``component:stream`` of the input."""
+        """Emitted, transferred and further counts by stream, executed by ``component:stream`` of
+        the input.
+        """
         written = {"default": self.written} if self.written else {}
         return {
             "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted}
@@ -217,6 +228,7 @@ class TaskStats:
                 name: route.transferred for name, route in self.routes.items() if route.transferred
             },
             "executed": {name: number for name, number in self.executed_by.items() if number},
+            **{name: dict(by_stream) for name, by_stream in self.stream_counts.items()},
         }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from storm_dagster.nimbus.http.storm.formats import pretty_secs
 from storm_dagster.testing.cluster import run_cli
+from storm_dagster.testing.waiting import eventually
 from storm_rigs.rest_stage import Stage
 
 pytestmark = pytest.mark.zookeeper
@@ -284,6 +285,25 @@ def test_percentiles_stand_beside_the_means(stage: Stage) -> None:
         "p99_ms",
     }
     assert (split["waiting"], split["lag"], shown["back_pressure"]) == (0, None, 0)
+
+
+def test_bytes_between_workers_are_shown_by_stream(stage: Stage) -> None:
+    """Two workers: at least one of the streams between lines, split and count leaves its worker."""
+
+    def sent() -> dict[str, int]:
+        components = stage.http.get("/v1/topologies/wc").json()["components"]
+        return {
+            f"{name} {stream}": figures["remote_bytes"]
+            for name, part in components.items()
+            for stream, figures in part["streams"].items()
+        }
+
+    eventually(lambda: sum(sent().values()) > 0, 30, "bytes between the two workers")
+    assert all("__" not in key for key in sent())
+    text = stage.http.get("/metrics").text
+    assert "storm_stream_remote_bytes_total{" in text
+    page = stage.http.get("/topologies/wc").text
+    assert "bytes to other workers" in page
 
 
 def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:

@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, trend_picture
-from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.snapshot.cluster import supervisors_of
+from storm_dagster.core.snapshot.figures import STREAM_FIGURES
 from storm_dagster.http.responses import (
     error_response,
     query_flag,
@@ -30,7 +32,6 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
@@ -104,9 +105,10 @@ class PageFacts:
         """One topology: findings, graph, charts, components, tasks, workers, timeline, errors."""
         view = self._reader.view()
         topology = topology_by_name(view, request.path_params["name"])
-        stats, age = self._reader.figures(topology)
-        errors, now = self._reader.errors(topology), time.time()
-        flow = TopologyFlow(topology, stats, self._reader.code(topology), errors, int(now))
+        now = time.time()
+        errors = self._reader.errors(topology)
+        snapshot, age_secs = self._reader.page_snapshot(view, topology, errors)
+        flow = TopologyFlow(snapshot)
         focus = query_text(request, "focus", 200) or ""
         if focus and focus not in flow.rows:
             raise KeyNotFound(f"topology {topology.base.name!r} has no component {focus!r}")
@@ -127,12 +129,14 @@ class PageFacts:
         return {
             "topology": topology,
             "uptime": max(0, now - topology.base.launch_time_secs),
-            "age": None if stats is None else age,
+            "age": age_secs if snapshot.answered else None,
             "findings": flow.findings,
             "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
             "narrowed": flow.narrowed(focus),
             "rows": flow.sorted_rows(sort),
             "edges": flow.edge_rows(),
+            "stream_titles": [figure.title for figure in STREAM_FIGURES],
+            "stream_rows": flow.streams(focus)[:_MOST_TASKS],
             "charts": self._charts(topology, focus, day, now),
             "tasks": tasks[:_MOST_TASKS],
             "more_tasks": max(0, len(tasks) - _MOST_TASKS),
@@ -154,11 +158,10 @@ class PageFacts:
         """The graph alone, as a file."""
 
         def draw() -> str:
-            topology = topology_by_name(self._reader.view(), request.path_params["name"])
-            stats, _ = self._reader.figures(topology)
-            return TopologyFlow(
-                topology, stats, self._reader.code(topology), (), int(time.time())
-            ).picture("", None)
+            view = self._reader.view()
+            topology = topology_by_name(view, request.path_params["name"])
+            snapshot, _ = self._reader.page_snapshot(view, topology)
+            return TopologyFlow(snapshot).picture("", None)
 
         try:
             return Response(
@@ -205,12 +208,7 @@ class PageFacts:
         rows: list[dict[str, Any]] = []
         for one in supervisors_of(view, now_secs=now, workers=True):
             running = {worker.port: worker for worker in one.workers}
-            slots = [
-                DrawnSlot(port, running[port].topology_name, running[port].tasks_by_component)
-                if port in running
-                else DrawnSlot(port)
-                for port in sorted({*one.info.ports, *running})
-            ]
+            slots = drawn_slots(one.info.ports, one.workers)
             drawn.append(DrawnSupervisor(one.id, one.info.host, slots))
             rows.append(
                 {"one": one, "slots": slots, "running": running, "log": links.supervisor(one.id)}

@@ -1,21 +1,17 @@
-"""What flows in one topology, for its page: from the topology master's answer, or from nothing.
-Pure.
-"""
+"""What flows in one topology, for its page: rows and a picture of its snapshot. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.pictures.graph import DrawnComponent, DrawnEdge, State, graph_picture
 from storm_dagster.core.pictures.layout import neighborhood
-from storm_dagster.core.reassignment import Runnable
+from storm_dagster.core.snapshot.figures import STREAM_FIGURES, stream_figures
+from storm_dagster.core.snapshot.tasks import TaskSnapshot
+from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.model.amounts import compact, latency, percent
-from storm_dagster.model.fusion import fused_components
-from storm_dagster.model.records import TaskError, TaskTable
-from storm_dagster.model.topology import TopologySpec
-from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links
-from storm_dagster.nimbus.requests.page_snapshot import lag_by_partition
-from storm_dagster.operations.read.explaining import findings_of
 
 COLUMNS = {
     "name": "component",
@@ -31,80 +27,52 @@ COLUMNS = {
     "errors": "errors",
 }
 """Sortable columns of the table of components, and their titles."""
+_FLOW_COLUMNS = tuple(key for key in COLUMNS if key not in ("name", "errors"))
 _BUSY = 0.8
 _MOST_DRAWN = 40
 """Components in one drawing; of a larger topology the page begins around the worst one."""
 
 
 class TopologyFlow:
-    """Components, edges, tasks and findings of one topology at one moment."""
+    """Components, edges, tasks and findings of one topology at one moment, as rows of a page."""
 
-    def __init__(
-        self,
-        topology: TopologyView,
-        stats: Mapping[str, Any] | None,
-        code: Runnable | None,
-        errors: Sequence[tuple[str, TaskError]],
-        now_secs: int,
-    ) -> None:
+    def __init__(self, topology: TopologySnapshot) -> None:
         self._topology = topology
-        self._stats: Mapping[str, Any] = stats or {}
-        self.findings = findings_of(topology, stats, now_secs=now_secs, errors=errors)
-        self._slow = {one.component for one in self.findings if one.kind in ("bottleneck", "skew")}
-        table = topology.tasks or TaskTable(components={})
-        names = [name for name in table.components if not name.startswith("__")]
-        counts: dict[str, int] = {}
-        for component, error in errors:
-            counts[component] = counts.get(component, 0) + error.count
-        flow: Mapping[str, Any] = self._stats.get("components", {})
-        self._tasks = {task: name for name in names for task in table.components[name].ids}
-        fused = fused_components(code.spec, code.conf) if code is not None else {}
-        self.rows: dict[str, dict[str, Any]] = {
-            name: {
-                "name": name,
-                "kind": table.components[name].type,
-                "tasks": len(table.components[name].ids),
-                "executors": topology.base.executors.get(name, len(table.components[name].ids)),
-                **{
-                    key: flow.get(name, {}).get(key)
-                    for key in COLUMNS
-                    if key not in ("name", "errors")
-                },
-                "errors": counts.get(name, 0),
-                "slow": name in self._slow,
-                "fused": fused.get(name, ""),
-            }
-            for name in names
+        self.findings = diagnose(topology)
+        self._slow = {
+            finding.component for finding in self.findings if finding.kind in ("bottleneck", "skew")
         }
-        self.edges = self._edges(code.spec if code is not None else None)
+        self._parts = [part for part in topology.components.values() if not part.is_system]
+        error_counts = Counter[str]()
+        for component, error in topology.errors:
+            error_counts[component] += error.count
+        self.rows: dict[str, dict[str, Any]] = {
+            part.id: {
+                "name": part.id,
+                "kind": part.kind,
+                "tasks": len(part.tasks),
+                "executors": part.parallelism,
+                **{key: getattr(part.flow, key) for key in _FLOW_COLUMNS},
+                "errors": error_counts[part.id],
+                "slow": part.id in self._slow,
+                "fused": part.fused_in,
+            }
+            for part in self._parts
+        }
+        self.edges = topology.edges
+
+    def _chosen(self, component: str) -> list[ComponentSnapshot]:
+        """The component of that id, or all of users (empty)."""
+        return [part for part in self._parts if component in ("", part.id)]
 
     def lags(self, focus: str) -> list[tuple[str, str, float | None, float | None]]:
         """(component, partition, records, seconds) of what sources are behind, the most first."""
-        names = [focus] if focus else self.rows
-        reported: Mapping[str, Any] = self._stats.get("tasks") or {}
-        found = [
-            (name, partition, *lag)
-            for name in names
-            for partition, lag in lag_by_partition(
-                reported, [task for task, of in self._tasks.items() if of == name]
-            ).items()
+        rows = [
+            (part.id, partition, *lag)
+            for part in self._chosen(focus)
+            for partition, lag in part.lag_by_partition.items()
         ]
-        return sorted(found, key=lambda row: -(row[2] or 0))
-
-    def _edges(self, spec: TopologySpec | None) -> dict[tuple[str, str, str], float]:
-        """(source, target, stream) -> tuples per second; without the submitted topology those on
-        which something flows.
-        """
-        found: dict[tuple[str, str, str], float] = {}
-        for name, _, part in spec.components() if spec is not None else ():
-            found |= {(one.component, name, one.stream): 0.0 for one in part.inputs}
-        for target, inputs in self._stats.get("edges", {}).items():
-            for key, rate in inputs.items():
-                source, _, stream = key.rpartition(":")
-                found[source, target, stream] = rate
-        return {
-            key: rate for key, rate in found.items() if key[0] in self.rows and key[1] in self.rows
-        }
+        return sorted(rows, key=lambda row: -(row[2] or 0))
 
     def narrowed(self, focus: str) -> str:
         """The component around which a large topology is drawn; empty if all of it is."""
@@ -119,7 +87,9 @@ class TopologyFlow:
     def picture(self, focus: str, link: Callable[[str], str] | None) -> str:
         """The graph as SVG; components are links to ``link(name)``."""
         center = self.narrowed(focus)
-        near = neighborhood([key[:2] for key in self.edges], center) if center else self.rows.keys()
+        near = (
+            neighborhood([edge[:2] for edge in self.edges], center) if center else self.rows.keys()
+        )
         rates: dict[tuple[str, str], float] = {}
         for (source, target, _), rate in self.edges.items():
             rates[source, target] = rates.get((source, target), 0.0) + rate
@@ -143,7 +113,7 @@ class TopologyFlow:
                 )
                 for edge, rate in rates.items()
             ],
-            f"Components of {self._topology.base.name} and what flows between them",
+            f"Components of {self._topology.name} and what flows between them",
         )
 
     def _state(self, row: Mapping[str, Any]) -> State:
@@ -172,28 +142,20 @@ class TopologyFlow:
             (source, stream, target, rate) for (source, target, stream), rate in self.edges.items()
         )
 
+    def streams(self, component: str) -> list[tuple[str, str, list[int | None]]]:
+        """(component, output stream, its figures in the order of :data:`STREAM_FIGURES`)."""
+        rows: list[tuple[str, str, list[int | None]]] = []
+        for part in self._chosen(component):
+            for stream, figures in stream_figures(part).items():
+                numbers = [figures.get(figure.key) for figure in STREAM_FIGURES]
+                rows.append((part.id, stream, numbers))
+        return sorted(rows, key=lambda row: row[:2])
+
     def tasks(self, component: str) -> list[dict[str, Any]]:
         """Tasks of a component, or of all of them (empty), the busiest first."""
-        assigned = self._topology.assignment
-        slots = {
-            task: worker for worker in (assigned.workers if assigned else ()) for task in worker.ids
-        }
-        known: Mapping[str, Any] = self._stats.get("tasks", {})
-        rows = [
-            {
-                "task": task,
-                "component": name,
-                "slot": f"{slots[task].host}:{slots[task].port}" if task in slots else None,
-                "status": known.get(str(task), {}).get("status")
-                or ("unassigned" if task not in slots else "unknown"),
-                **{
-                    key: known.get(str(task), {}).get(key)
-                    for key in ("uptime_secs", "rate", "busy", "waiting")
-                },
-            }
-            for task, name in self._tasks.items()
-            if component in ("", name)
-        ]
+        rows: list[dict[str, Any]] = []
+        for part in self._chosen(component):
+            rows += [_task_row(task) for task in part.tasks]
         return sorted(
             rows, key=lambda row: (-(row["busy"] or 0.0), -(row["rate"] or 0.0), row["task"])
         )
@@ -202,42 +164,48 @@ class TopologyFlow:
         """(component, task, name, value) of what tasks report, of a component or of all of them
         (empty).
         """
-        known: Mapping[str, Any] = self._stats.get("tasks", {})
+        parts = sorted(self._chosen(component), key=lambda part: part.id)
         return [
-            (name, str(task), metric, value)
-            for task, name in sorted(self._tasks.items(), key=lambda item: (item[1], item[0]))
-            if component in ("", name)
-            for metric, value in sorted((known.get(str(task), {}).get("metrics") or {}).items())
+            (part.id, str(task.id), metric, value)
+            for part in parts
+            for task in part.tasks
+            for metric, value in sorted(task.metrics.items())
             if metric != "lag_by_partition"
         ]
 
     def workers(self, links: Links) -> list[dict[str, Any]]:
         """Workers with their process, CPU, memory and log."""
         rows: list[dict[str, Any]] = []
-        for worker in self._topology.assignment.workers if self._topology.assignment else ():
-            live = self._topology.live_workers.get(worker.slot)
-            report: Mapping[str, Any] = self._stats.get("workers", {}).get(
-                f"{worker.node}:{worker.port}", {}
-            )
-            system: Mapping[str, Any] = report.get("system", {})
+        for worker in self._topology.workers:
             base = links.base(worker.host)
             rows.append(
                 {
-                    "slot": f"{worker.host}:{worker.port}",
-                    "pid": live.pid if live is not None else None,
-                    "tasks": len(worker.ids),
-                    "uptime_secs": report.get("uptime_secs"),
-                    "cpu": report.get("cpu"),
-                    "memory_mb": system["memory_bytes"] / 2**20
-                    if system.get("memory_bytes")
-                    else None,
-                    "restarts": report.get("restarts"),
-                    "silent_secs": report.get("silent_secs"),
+                    "slot": worker.address,
+                    "pid": worker.pid,
+                    "tasks": len(worker.tasks),
+                    "uptime_secs": worker.uptime_secs if worker.pid is not None else None,
+                    "cpu": worker.cpu_used,
+                    "memory_mb": worker.memory_used_mb,
+                    "restarts": worker.restarts,
+                    "silent_secs": worker.silent_secs,
                     "log": links.worker(self._topology.id, worker.node, worker.host, worker.port),
                     "stacks": f"{base}/logview?cmd=jstack&workerPort={worker.port}" if base else "",
                 }
             )
         return sorted(rows, key=lambda row: row["slot"])
+
+
+def _task_row(task: TaskSnapshot) -> dict[str, Any]:
+    return {
+        "task": task.id,
+        "component": task.component,
+        "slot": task.worker.address if task.worker is not None else None,
+        "status": task.status,
+        "uptime_secs": task.uptime_secs if task.reported else None,
+        "rate": task.rate,
+        "busy": task.busy,
+        "waiting": task.waiting if task.reported else None,
+    }
 
 
 def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,14 +5,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote_plus
 
+from storm_dagster.core.snapshot.cluster import (
+    SupervisorSnapshot,
+    TopologySize,
+    supervisors_of,
+    topologies_by_owner,
+)
+from storm_dagster.core.snapshot.workers import WorkerSnapshot
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests import page_snapshot
-from storm_dagster.nimbus.requests.page_snapshot import fields_of
+from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
 _GUARANTEES = (
@@ -38,8 +44,8 @@ class ClusterPages:
     def summary(self) -> dict[str, Any]:
         """Metrics of the whole cluster."""
         view = self._reader.view()
-        supervisors = page_snapshot.supervisors_of(view, now_secs=int(time.time()))
-        size = page_snapshot.TopologySize.of(*view.topologies.values())
+        supervisors = supervisors_of(view, now_secs=int(time.time()))
+        size = TopologySize.of(*view.topologies.values())
         total = sum(len(one.info.ports) for one in supervisors)
         used = sum(len(one.used) for one in supervisors)
         memory = float(sum(one.info.memory_mb for one in supervisors))
@@ -67,7 +73,7 @@ class ClusterPages:
     def supervisors(self) -> dict[str, Any]:
         """Every supervisor."""
         view = self._reader.view()
-        found = page_snapshot.supervisors_of(view, now_secs=int(time.time()))
+        found = supervisors_of(view, now_secs=int(time.time()))
         links = Links(view)
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
@@ -84,7 +90,7 @@ class ClusterPages:
         links = Links(view)
         found = [
             one
-            for one in page_snapshot.supervisors_of(view, now_secs=int(time.time()), workers=True)
+            for one in supervisors_of(view, now_secs=int(time.time()), workers=True)
             if (one.id == id if id is not None else one.info.host == host)
         ]
         if not found:
@@ -143,19 +149,19 @@ class ClusterPages:
     def owners(self, owner: str | None = None) -> dict[str, Any]:
         """What runs, by owner; of one that owns nothing :class:`KeyNotFound`."""
         view = self._reader.view()
-        found = page_snapshot.topologies_by_owner(view, owner)
+        found = topologies_by_owner(view, owner)
         if owner is not None and not found:
             raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology")
         rows: list[dict[str, Any]] = []
         for name, topologies in found.items():
-            size = page_snapshot.TopologySize.of(*topologies)
+            size = TopologySize.of(*topologies)
             row = {"owner": name, "totalTopologies": len(topologies)} | fields_of("owner", size)
             row |= {"totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
             rows.append(row | dict.fromkeys(_GUARANTEES, "N/A"))
         return {"owners": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
 
 
-def worker_row(worker: page_snapshot.WorkerSnapshot, links: Links) -> dict[str, Any]:
+def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     """One worker, as on every page that lists workers."""
     return {
         **fields_of("worker", worker),
@@ -166,7 +172,7 @@ def worker_row(worker: page_snapshot.WorkerSnapshot, links: Links) -> dict[str, 
     }
 
 
-def _supervisor_row(one: page_snapshot.SupervisorSnapshot, links: Links) -> dict[str, Any]:
+def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
     total, used = len(one.info.ports), len(one.used)
     return {
         **fields_of("supervisor", one),
@@ -187,7 +193,7 @@ def topology_row(one: TopologyView, replication: int, version: str) -> dict[str,
     uptime = max(0, int(time.time()) - one.base.launch_time_secs)
     return {
         **fields_of("topology", one),
-        **fields_of("size", page_snapshot.TopologySize.of(one)),
+        **fields_of("size", TopologySize.of(one)),
         "encodedId": quote_plus(one.id),
         "uptime": pretty_secs(uptime),
         "uptimeSeconds": uptime,

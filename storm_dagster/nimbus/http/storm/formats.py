@@ -2,8 +2,8 @@
 
 from urllib.parse import quote
 
+from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.view import ClusterView
-from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 _LONGEST_ERROR = 200
 

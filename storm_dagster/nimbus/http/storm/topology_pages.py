@@ -8,6 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from storm_dagster.core.snapshot.tasks import ExecutorSnapshot, partition_lags
+from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
+from storm_dagster.core.snapshot.windows import (
+    WINDOWS,
+    Totals,
+    WindowStats,
+    is_system_name,
+    latency_document,
+    split_input,
+)
 from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
@@ -20,21 +30,8 @@ from storm_dagster.nimbus.http.storm.formats import (
     window_hint,
 )
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import (
-    ComponentSnapshot,
-    ExecutorSnapshot,
-    TopologySnapshot,
-    fields_of,
-    lag_by_partition,
-)
+from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import (
-    WINDOWS,
-    Totals,
-    WindowStats,
-    is_system_name,
-    split_input,
-)
 from storm_dagster.operations.context import topology_by_name
 
 _NOTHING_ASKED = {"requestedMemOnHeap": 0.0, "requestedMemOffHeap": 0.0, "requestedCpu": 0.0}
@@ -43,7 +40,7 @@ _METRICS = {
     "spout": (_COUNTS, {"complete_ms_avg": "complete_ms"}),
     "bolt": (
         (*_COUNTS, "executed"),
-        {"executed_ms_avg": "execute_ms", "process_ms_avg": "process_ms"},
+        {"executed_ms_avg": "execute_ms", "process_ms_avg": "execute_ms"},
     ),
 }
 """What ``/topology/:id/metrics`` has of a component: counts, and latencies by their keys."""
@@ -135,26 +132,8 @@ class TopologyPages:
 
     def lag(self, name: str) -> dict[str, Any]:
         """``/topology/:id/lag``: of the spouts whose tasks report a metric named ``lag``."""
-        view_stats = self._reader.stats(name) or {}
-        lags: dict[str, dict[str, Any]] = {}
-        for task, entry in (view_stats.get("tasks") or {}).items():
-            value = (entry.get("metrics") or {}).get("lag")
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                lags.setdefault(entry.get("component") or "?", {})[task] = value
-        return {
-            component: {
-                "spoutId": component,
-                "spoutType": "STORM_DAGSTER",
-                "spoutLagResult": {
-                    "totalLag": sum(by_task.values()),
-                    "tasks": by_task,
-                    "partitions": lag_by_partition(
-                        view_stats.get("tasks") or {}, map(int, by_task)
-                    ),
-                },
-            }
-            for component, by_task in sorted(lags.items())
-        }
+        parts = sorted(self._reader.snapshot(name).components.items())
+        return {component: _lag_row(part) for component, part in parts if part.lag is not None}
 
     def errors(self, name: str) -> dict[str, Any]:
         """``/topology/:id/get-errors``: the newest errors of all components."""
@@ -203,13 +182,26 @@ class TopologyPages:
         }
 
 
+def _lag_row(part: ComponentSnapshot) -> dict[str, Any]:
+    tasks = [task for task in part.tasks if task.lag is not None]
+    return {
+        "spoutId": part.id,
+        "spoutType": "STORM_DAGSTER",
+        "spoutLagResult": {
+            "totalLag": part.lag,
+            "tasks": {str(task.id): task.lag for task in tasks},
+            "partitions": partition_lags(tasks),
+        },
+    }
+
+
 def _topology_stats(snapshot: TopologySnapshot, window: str, sys: bool) -> dict[str, Any]:
     totals = snapshot.totals(window, include_sys=sys)
     return {
         "windowPretty": window_hint(window),
         "window": window,
-        "completeLatency": format_fixed(totals.pop("complete_ms")),
-        **totals,
+        "completeLatency": format_fixed(totals.complete_ms),
+        **_counts(totals),
     }
 
 
@@ -229,7 +221,8 @@ def _executed(totals: Totals) -> dict[str, Any]:
     return {
         "executed": totals.executed,
         "executeLatency": format_fixed(totals.execute_ms),
-        "processLatency": format_fixed(totals.process_ms),
+        # A tuple is processed when its call returns.
+        "processLatency": format_fixed(totals.execute_ms),
     }
 
 
@@ -243,7 +236,7 @@ def _component_row(
         "tasks": len(part.tasks),
         **_NOTHING_ASKED,
         **_numbers(part, window, sys),
-        "latencyPercentiles": part.windows[window].percentiles(),
+        "latencyPercentiles": latency_document(part.windows[window].percentiles()),
         **_last_error(part, topology_id, links),
     }
 
@@ -292,7 +285,7 @@ def _window_row(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, An
         "window": window,
         "windowPretty": window_hint(window),
         **_numbers(part, window, sys),
-        "latencyPercentiles": part.windows[window].percentiles(),
+        "latencyPercentiles": latency_document(part.windows[window].percentiles()),
     }
 
 
@@ -304,7 +297,7 @@ def _output_row(part: ComponentSnapshot, sums: WindowStats, stream: str) -> dict
         "stream": stream,
         **_counts(one),
         "completeLatency": format_fixed(one.complete_ms),
-        "latencyPercentiles": sums.stream_percentiles(stream),
+        "latencyPercentiles": latency_document(sums.stream_percentiles(stream)),
     }
 
 
@@ -318,7 +311,7 @@ def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
         **_executed(one),
         "acked": one.acked,
         "failed": one.failed,
-        "latencyPercentiles": sums.stream_percentiles(key),
+        "latencyPercentiles": latency_document(sums.stream_percentiles(key)),
     }
 
 
@@ -379,7 +372,7 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
         graph[component_id] = {
             ":type": kind,
             ":capacity": part.capacity,
-            ":latency": totals.complete_ms if kind == "spout" else totals.process_ms,
+            ":latency": totals.complete_ms if kind == "spout" else totals.execute_ms,
             ":transferred": {
                 stream: count for stream, count in sent.items() if sys or not is_system_name(stream)
             },

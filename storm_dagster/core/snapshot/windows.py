@@ -1,15 +1,17 @@
-"""Statistics by window and stream, made of the reports of a topology master: the one source of
-every page (REST, Thrift).
+"""Statistics by window and stream, read from the reports of a topology master.
 
 A task reports exact counts of each window, and by stream what it emitted, transferred and executed.
 What a bolt acked and failed and its latencies are known for the task as a whole; with one input
 they belong to it, with several they are shared out by what was executed from each. A spout's acks
 are shared out in the same way by what it emitted on each stream.
+
+A latency is a sum of nanoseconds over the tuples that it belongs to, and buckets of the sampled
+tuples: both add up, so that a mean over several tasks is weighted by their tuples.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -23,14 +25,14 @@ from storm_dagster.model.latency import (
     sum_buckets,
 )
 
-_COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 ALL_TIME = ":all-time"
 WINDOWS = ("600", "10800", "86400", ALL_TIME)
 """Storm's window names: seconds, and the whole life."""
 
 Kind = Literal["spout", "bolt"]
 Counts = Mapping[str, int]
-Means = Mapping[str, float]
+
+_NANOS_PER_MILLI = 1_000_000
 
 
 def check_window(window: str | None) -> str:
@@ -39,7 +41,7 @@ def check_window(window: str | None) -> str:
 
 
 def is_system_name(name: str) -> bool:
-    """Whether a stream or component belongs to the system (Storm's ``sys=false`` hides it)."""
+    """True if a stream or component belongs to the system (Storm's ``sys=false`` hides it)."""
     return name.startswith("__")
 
 
@@ -51,18 +53,51 @@ def split_input(key: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Statistics of one window, summed; latencies are means over what was counted, in
-    milliseconds.
-    """
+    """Statistics of one window, summed over streams and tasks."""
 
     emitted: int = 0
     transferred: int = 0
     executed: int = 0
     acked: int = 0
     failed: int = 0
-    execute_ms: float = 0.0
-    process_ms: float = 0.0
-    complete_ms: float = 0.0
+    execute_ns: int = 0
+    """Time in ``execute`` of the executed tuples, in nanoseconds."""
+    complete_ns: int = 0
+    """Time to complete the acked tuple trees, in nanoseconds."""
+
+    @property
+    def execute_ms(self) -> float:
+        """Mean time in ``execute``, in milliseconds; 0 if no tuple was executed."""
+        return _mean_ms(self.execute_ns, self.executed)
+
+    @property
+    def complete_ms(self) -> float:
+        """Mean time to complete a tuple tree, in milliseconds; 0 if none was acked."""
+        return _mean_ms(self.complete_ns, self.acked)
+
+
+_SUMS = tuple(part.name for part in fields(Totals))
+
+
+def sum_totals(parts: Iterable[Totals]) -> Totals:
+    """Several tasks or components as one."""
+    parts = list(parts)
+    return Totals(**{name: sum(getattr(part, name) for part in parts) for name in _SUMS})
+
+
+def read_totals(metrics: Mapping[str, Any]) -> Totals:
+    """The statistics of one task as it reports them: counts, and means in milliseconds."""
+    executed = int(metrics.get("executed") or 0)
+    acked = int(metrics.get("acked") or 0)
+    return Totals(
+        emitted=int(metrics.get("emitted") or 0),
+        transferred=int(metrics.get("transferred") or 0),
+        executed=executed,
+        acked=acked,
+        failed=int(metrics.get("failed") or 0),
+        execute_ns=_mean_ns(metrics.get("execute_ms")) * executed,
+        complete_ns=_mean_ns(metrics.get("complete_ms")) * acked,
+    )
 
 
 @dataclass(frozen=True)
@@ -70,8 +105,8 @@ class WindowStats:
     """Statistics of one window by stream.
 
     ``emitted`` and ``transferred`` are keyed by output stream. ``acked`` and ``failed`` are keyed
-    by output stream for a spout and by input ``component:stream`` for a bolt, as ``executed``,
-    ``execute_ms`` and ``process_ms``; ``complete_ms`` (spouts) by output stream.
+    by output stream for a spout and by input ``component:stream`` for a bolt, as ``executed`` and
+    ``execute_ns``; ``complete_ns`` (spouts) by output stream.
     """
 
     emitted: Counts = field(default_factory=dict)
@@ -79,11 +114,10 @@ class WindowStats:
     executed: Counts = field(default_factory=dict)
     acked: Counts = field(default_factory=dict)
     failed: Counts = field(default_factory=dict)
-    execute_ms: Means = field(default_factory=dict)
-    process_ms: Means = field(default_factory=dict)
-    complete_ms: Means = field(default_factory=dict)
+    execute_ns: Counts = field(default_factory=dict)
+    complete_ns: Counts = field(default_factory=dict)
     latencies: Latencies = field(default_factory=dict)
-    """Of the sampled tuples; a bolt has ``execute`` and ``process``, a spout ``complete``."""
+    """Of the sampled tuples; a bolt has ``execute``, a spout ``complete``."""
 
     def buckets(self, kind: str) -> Buckets:
         """The latency of that kind over all streams but those of the system."""
@@ -93,27 +127,22 @@ class WindowStats:
         """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is
         no sample.
         """
-        return {
-            kind: found
-            for kind in sorted(self.latencies)
-            if (found := percentiles(self.buckets(kind)))
-        }
+        by_kind = {kind: percentiles(self.buckets(kind)) for kind in sorted(self.latencies)}
+        return {kind: figures for kind, figures in by_kind.items() if figures}
 
     def stream_percentiles(self, key: str) -> dict[str, dict[str, float]]:
         """As :meth:`percentiles`, of one stream."""
-        every = {
+        by_kind = {
             kind: percentiles(by_key.get(key, {}))
             for kind, by_key in sorted(self.latencies.items())
         }
-        return {kind: found for kind, found in every.items() if found}
+        return {kind: figures for kind, figures in by_kind.items() if figures}
 
     def shown(self, include_sys: bool) -> WindowStats:
         """The numbers without the streams of the system, unless with ``include_sys``."""
         if include_sys:
             return self
-        return replace(
-            self, **{one.name: _of_users(getattr(self, one.name)) for one in fields(Totals)}
-        )
+        return replace(self, **{name: _of_users(getattr(self, name)) for name in _SUMS})
 
     @property
     def outputs(self) -> list[str]:
@@ -127,26 +156,44 @@ class WindowStats:
 
     def of(self, key: str) -> Totals:
         """The statistics of one stream."""
-        return Totals(
-            **{one.name: getattr(self, one.name).get(key, one.default) for one in fields(Totals)}
-        )
+        return Totals(**{name: getattr(self, name).get(key, 0) for name in _SUMS})
+
+    @property
+    def execute_ms(self) -> dict[str, float]:
+        """Mean time in ``execute`` by input, in milliseconds; without those that took none."""
+        return {
+            key: _mean_ms(nanos, self.executed.get(key, 0))
+            for key, nanos in self.execute_ns.items()
+        }
+
+    @property
+    def complete_ms(self) -> dict[str, float]:
+        """Mean time to complete a tuple tree by output stream, in milliseconds."""
+        return {
+            key: _mean_ms(nanos, self.acked.get(key, 0)) for key, nanos in self.complete_ns.items()
+        }
 
     def totals(self, *, include_sys: bool = False) -> Totals:
         """The sum over streams; those of the system only with ``include_sys``."""
         part = self.shown(include_sys)
-        return Totals(
-            **{name: sum(getattr(part, name).values()) for name in _COUNTED},
-            execute_ms=_mean(part.execute_ms, part.executed),
-            process_ms=_mean(part.process_ms, part.executed),
-            complete_ms=_mean(part.complete_ms, part.acked),
-        )
+        return Totals(**{name: sum(getattr(part, name).values()) for name in _SUMS})
+
+
+def latency_document(by_kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Latencies by kind as documents have them: ``process`` repeats ``execute``.
+
+    A tuple is processed when its call returns; Storm's clients read both.
+    """
+    if "execute" not in by_kind:
+        return dict(by_kind)
+    return {**by_kind, "process": by_kind["execute"]}
 
 
 def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, WindowStats]:
     """Window -> statistics of one task, from the topology master's entry for it (``None``: it
     reported nothing).
     """
-    if entry is None:
+    if not entry:
         return {window: WindowStats() for window in WINDOWS}
     lifetime = entry.get("streams") or {}
     by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
@@ -159,14 +206,10 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, Windo
                 latest.get(window) or entry.get("stats") or {},
                 kind,
             ),
-            latencies=_with_process(read_latencies(latencies.get(window, latencies.get(ALL_TIME)))),
+            latencies=read_latencies(latencies.get(window, latencies.get(ALL_TIME))),
         )
         for window in WINDOWS
     }
-
-
-def _with_process(latencies: Latencies) -> Latencies:
-    return {"process": latencies["execute"], **latencies} if "execute" in latencies else latencies
 
 
 def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Kind) -> WindowStats:
@@ -186,22 +229,18 @@ def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Kin
         executed=executed,
         acked=acked,
         failed=_share(int(latest.get("failed") or 0), weights),
-        execute_ms=_same(latest.get("execute_ms"), executed),
-        process_ms=_same(latest.get("process_ms"), executed),
-        complete_ms=_same(latest.get("complete_ms"), acked) if kind == "spout" else {},
+        execute_ns=_nanos(latest.get("execute_ms"), executed),
+        complete_ns=_nanos(latest.get("complete_ms"), acked) if kind == "spout" else {},
     )
 
 
 def merge(parts: Iterable[WindowStats]) -> WindowStats:
-    """Several tasks as one: counts summed, latencies weighted by the tuples that they are of."""
+    """Several tasks as one."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
     return WindowStats(
-        **{name: _sum(getattr(part, name) for part in parts) for name in _COUNTED},
-        execute_ms=_weighted((part.execute_ms, part.executed) for part in parts),
-        process_ms=_weighted((part.process_ms, part.executed) for part in parts),
-        complete_ms=_weighted((part.complete_ms, part.acked) for part in parts),
+        **{name: _sum(getattr(part, name) for part in parts) for name in _SUMS},
         latencies=merge_latencies(part.latencies for part in parts),
     )
 
@@ -221,15 +260,19 @@ def _share(total: int, weights: Counts) -> dict[str, int]:
     return {key: number for key, number in shares.items() if number}
 
 
-def _same(mean: Any, counts: Counts) -> dict[str, float]:
-    return {key: float(mean) for key, number in counts.items() if number} if mean else {}
+def _mean_ns(mean_ms: Any) -> int:
+    """A mean of a report, which has four decimals of a millisecond, in nanoseconds."""
+    return round(float(mean_ms or 0.0) * _NANOS_PER_MILLI)
 
 
-def _mean(means: Means, counts: Counts) -> float:
-    number = sum(counts.values())
-    if not number:
-        return 0.0
-    return sum(means.get(key, 0.0) * count for key, count in counts.items()) / number
+def _nanos(mean_ms: Any, counts: Counts) -> dict[str, int]:
+    """The sum by stream, of a mean that holds for each of them."""
+    nanos = _mean_ns(mean_ms)
+    return {key: nanos * number for key, number in counts.items() if number} if nanos else {}
+
+
+def _mean_ms(nanos: int, tuples: int) -> float:
+    return nanos / tuples / _NANOS_PER_MILLI if tuples else 0.0
 
 
 def _sum(parts: Iterable[Counts]) -> dict[str, int]:
@@ -237,12 +280,3 @@ def _sum(parts: Iterable[Counts]) -> dict[str, int]:
     for counts in parts:
         total.update(counts)
     return dict(total)
-
-
-def _weighted(parts: Iterable[tuple[Means, Counts]]) -> dict[str, float]:
-    sums, numbers = defaultdict[str, float](float), Counter[str]()
-    for means, counts in parts:
-        for key, mean in means.items():
-            sums[key] += mean * counts.get(key, 0)
-            numbers[key] += counts.get(key, 0)
-    return {key: sums[key] / numbers[key] for key in sums if numbers[key]}

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from storm_dagster.core.snapshot.figures import stream_figures
+from storm_dagster.core.snapshot.windows import (
+    WINDOWS,
+    Totals,
+    check_window,
+    split_input,
+    task_windows,
+)
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -14,15 +22,9 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
-from storm_dagster.nimbus.requests.page_snapshot import snapshot_topology
-from storm_dagster.nimbus.requests.window_stats import (
-    WINDOWS,
-    check_window,
-    split_input,
-    task_windows,
-)
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
+from storm_rigs.snapshots import snapshot_alone
 
 
 class OneRoute:
@@ -62,7 +64,7 @@ def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
             "acked": 29,
             "failed": 1,
             "execute_ms": 0.5,
-            "process_ms": 1.5,
+            "process_ms": 0.5,
             "complete_ms": 0,
         },
         streams={
@@ -76,7 +78,8 @@ def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
     life = windows[":all-time"]
     assert sum(life.acked.values()) == 29 and set(life.acked) == {"split:default", "b:x:side"}
     assert sum(life.failed.values()) == 1
-    assert life.process_ms == {"split:default": 1.5, "b:x:side": 1.5}
+    assert life.execute_ms == {"split:default": 0.5, "b:x:side": 0.5}
+    assert life.totals().execute_ns == 30 * 500_000
     assert (life.totals().emitted, life.totals(include_sys=True).emitted) == (7, 9)
     assert split_input("b:x:side") == ("b:x", "side")
     assert check_window("600") == "600" and check_window("7") == check_window(None) == ":all-time"
@@ -136,21 +139,19 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
         ),
     }
     error = TaskError(task=1, host="h1", port=6900, time=5, error="boom")
-    page = snapshot_topology(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
+    page = snapshot_alone(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
     assert (page.uptime_secs, page.tasks_total, page.executors_total, page.workers_total) == (
         90,
         5,
         4,
         1,
     )
-    assert page.totals(":all-time") == {
-        "emitted": 60,
-        "transferred": 180,
-        "acked": 50,
-        "failed": 2,
-        "complete_ms": 4.0,
-    }
-    assert page.totals("600", include_sys=True)["emitted"] == 64
+    totals = page.totals(":all-time")
+    assert totals == Totals(
+        emitted=60, transferred=180, acked=50, failed=2, complete_ns=50 * 4_000_000
+    )
+    assert totals.complete_ms == 4.0
+    assert page.totals("600", include_sys=True).emitted == 64
     count = page.components["count"]
     assert [one.id for one in count.executors] == ["[1-2]", "[3-3]"]
     assert count.windows["600"].execute_ms == {"lines:default": (3.0 * 100 + 1.0 * 300) / 400}
@@ -167,10 +168,30 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
     )
 
 
+def test_every_reader_has_the_same_mean_which_is_weighted_by_tuples() -> None:
+    """Few slow tuples of one task, many fast ones of another: a mean of means would be 5.5 ms."""
+    tasks = {
+        "1": told(
+            "count",
+            stats={"executed": 10, "acked": 10, "execute_ms": 10.0},
+            streams={"executed": {"lines:default": 10}},
+        ),
+        "2": told(
+            "count",
+            stats={"executed": 90, "acked": 90, "execute_ms": 1.0},
+            streams={"executed": {"lines:default": 90}},
+        ),
+    }
+    count = snapshot_alone(topology(), {"tasks": tasks}, now_secs=1090).components["count"]
+    assert count.totals.execute_ms == 1.9
+    assert count.windows[":all-time"].totals().execute_ms == 1.9
+    assert count.windows["600"].execute_ms == {"lines:default": 1.9}
+
+
 def test_a_silent_topology_master_means_zeros_and_says_so() -> None:
-    page = snapshot_topology(topology(), None, now_secs=1001)
+    page = snapshot_alone(topology(), None, now_secs=1001)
     assert not page.answered
-    assert page.totals(":all-time")["emitted"] == 0
+    assert page.totals(":all-time").emitted == 0
     assert page.components["lines"].executors[0].host == "h1"
 
 
@@ -203,3 +224,27 @@ def test_what_the_topology_master_gives_is_what_is_read() -> None:
     windows = task_windows(table.document()["tasks"]["5"], "spout")
     assert windows["600"].emitted == {"default": 2} and windows["600"].acked == {"default": 1}
     assert windows["86400"].emitted == {"default": 5}
+
+
+def test_a_figure_of_streams_is_summed_over_tasks_and_hides_the_systems() -> None:
+    tasks = {
+        "1": told("count", streams={"remote_bytes": {"default": 5, "__peers": 9}}),
+        "3": told("count", streams={"remote_bytes": {"default": 7, "side": 1}}),
+        "5": told("lines", streams={"emitted": {"default": 60}}),
+    }
+    page = snapshot_alone(topology(), {"tasks": tasks}, now_secs=1090)
+    assert stream_figures(page.components["count"]) == {
+        "default": {"remote_bytes": 12},
+        "side": {"remote_bytes": 1},
+    }
+    assert stream_figures(page.components["lines"]) == {}, "a worker that does not count them"
+
+
+def test_a_count_by_stream_begins_in_the_middle_of_a_window() -> None:
+    stats = TaskStats()
+    for second in range(0, 1200, 15):
+        stats.snapshot(float(second))
+    stats.count_stream("remote_bytes", "default", 5)
+    stats.count_stream("remote_bytes", "default", 6)
+    assert stats.by_stream()["remote_bytes"] == {"default": 11}
+    assert stats.window_streams(1200.0)["600"]["remote_bytes"] == {"default": 11}

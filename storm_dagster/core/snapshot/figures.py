@@ -1,0 +1,58 @@
+"""Figures that every format shows: ``show``, ``/v1``, pages and Prometheus read these tables.
+
+A new figure is counted in the worker (``RemoteLink.count``) and has a row here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from storm_dagster.core.snapshot.topology import ComponentSnapshot
+from storm_dagster.core.snapshot.windows import is_system_name
+
+
+@dataclass(frozen=True)
+class StreamFigure:
+    """A count of each output stream of a component, of all time."""
+
+    key: str
+    """In documents."""
+    title: str
+    """Of the column in a page."""
+    metric: str
+    """Of Prometheus, a counter."""
+    text: str
+    """Help of the metric."""
+    by_stream: Callable[[ComponentSnapshot], Mapping[str, int]]
+
+
+def sum_of_tasks(name: str) -> Callable[[ComponentSnapshot], Mapping[str, int]]:
+    """A count that tasks report by stream under this name, summed."""
+
+    def by_stream(part: ComponentSnapshot) -> Mapping[str, int]:
+        total = Counter[str]()
+        for task in part.tasks:
+            total.update(task.stream_counts(name))
+        return {stream: total[stream] for stream in sorted(total) if not is_system_name(stream)}
+
+    return by_stream
+
+
+STREAM_FIGURES = (
+    StreamFigure(
+        key="remote_bytes",
+        title="bytes to other workers",
+        metric="storm_stream_remote_bytes",
+        text="Bytes of encoded tuples for other workers since their tasks were opened",
+        by_stream=sum_of_tasks("remote_bytes"),
+    ),
+)
+
+
+def stream_figures(part: ComponentSnapshot) -> dict[str, dict[str, int]]:
+    """Output stream -> figures by key; without the streams that have none."""
+    streams: dict[str, dict[str, int]] = {}
+    for figure in STREAM_FIGURES:
+        for stream, number in figure.by_stream(part).items():
+            streams.setdefault(stream, {})[figure.key] = number
+    return dict(sorted(streams.items()))
