@@ -1,5 +1,7 @@
-"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``,
-``web``, ``warm-runs``.
+"""``daemon ROLE``, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``,
+``worker``, ``web``, ``warm-runs``.
+
+The roles were verbs of their own in the release before (``FORMER_VERBS`` of :mod:`.app`).
 """
 
 import logging
@@ -17,7 +19,7 @@ from typing import Any, Literal, NoReturn
 import click
 
 from storm_dagster.cli.log_setup import configure_daemon_logging
-from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
@@ -114,7 +116,7 @@ def _become(
     os.execvpe(command[0], command, env or dict(os.environ))
 
 
-@verb("zookeeper")
+@verb("daemon zookeeper")
 def zookeeper(
     invocation: Invocation,
     action: str | None,
@@ -165,7 +167,7 @@ def _secure_nodes(invocation: Invocation) -> None:
     say(invocation.json, {"root": session.root, "changed": changed}, text)
 
 
-@verb("spark")
+@verb("daemon spark")
 def spark(
     invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
 ) -> None:
@@ -185,7 +187,9 @@ def spark(
     for name in sorted(
         {name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]
     ):
-        raise InvalidRequest(f"--{name.replace('_', '-')} is no option of `spark {role}`: omit it")
+        raise InvalidRequest(
+            f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
+        )
     conf, home = _prepare(invocation)
     if role != "connect":
         _become_part(conf, home, role, given)
@@ -293,7 +297,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@verb("nimbus")
+@verb("daemon nimbus")
 def nimbus(invocation: Invocation, name: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
@@ -301,7 +305,7 @@ def nimbus(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "nimbus", name, run)
 
 
-@verb("supervisor")
+@verb("daemon supervisor")
 def supervisor(invocation: Invocation, name: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
@@ -309,13 +313,13 @@ def supervisor(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "supervisor", name, run)
 
 
-@verb("worker")
+@verb("daemon worker")
 def worker(invocation: Invocation, spec: Path) -> None:
     """Run one worker from its SPEC.json. Supervisors call this."""
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", str(spec)])
 
 
-@verb("web")
+@verb("daemon web")
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
 
@@ -335,7 +339,7 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     return 0
 
 
-@verb("warm-runs")
+@verb("daemon warm-runs")
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     """Start Dagster's runs in forks of this process, which has loaded their code.
 
@@ -362,3 +366,16 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
         # Its forks leave by this way, too.
         if record.pid == os.getpid():
             record.remove(home)
+
+
+daemon = verb_group(
+    "daemon",
+    "Run one daemon of a cluster in this process.",
+    zookeeper,
+    spark,
+    nimbus,
+    supervisor,
+    worker,
+    web,
+    warm_runs,
+)

@@ -136,7 +136,7 @@ def leader_http(cluster: StormClusterState) -> str:
     known = cluster.epoch()
     if known is None:
         raise Unavailable(
-            "no nimbus has led this cluster yet: start one with `storm-dagster nimbus` or `storm-dagster dev`"
+            "no nimbus has led this cluster yet: start one with `storm-dagster daemon nimbus` or `storm-dagster dev`"
         )
     return known[1].http
 

@@ -122,14 +122,17 @@ def test_the_secret_is_the_clusters_or_that_of_one_home(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (["worker"], "spark.connect.master is 'local[*]'"),
-        (["master", "--cores", "2"], "--cores is no option of `spark master`"),
-        (["--port", "7077"], "--port is no option of `spark connect`"),
-        (["worker", "--warm-up", "sc://127.0.0.1:9"], "--warm-up is no option of `spark worker`"),
+        (["master", "--cores", "2"], "--cores is not an option of `daemon spark master`"),
+        (["--port", "7077"], "--port is not an option of `daemon spark connect`"),
+        (
+            ["worker", "--warm-up", "sc://127.0.0.1:9"],
+            "--warm-up is not an option of `daemon spark worker`",
+        ),
         (["master", "--host", "0.0.0.0"], "storm.bind.external=true and storm.secret.file"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(args: list[str], said: str, tmp_path: Path) -> None:
-    done = run_cli("spark", "--json", *args, home=tmp_path)
+    done = run_cli("daemon", "spark", "--json", *args, home=tmp_path)
     assert done.code == 2 and said in done.document["error"]["message"]
 
 
