@@ -19,6 +19,7 @@ from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model import records, verbs
 from storm_dagster.model.conf import CONF_KEYS, default_conf, keys_without_meaning
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 
 
 def cell(text: object) -> str:
@@ -101,6 +102,11 @@ def configuration_page() -> list[str]:
         lines += rows(
             ["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys)
         )
+    lines += ["## Removed keys", ""]
+    lines += ["Keys of earlier releases. They are accepted with a warning.", ""]
+    lines += rows(
+        ["key", "what to do"], ((f"`{key}`", cell(text)) for key, text in REMOVED_KEYS.items())
+    )
     reasons: dict[str, list[str]] = {}
     for key, reason in keys_without_meaning().items():
         reasons.setdefault(reason, []).append(f"`{key}`")

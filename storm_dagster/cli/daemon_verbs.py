@@ -142,7 +142,6 @@ def zookeeper(
         Path(data_dir) if data_dir else home / "zookeeper",
         bound,
         host=check_exposure(conf, "the embedded ZooKeeper", "zookeeper auth", host),
-        tick_ms=conf["storm.zookeeper.tick.time"],
     )
     _become(command, home, "zookeeper", {"client": bound})
 

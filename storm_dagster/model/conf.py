@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.removed_keys import take_removed_keys
 from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
 
@@ -197,6 +198,9 @@ def validate_conf(
 ) -> tuple[dict[str, Any], list[str]]:
     """The conf, checked, and warnings. Values that are classes of Storm or JStorm are left out.
 
+    So are keys that went (:data:`~storm_dagster.model.removed_keys.REMOVED_KEYS`), each with a
+    warning; the value of a renamed one counts under its new name.
+
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted``
     conf (a topology's or a component's) null under a key with a default means "not set", and the
@@ -208,7 +212,7 @@ def validate_conf(
         raise failure(
             f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}{hint}"
         )
-    warnings: list[str] = []
+    conf, warnings = take_removed_keys(conf, source)
     problems = [f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str)]
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())

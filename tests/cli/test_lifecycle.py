@@ -157,11 +157,6 @@ def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) 
             pytest.param(*more, marks=pytest.mark.long)
             for more in (
                 (
-                    "dagster.repository",
-                    "other",
-                    ["dagster.repository is 'other'", "__repository__"],
-                ),
-                (
                     "dagster.graphql.url",
                     "{url}/nothing",
                     ["/nothing", "dagster.graphql.url is the webserver's address"],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_rigs.public_names import Names, public_names
 
 NAMES: dict[str, Names] = json.loads(
@@ -37,6 +38,18 @@ RETIRED: dict[tuple[str, str, str], str] = {
         ("conf", subject, key): "nothing read it: accepted with a warning (model/storm_keys.yaml)"
         for subject in ("keys", "defaults")
         for key in ("cluster.name", "storm.blobstore.replication.factor", "topology.state.shared")
+    },
+    **{
+        ("conf", subject, key): f"accepted with a warning: {REMOVED_KEYS[key]}"
+        for subject in ("keys", "defaults")
+        for key in (
+            "dagster.repository",
+            "storm.zookeeper.tick.time",
+            "supervisor.health.check.dir",
+            "topology.state.remember.secs",
+            "worker.gc.threshold",
+            "worker.log.backups",
+        )
     },
 }
 """(kind, subject, name) of what is no longer there -> what took its place, and the reason."""

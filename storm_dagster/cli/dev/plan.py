@@ -227,15 +227,12 @@ class ClusterPlan:
             members = [
                 Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)
             ]
-            tick_ms = self.conf["storm.zookeeper.tick.time"]
             known = zookeeper_payload(self.conf)
             password = hashlib.sha256(f"quorum {known}".encode()).hexdigest() if known else None
 
             def daemon(index: int, member: Member) -> DaemonSpec:
                 folder = self.home / "zookeeper" / str(member.id)
-                command = ensemble_command(
-                    members, member.id, folder, tick_ms=tick_ms, password=password
-                )
+                command = ensemble_command(members, member.id, folder, password=password)
                 ports = {"client": member.client, "peer": member.peer, "election": member.election}
                 return DaemonSpec("zookeeper", str(index), tuple(command), ports)
 
@@ -244,7 +241,6 @@ class ClusterPlan:
             self.home / "zookeeper",
             self.ports.zookeeper,
             host=HOST,
-            tick_ms=self.conf["storm.zookeeper.tick.time"],
         )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
