@@ -28,7 +28,7 @@ from storm_dagster.cli.output import (
     say,
 )
 from storm_dagster.host.conf_files import load_cluster_conf
-from storm_dagster.host.endpoints import DEV_CONF, ClusterFile
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 
@@ -135,8 +135,8 @@ def stop(invocation: Invocation) -> None:
                     time.sleep(0.05)
                 steps.done("dev")
         left = end_cluster(home) if invocation.wait else []
-        for name in ("cluster.json", DEV_CONF) if invocation.wait else ():
-            (home / name).unlink(missing_ok=True)
+        if invocation.wait:
+            (home / "cluster.json").unlink(missing_ok=True)
     if left:
         pids = ", ".join(str(process.pid) for process in left)
         raise Unavailable(

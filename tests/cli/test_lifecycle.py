@@ -20,7 +20,7 @@ import pytest
 
 from storm_dagster.api import TaskState
 from storm_dagster.cli.dev.ending import family
-from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.host.endpoints import ClusterFile, DevFile
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
@@ -118,9 +118,9 @@ def test_status_has_the_tables_that_were_verbs(cluster: LocalCluster) -> None:
         assert fields == {frozenset(row) for row in status[table]} and fields
         assert "use `storm-dagster status`" in former.err
     for_people = run_cli("status", home=cluster.home).check().out
-    for row in [*status["nimbuses"], *status["supervisors"]]:
-        assert row.get("http", row.get("id")) in for_people
-    assert "leader" in for_people.partition("nimbuses\n")[2].partition("supervisors\n")[0]
+    nimbuses, _, rest = for_people.partition("nimbuses\n")[2].partition("supervisors\n")
+    assert all(row["http"] in nimbuses for row in status["nimbuses"]) and "leader" in nimbuses
+    assert all(f"{row['id']} " in rest for row in status["supervisors"])
 
 
 def test_status_tells_what_runs(cluster: LocalCluster) -> None:
@@ -545,3 +545,7 @@ def test_stop_ends_what_a_killed_dev_left(cluster: LocalCluster) -> None:
     assert processes_of(cluster.home) == []
     assert list((cluster.home / "run").iterdir()) == []
     assert ClusterFile.read(cluster.home) is None
+    # The next dev of this HOME takes the same ports.
+    remembered = DevFile.read(cluster.home)
+    assert remembered.conf[GIVEN] == 25 and remembered.ports["webserver"]
+    assert (cluster.home / "dev.json").stat().st_mode & 0o777 == 0o600
