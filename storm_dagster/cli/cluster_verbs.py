@@ -20,6 +20,7 @@ from storm_dagster.cli.health import (
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import (
     Steps,
+    notify,
     plain,
     print_answer,
     print_json,
@@ -81,6 +82,8 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
         )
     is_child = REPORT_FD in os.environ
+    for warning in () if is_child else conf.warnings:
+        notify(f"warning: {warning}")
     refuse_live_home(home)
     options = DevOptions(zookeepers=int(zookeepers), **given)
     if options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):

@@ -39,8 +39,6 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
     """
     keep_one_heap()
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
-    for warning in conf.warnings:
-        log.warning("%s", warning)
     if conf["storm.cluster.mode"] != "distributed":
         raise InvalidRequest(
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
@@ -60,6 +58,12 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
         # the secret.
         spark_token(conf, home)
     return conf, home
+
+
+def _log_warnings(conf: ClusterConf) -> None:
+    """Log the warnings about the conf; a daemon with a log file calls this once it is open."""
+    for warning in conf.warnings:
+        log.warning("%s", warning)
 
 
 def _stop_event() -> threading.Event:
@@ -85,6 +89,7 @@ def _serve(
     conf, home = _prepare(invocation)
     name = given_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
+    _log_warnings(conf)
     return run(conf, home, name, _stop_event())
 
 
@@ -137,6 +142,7 @@ def zookeeper(
     from storm_dagster.zk.embedded import zookeeper_command
 
     conf, home = _prepare(invocation)
+    _log_warnings(conf)
     bound: int = port or conf["storm.zookeeper.port"]
     command = zookeeper_command(
         Path(data_dir) if data_dir else home / "zookeeper",
@@ -190,6 +196,7 @@ def spark(
             f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
         )
     conf, home = _prepare(invocation)
+    _log_warnings(conf)
     if role != "connect":
         _become_part(conf, home, role, given)
     if given["warm_up"] is not None:
@@ -332,6 +339,7 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
             "DAGSTER_HOME is not set: name the folder of the dagster.yaml that is shown"
         )
     configure_daemon_logging(home, "dagster-webserver", "0", conf)
+    _log_warnings(conf)
     from storm_dagster.web.service import serve
 
     serve(conf, workspace, host, port, _stop_event())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from storm_dagster.model.removed_keys import REMOVED_KEYS, RENAMED_KEYS
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.operations.submit.submission import check_confs
 from storm_dagster.testing.cluster import run_cli
+from storm_dagster.testing.waiting import eventually
 from storm_rigs.world import WORD_COUNT
 
 FORMER_VALUES: dict[str, Any] = {
@@ -90,6 +93,40 @@ def test_the_command_line_shows_the_warnings(tmp_path: Path) -> None:
     assert (health["value"], health["origin"]) == ("/etc/checks", str(home / "storm.yaml"))
     shown = run_cli("conf", "-c", "worker.gc.threshold=7", home=home).check()
     assert "warning: -c: worker.gc.threshold is no longer a conf key" in shown.err
+
+
+def test_dev_shows_the_warnings(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text(json.dumps(FORMER_VALUES))
+    done = run_cli("dev", "--json", "--dry-run", "--ports", "auto", home=tmp_path).check()
+    assert done.document["dry_run"] is True
+    for key in FORMER_VALUES:
+        assert f"{key} is no longer a conf key" in done.err
+
+
+@pytest.mark.parametrize("role", ["nimbus", "supervisor"])
+def test_the_log_file_of_a_daemon_has_the_warnings(role: str, tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text(json.dumps(FORMER_VALUES))
+    log = tmp_path / "logs" / f"{role}-x1.log"
+    nowhere = ("-c", "storm.zookeeper.servers=['127.0.0.1:1']", "-c", "supervisor.worker.spares=0")
+    where = ("--home", str(tmp_path), "-c", f"{role}.http.port=0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "storm_dagster", "daemon", role, "--id", "x1", *nowhere, *where],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(
+            lambda: all(
+                f"{key} is no longer a conf key" in log.read_text() for key in FORMER_VALUES
+            ),
+            60,
+            "the warnings",
+            ignore=(FileNotFoundError,),
+        )
+    finally:
+        process.kill()
+        process.wait(30)
 
 
 def test_the_field_of_stored_code_is_not_a_conf_key() -> None:

@@ -12,6 +12,7 @@ import pytest
 from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
 from storm_dagster.cli.dev.ports import choose_ports
 from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.endpoints import DevFile
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.spark_remote import derived_spark_token, spark_token, standalone_secret
 from storm_dagster.spark import server
@@ -149,6 +150,7 @@ def test_dev_starts_a_master_and_workers_only_when_asked(tmp_path: Path) -> None
         without.spark_daemon().argv
     )
     planned = plan(tmp_path, spark_workers=2)
+    DevFile(conf={}, ports=planned.ports.to_document()).write(tmp_path)
     url = f"spark://127.0.0.1:{planned.ports.spark_master}"
     assert (
         planned.ports.spark_master in planned.ports.all()

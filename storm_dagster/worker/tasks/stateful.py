@@ -33,7 +33,7 @@ _PAUSE_SECS = 0.01
 _FORGET = 20_000
 """Ids that are freed in one go, in about two milliseconds."""
 _REMEMBERED_TIMEOUTS = 4
-"""Message timeouts for which an applied id is remembered: a tuple may be replayed more than once."""
+"""Message timeouts for which an applied id is remembered: a tuple may be replayed repeatedly."""
 _ABSENT: Any = object()
 _PLAIN = frozenset({str, int, bytes})
 _TRIES = 20
