@@ -59,6 +59,7 @@ def start_nimbus(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], s
             sys.executable,
             "-m",
             "storm_dagster",
+            "daemon",
             "nimbus",
             "--id",
             "n1",

@@ -14,7 +14,7 @@ import storm_dagster.api
 import storm_dagster.client
 import storm_dagster.connectors
 import storm_dagster.testing
-from storm_dagster.cli.app import VERBS, cli
+from storm_dagster.cli.app import FORMER_VERBS, VERBS, cli
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model import records, verbs
@@ -49,6 +49,10 @@ def command_page() -> list[str]:
         command = cli.get_command(context, verb)
         assert command is not None
         lines += _verb(command, click.Context(command, info_name=f"storm-dagster {verb}"), "##")
+    lines += ["## Former verbs", ""]
+    lines += ["These still work in this release, with the same options. They are not listed.", ""]
+    pairs = ((f"`{name}`", f"`storm-dagster {new}`") for name, (_, new) in FORMER_VERBS.items())
+    lines += rows(["former verb", "use instead"], pairs)
     return lines
 
 
@@ -98,6 +102,11 @@ def configuration_page() -> list[str]:
         lines += rows(
             ["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys)
         )
+    lines += ["## Removed keys", ""]
+    lines += ["Keys of earlier releases. They are accepted with a warning.", ""]
+    lines += rows(
+        ["key", "what to do"], ((f"`{key}`", cell(text)) for key, text in REMOVED_KEYS.items())
+    )
     reasons: dict[str, list[str]] = {}
     for key, reason in keys_without_meaning().items():
         reasons.setdefault(reason, []).append(f"`{key}`")

@@ -221,7 +221,7 @@ class StatefulBolt(Bolt):
 
     A tuple can be applied twice: when its worker dies between a checkpoint and the acks, or when
     another bolt failed it. ``message_id`` prevents that: a tuple whose id was applied in the last
-    ``topology.state.remember.secs`` goes to ``process_again`` instead of ``process``.
+    four message timeouts goes to ``process_again`` instead of ``process``.
 
     If all inputs are grouped by fields, state is divided by key: the key of a state entry must be
     the value that the tuple was grouped by (a tuple of them for several fields), and the entry

@@ -213,7 +213,7 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
             except httpx.HTTPError as error:
                 failure = Unavailable(
                     f"{doing}: the leading nimbus does not answer ({error or type(error).__name__}): "
-                    "check with `storm-dagster nimbuses`"
+                    "check with `storm-dagster status`"
                 )
             except Unavailable as error:
                 failure = error

@@ -4,6 +4,7 @@ exit code.
 Verbs are imported when they are used: ``submit`` must not pay for what ``dev`` needs.
 """
 
+import copy
 import functools
 import importlib
 import json
@@ -72,6 +73,54 @@ def _verbs() -> Iterator[tuple[str, tuple[str, str]]]:
 VERBS: dict[str, tuple[str, str]] = dict(_verbs())
 """Verb -> module of this package, and line in the list."""
 
+FORMER_VERBS: dict[str, tuple[str, str]] = {
+    name: (row["module"], row["instead"]) for name, row in grammar()["former"].items()
+}
+"""Verb of the release before -> module of this package, and the verb to use instead.
+
+It is not listed. Options, output and exit codes are those of the release before.
+"""
+
+
+def _command_of(module_name: str, name: str) -> click.Command:
+    """The command of that name in a module of this package."""
+    module = importlib.import_module(f"storm_dagster.cli.{module_name}")
+    for value in vars(module).values():
+        if isinstance(value, click.Command) and value.name == name:
+            return value
+    raise LookupError(f"verbs.yaml names the verb {name!r}, which {module.__name__} lacks")
+
+
+def _former_command(command: click.Command, name: str, instead: str) -> click.Command:
+    """A hidden copy of a command that names the verb to use instead, on standard error."""
+    notice = f"`storm-dagster {name}` is deprecated: use `storm-dagster {instead}`"
+    function = command.callback
+    assert function is not None
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        click.echo(notice, err=True)
+        return function(*args, **options)
+
+    former = copy.copy(command)
+    former.callback = call
+    former.hidden = True
+    former.epilog = f"Deprecated: use `storm-dagster {instead}`."
+    return former
+
+
+def _verb_in(arguments: list[str]) -> str:
+    """The verb that a command line names, for messages; a daemon's with its role."""
+    verbs = [word for word in arguments if word in VERBS or word in FORMER_VERBS]
+    if not verbs:
+        return ""
+    verb = verbs[0]
+    if verb != "daemon":
+        return verb
+    roles = [name.partition(" ")[2] for name in grammar()["verbs"] if name.startswith("daemon ")]
+    role = next((word for word in arguments if word in roles), "")
+    return f"daemon {role}".rstrip()
+
 
 class _LazyGroup(click.Group):
     """Command group that imports a command at first use; the table has the help lines."""
@@ -80,14 +129,12 @@ class _LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        module = importlib.import_module(f"storm_dagster.cli.{VERBS[cmd_name][0]}")
-        return next(
-            each
-            for each in vars(module).values()
-            if isinstance(each, click.Command) and each.name == cmd_name
-        )
+        if cmd_name in VERBS:
+            return _command_of(VERBS[cmd_name][0], cmd_name)
+        if cmd_name in FORMER_VERBS:
+            module, instead = FORMER_VERBS[cmd_name]
+            return _former_command(_command_of(module, cmd_name), cmd_name, instead)
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -126,8 +173,7 @@ def run() -> NoReturn:
     # else.
     as_json = "--json" in takewhile(lambda word: word != "--", sys.argv[1:])
     try:
-        asked = next((word for word in sys.argv[1:] if word in VERBS), "")
-        with needs(f"`storm-dagster {asked}`"):
+        with needs(f"`storm-dagster {_verb_in(sys.argv[1:])}`"):
             code = cli.main(standalone_mode=False, prog_name="storm-dagster")
     except StormDagsterError as error:
         _fail(error.kind, error.message, error.exit_code, as_json)

@@ -18,9 +18,18 @@ from storm_dagster.cli.health import (
     uptime,
 )
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table, say
+from storm_dagster.cli.output import (
+    Steps,
+    notify,
+    plain,
+    print_answer,
+    print_json,
+    print_table,
+    row_for_table,
+    say,
+)
 from storm_dagster.host.conf_files import load_cluster_conf
-from storm_dagster.host.endpoints import DEV_CONF, ClusterFile
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 
@@ -73,6 +82,8 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
         )
     is_child = REPORT_FD in os.environ
+    for warning in () if is_child else conf.warnings:
+        notify(f"warning: {warning}")
     refuse_live_home(home)
     options = DevOptions(zookeepers=int(zookeepers), **given)
     if options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
@@ -127,8 +138,8 @@ def stop(invocation: Invocation) -> None:
                     time.sleep(0.05)
                 steps.done("dev")
         left = end_cluster(home) if invocation.wait else []
-        for name in ("cluster.json", DEV_CONF) if invocation.wait else ():
-            (home / name).unlink(missing_ok=True)
+        if invocation.wait:
+            (home / "cluster.json").unlink(missing_ok=True)
     if left:
         pids = ", ".join(str(process.pid) for process in left)
         raise Unavailable(
@@ -145,7 +156,7 @@ def stop(invocation: Invocation) -> None:
 
 @verb("status")
 def status(invocation: Invocation) -> None:
-    """Show the processes, leader, supervisors and topologies of a cluster."""
+    """Show the processes, leader, nimbuses, supervisors and topologies of a cluster."""
     home = invocation.home
     cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
     states: list[tuple[RunFile, ProcessState]] = [
@@ -168,6 +179,7 @@ def status(invocation: Invocation) -> None:
         "running": any(row["alive"] for row in rows),
         "processes": rows,
         "endpoints": cluster.model_dump(mode="json") if cluster else None,
+        "nimbuses": [],
         "supervisors": [],
         "topologies": [],
         "advice": advice(states, home),
@@ -177,7 +189,9 @@ def status(invocation: Invocation) -> None:
             document["leader"] = nimbus.leader()
             seen = nimbus.get("/v1/cluster")
             document |= {
-                name: seen[name] for name in ("supervisors", "healer", "alarm") if name in seen
+                name: seen[name]
+                for name in ("nimbuses", "supervisors", "healer", "alarm")
+                if name in seen
             }
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
@@ -207,4 +221,19 @@ def status(invocation: Invocation) -> None:
         click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
     if not document["healer"]:
         click.echo(healing_sensor(home, armed=False)[1])
+    _print_members(document)
     print_table("topologies", "name status workers tasks uptime", document["topologies"])
+
+
+def _print_members(document: dict[str, Any]) -> None:
+    """The tables of nimbuses and supervisors; of a kind without a member, a line."""
+    tables = (
+        ("nimbuses", "host:port http role uptime version"),
+        ("supervisors", "id host ports used uptime"),
+    )
+    for kind, columns in tables:
+        rows = [row_for_table(row) for row in document[kind]]
+        if rows:
+            print_table(kind, columns, rows)
+        else:
+            click.echo(f"{kind}: none registered")

@@ -1,5 +1,7 @@
-"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``,
-``web``, ``warm-runs``.
+"""``daemon ROLE``, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``,
+``worker``, ``web``, ``warm-runs``.
+
+The roles were verbs of their own in the release before (``FORMER_VERBS`` of :mod:`.app`).
 """
 
 import logging
@@ -17,7 +19,7 @@ from typing import Any, Literal, NoReturn
 import click
 
 from storm_dagster.cli.log_setup import configure_daemon_logging
-from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
@@ -37,8 +39,6 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
     """
     keep_one_heap()
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
-    for warning in conf.warnings:
-        log.warning("%s", warning)
     if conf["storm.cluster.mode"] != "distributed":
         raise InvalidRequest(
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
@@ -58,6 +58,12 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
         # the secret.
         spark_token(conf, home)
     return conf, home
+
+
+def _log_warnings(conf: ClusterConf) -> None:
+    """Log the warnings about the conf; a daemon with a log file calls this once it is open."""
+    for warning in conf.warnings:
+        log.warning("%s", warning)
 
 
 def _stop_event() -> threading.Event:
@@ -83,6 +89,7 @@ def _serve(
     conf, home = _prepare(invocation)
     name = given_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
+    _log_warnings(conf)
     return run(conf, home, name, _stop_event())
 
 
@@ -114,7 +121,7 @@ def _become(
     os.execvpe(command[0], command, env or dict(os.environ))
 
 
-@verb("zookeeper")
+@verb("daemon zookeeper")
 def zookeeper(
     invocation: Invocation,
     action: str | None,
@@ -135,12 +142,12 @@ def zookeeper(
     from storm_dagster.zk.embedded import zookeeper_command
 
     conf, home = _prepare(invocation)
+    _log_warnings(conf)
     bound: int = port or conf["storm.zookeeper.port"]
     command = zookeeper_command(
         Path(data_dir) if data_dir else home / "zookeeper",
         bound,
         host=check_exposure(conf, "the embedded ZooKeeper", "zookeeper auth", host),
-        tick_ms=conf["storm.zookeeper.tick.time"],
     )
     _become(command, home, "zookeeper", {"client": bound})
 
@@ -165,7 +172,7 @@ def _secure_nodes(invocation: Invocation) -> None:
     say(invocation.json, {"root": session.root, "changed": changed}, text)
 
 
-@verb("spark")
+@verb("daemon spark")
 def spark(
     invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
 ) -> None:
@@ -185,8 +192,11 @@ def spark(
     for name in sorted(
         {name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]
     ):
-        raise InvalidRequest(f"--{name.replace('_', '-')} is no option of `spark {role}`: omit it")
+        raise InvalidRequest(
+            f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
+        )
     conf, home = _prepare(invocation)
+    _log_warnings(conf)
     if role != "connect":
         _become_part(conf, home, role, given)
     if given["warm_up"] is not None:
@@ -293,7 +303,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@verb("nimbus")
+@verb("daemon nimbus")
 def nimbus(invocation: Invocation, name: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
@@ -301,7 +311,7 @@ def nimbus(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "nimbus", name, run)
 
 
-@verb("supervisor")
+@verb("daemon supervisor")
 def supervisor(invocation: Invocation, name: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
@@ -309,13 +319,13 @@ def supervisor(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "supervisor", name, run)
 
 
-@verb("worker")
+@verb("daemon worker")
 def worker(invocation: Invocation, spec: Path) -> None:
     """Run one worker from its SPEC.json. Supervisors call this."""
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", str(spec)])
 
 
-@verb("web")
+@verb("daemon web")
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
 
@@ -329,13 +339,14 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
             "DAGSTER_HOME is not set: name the folder of the dagster.yaml that is shown"
         )
     configure_daemon_logging(home, "dagster-webserver", "0", conf)
+    _log_warnings(conf)
     from storm_dagster.web.service import serve
 
     serve(conf, workspace, host, port, _stop_event())
     return 0
 
 
-@verb("warm-runs")
+@verb("daemon warm-runs")
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     """Start Dagster's runs in forks of this process, which has loaded their code.
 
@@ -362,3 +373,16 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
         # Its forks leave by this way, too.
         if record.pid == os.getpid():
             record.remove(home)
+
+
+daemon = verb_group(
+    "daemon",
+    "Run one daemon of a cluster in this process.",
+    zookeeper,
+    spark,
+    nimbus,
+    supervisor,
+    worker,
+    web,
+    warm_runs,
+)

@@ -167,7 +167,7 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""
         else:
             over = " over TLS" if conf["storm.zookeeper.ssl.enable"] else ""
-            remedy = "start it (`storm-dagster dev` or `storm-dagster zookeeper`), or correct storm.zookeeper.servers"
+            remedy = "start it (`storm-dagster dev` or `storm-dagster daemon zookeeper`), or correct storm.zookeeper.servers"
             yield "broken", f"{host}:{port} does not answer{over}", remedy
 
 
@@ -217,7 +217,7 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
         if invocation.conf_dir is not None:
             seeds = ", ".join(invocation.conf["nimbus.seeds"])
             remedy = (
-                f"check the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster nimbus "
+                f"check the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster daemon nimbus "
                 f"--conf-dir {invocation.conf_dir}`, or correct nimbus.seeds"
             )
         yield "broken", error.message, remedy

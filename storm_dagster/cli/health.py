@@ -15,7 +15,7 @@ from storm_dagster.host.processes import RunFile
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
-from storm_dagster.nimbus.dagster.client import location_problem
+from storm_dagster.nimbus.dagster.client import REPOSITORY, location_problem
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, queries
 from storm_dagster.operations.read.exposures import HealthResult
 from storm_dagster.security.settings import Security
@@ -54,7 +54,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         return
     ours = {
         "repositoryLocationName": conf["dagster.location"],
-        "repositoryName": conf["dagster.repository"],
+        "repositoryName": REPOSITORY,
     }
     error = location_problem("submissions fail", seen.get("locationEntries") or [], **ours)
     ill = sorted(

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from storm_dagster.blobstore.client import NimbusBlobClient
-from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.cli.output import Steps, print_answer, print_json, say
 from storm_dagster.client.changes import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
@@ -228,28 +228,8 @@ def token_create(invocation: Invocation, scope: str, expires: str) -> None:
     say(invocation.json, {"token": made, "scope": scope, "expires": int(time.time()) + secs}, made)
 
 
-class _Verbs(click.Group):
-    """Verbs of one thing. The common options may stand before the verb as well: ``blob --json
-    list``.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        common: list[str] = []
-        rest = list(args)
-        while rest and rest[0].startswith("-") and rest[0] not in ("-h", "--help"):
-            common.append(rest.pop(0))
-            if common[-1] in ("--home", "--conf-dir", "-c") and rest:
-                common.append(rest.pop(0))
-        return super().parse_args(ctx, [*rest[:1], *common, *rest[1:]])
-
-
-def _group(name: str, text: str, *commands: click.Command) -> click.Group:
-    """A command with verbs of its own."""
-    return _Verbs(name, {str(command.name): command for command in commands}, help=text)
-
-
-blacklist = _group(
+blacklist = verb_group(
     "blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list
 )
-blob = _group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
-token = _group("token", "Tokens for clients that cannot sign.", token_create)
+blob = verb_group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
+token = verb_group("token", "Tokens for clients that cannot sign.", token_create)

@@ -128,3 +128,23 @@ def verb(
         )
 
     return decorate
+
+
+class _Verbs(click.Group):
+    """Verbs of one thing. The common options may stand before the verb as well: ``blob --json
+    list``.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        common: list[str] = []
+        rest = list(args)
+        while rest and rest[0].startswith("-") and rest[0] not in ("-h", "--help"):
+            common.append(rest.pop(0))
+            if common[-1] in ("--home", "--conf-dir", "-c") and rest:
+                common.append(rest.pop(0))
+        return super().parse_args(ctx, [*rest[:1], *common, *rest[1:]])
+
+
+def verb_group(name: str, text: str, *commands: click.Command) -> click.Group:
+    """A command with verbs of its own."""
+    return _Verbs(name, {str(command.name): command for command in commands}, help=text)

@@ -97,6 +97,16 @@ def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
+def row_for_table(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the cluster's or the topologies' list, with the columns that only people see."""
+    columns = dict(row)
+    columns["role"] = "leader" if row.get("leader") else "follower"
+    down = row.get("not_running")
+    if down:
+        columns["tasks"] = f"{row['tasks']} ({down} do not run: see `show`)"
+    return columns
+
+
 def print_answer(
     as_json: bool, document: Any, columns: str | Sequence[str], rows: Rows, title: str = ""
 ) -> None:

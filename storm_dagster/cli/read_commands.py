@@ -1,6 +1,4 @@
-"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``,
-``state``; ``dead-letters``.
-"""
+"""Read commands: ``conf``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
 
 import datetime
 import json
@@ -20,6 +18,7 @@ from storm_dagster.cli.output import (
     print_answer,
     print_json,
     print_table,
+    row_for_table,
     say,
 )
 from storm_dagster.model.conf import CONF_KEYS, mask
@@ -54,24 +53,13 @@ def conf(invocation: Invocation, key: str | None) -> None:
         notify(f"warning: {warning}")
 
 
-def _more(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with what its table shows beyond its fields."""
-    role = {"role": "leader" if row.get("leader") else "follower"}
-    down = row.get("not_running")
-    return {
-        **row,
-        **role,
-        **({"tasks": f"{row['tasks']} ({down} do not run: see `show`)"} if down else {}),
-    }
-
-
 def _reader(name: str, row: dict[str, Any]) -> click.Command:
     """The command of a verb that only shows rows."""
 
     def call(invocation: Invocation) -> None:
         with invocation.nimbus() as nimbus:
             rows = nimbus.get(row["get"])[row["part"]]
-        print_answer(invocation.json, {row["part"]: rows}, row["columns"], map(_more, rows))
+        print_answer(invocation.json, {row["part"]: rows}, row["columns"], map(row_for_table, rows))
 
     call.__doc__ = row["help"]
     return verb(name)(call)
@@ -80,7 +68,8 @@ def _reader(name: str, row: dict[str, Any]) -> click.Command:
 globals().update(
     {
         f"read_{name}": _reader(name, row)
-        for name, row in grammar()["verbs"].items()
+        for part in ("verbs", "former")
+        for name, row in grammar()[part].items()
         if row and "get" in row
     }
 )

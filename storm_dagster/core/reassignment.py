@@ -40,6 +40,8 @@ class Runnable:
 
     spec: TopologySpec
     conf: Mapping[str, Any]
+    submitted_keys: frozenset[str] = frozenset()
+    """Keys of the conf that came with the submission, not from the topology's code."""
 
 
 def offered_supervisors(

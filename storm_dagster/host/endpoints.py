@@ -1,5 +1,7 @@
-"""``HOME/cluster.json``: addresses and pids of the processes of one local cluster; and the conf of
-its clients.
+"""Files of HOME about its local cluster, and the conf of its clients.
+
+``cluster.json`` has addresses and pids of the processes while it runs; ``dev.json`` has its conf
+and ports, and outlives it.
 """
 
 import json
@@ -83,9 +85,7 @@ class ClusterFile(_Endpoint):
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise Corrupt(
-                f"{path} is damaged ({error.errors()[0]['msg']}): stop the cluster and remove the file"
-            ) from None
+            raise _damaged(path, error.errors()[0]["msg"]) from None
 
 
 def home_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -96,31 +96,74 @@ def home_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
-DEV_CONF = "dev.json"
-"""File of HOME with the conf that the running ``dev`` was given beyond ``HOME/storm.yaml``."""
+DEV_FILE = "dev.json"
+"""File of HOME with the conf and the ports of its newest ``dev``; it outlives the cluster."""
+_FORMER_PORTS = "ports.json"
+"""File in which the release before kept the ports. Its ``dev.json`` was the conf alone."""
 
 
-def write_dev_conf(home: Path, values: Conf) -> None:
-    """Record the settings of ``dev``, so that the code location and clients have the same conf as
-    the daemons.
+class DevFile(BaseModel):
+    """Conf and ports of the newest ``dev`` of a HOME: ``HOME/dev.json``, for its user alone."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
+
+    conf: dict[str, Any]
+    """What that ``dev`` was given beyond ``HOME/storm.yaml``. Only a cluster that runs has it: the
+    code location and clients then have the same conf as the daemons.
     """
-    # It may hold the cluster's secret.
-    write_atomically(home / DEV_CONF, json.dumps(dict(values)) + "\n", mode=0o600)
+    ports: dict[str, Any]
+    """Ports by purpose, as :class:`storm_dagster.cli.dev.ports.DevPorts` has them."""
+
+    def write(self, home: Path) -> None:
+        """Replace ``home/dev.json`` atomically; the file of ports that it replaces is removed."""
+        # It may hold the cluster's secret.
+        write_atomically(home / DEV_FILE, self.model_dump_json() + "\n", mode=0o600)
+        (home / _FORMER_PORTS).unlink(missing_ok=True)
+
+    @staticmethod
+    def read(home: Path) -> "DevFile":
+        """The file of ``home``, empty when there is none; :class:`Corrupt` when it is damaged.
+
+        The two files of the release before are read in its place.
+        """
+        path = home / DEV_FILE
+        document = _json_map(path)
+        if document is None:
+            return DevFile(conf={}, ports=_former_ports(home))
+        if document.keys() != {"conf", "ports"}:
+            # The keys of a conf have dots.
+            return DevFile(conf=document, ports=_former_ports(home))
+        try:
+            return DevFile.model_validate(document)
+        except ValidationError as error:
+            raise _damaged(path, error.errors()[0]["msg"]) from None
 
 
-def _dev_conf(home: Path) -> dict[str, Any]:
-    path = home / DEV_CONF
+def _json_map(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; ``None`` when there is none, :class:`Corrupt` when it is another
+    document.
+    """
     try:
-        loaded = json.loads(path.read_bytes())
-        if not isinstance(loaded, dict):
-            raise ValueError("no map")
-        return loaded
+        document = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return {}
+        return None
     except ValueError as error:
-        raise Corrupt(
-            f"{path} is damaged ({error}): stop the cluster and remove the file"
-        ) from None
+        raise _damaged(path, str(error)) from None
+    if not isinstance(document, dict):
+        raise _damaged(path, "not a map")
+    return document
+
+
+def _former_ports(home: Path) -> dict[str, Any]:
+    """The ports in the file of the release before; empty when there is none, or a damaged one."""
+    try:
+        return _json_map(home / _FORMER_PORTS) or {}
+    except (OSError, Corrupt):
+        return {}
+
+
+def _damaged(path: Path, reason: str) -> Corrupt:
+    return Corrupt(f"{path} is damaged ({reason}): stop the cluster and remove the file")
 
 
 def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
@@ -157,7 +200,7 @@ def cluster_conf(
     home = home_dir(home)
     conf = load_cluster_conf(home)
     if (cluster := ClusterFile.read(home)) is not None:
-        conf = conf.with_values(_dev_conf(home), str(home / DEV_CONF))
+        conf = conf.with_values(DevFile.read(home).conf, str(home / DEV_FILE))
         conf = conf.with_values(cluster_addresses(cluster), str(home / "cluster.json"))
     if overrides:
         conf = conf.with_values(overrides, "-c")

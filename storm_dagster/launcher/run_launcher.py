@@ -27,7 +27,7 @@ GRACE_SECS = 20.0
 class WarmRunLauncher(dg.DefaultRunLauncher):
     """Run launcher that uses forks of the warm process of ``home``, or else the stock launcher.
 
-    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default:
+    ``home`` is the state folder in which ``storm-dagster daemon warm-runs`` listens (default:
     ``STORM_DAGSTER_HOME``). A run is launched the stock way if nothing listens there or responds
     within a second, if the warm process has not loaded its definitions, or if their files have
     changed since. A run is never started twice and never lost: if its process dies, the warm

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.removed_keys import REMOVED_KEYS
+from storm_dagster.model.removed_keys import take_removed_keys
 from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
 
@@ -167,8 +167,6 @@ def keys_without_meaning() -> dict[str, str]:
 
 
 def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
-    if key in REMOVED_KEYS:
-        return f"it was removed: {REMOVED_KEYS[key]}"
     # A topology's own conf may have keys below any prefix that is not ours: its code reads them.
     if key in CONF_KEYS or (submitted and not key.startswith(OWNED_PREFIXES)):
         return None
@@ -200,9 +198,8 @@ def validate_conf(
 ) -> tuple[dict[str, Any], list[str]]:
     """The conf, checked, and warnings. Values that are classes of Storm or JStorm are left out.
 
-    A key that has no effect is a warning with the reason: a key of Storm or JStorm without a
-    meaning here, and a key of an earlier release (:data:`REMOVED_KEYS`), whose warning names what
-    to do instead.
+    So are keys that went (:data:`~storm_dagster.model.removed_keys.REMOVED_KEYS`), each with a
+    warning; the value of a renamed one counts under its new name.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted``
@@ -215,7 +212,7 @@ def validate_conf(
         raise failure(
             f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}{hint}"
         )
-    warnings: list[str] = []
+    conf, warnings = take_removed_keys(conf, source)
     problems = [f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str)]
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())

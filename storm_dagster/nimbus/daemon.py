@@ -198,7 +198,6 @@ def _open(
             security=security,
         ),
         location=conf["dagster.location"],
-        repository=conf["dagster.repository"],
         names=DagsterNames(cluster=conf["dagster.cluster"]),
         launch_secs=conf["dagster.launch.timeout.secs"],
     )

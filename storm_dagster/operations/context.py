@@ -12,7 +12,7 @@ from storm_dagster.blobstore.store import BlobStore, ReplicatedStore
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.core.submission.conf import FORCED_SCHEDULER, total_conf
+from storm_dagster.core.submission.conf import FORCED_SCHEDULER, split_stored_conf, total_conf
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import (
     AlreadyAlive,
@@ -136,7 +136,7 @@ def leader_http(cluster: StormClusterState) -> str:
     known = cluster.epoch()
     if known is None:
         raise Unavailable(
-            "no nimbus has led this cluster yet: start one with `storm-dagster nimbus` or `storm-dagster dev`"
+            "no nimbus has led this cluster yet: start one with `storm-dagster daemon nimbus` or `storm-dagster dev`"
         )
     return known[1].http
 
@@ -222,4 +222,9 @@ def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
         raise Corrupt(
             f"blob {conf_key(code_dir)} is not a map: kill the topology and submit it again"
         )
-    return Runnable(spec=decode_topology(raw_code), conf=total_conf(ctx.values(), conf))
+    own, submitted_keys = split_stored_conf(conf)
+    return Runnable(
+        spec=decode_topology(raw_code),
+        conf=total_conf(ctx.values(), own),
+        submitted_keys=submitted_keys,
+    )

@@ -62,7 +62,7 @@ def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
         socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
     except OSError as error:
         raise Unavailable(
-            f"Spark at {mask_text(remote)} is out of reach ({error}): start it (storm-dagster dev, storm-dagster spark), "
+            f"Spark at {mask_text(remote)} is out of reach ({error}): start it (storm-dagster dev, storm-dagster daemon spark), "
             "or correct spark.remote"
         ) from None
 

@@ -28,7 +28,7 @@ from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
-from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, rotate
+from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, Housekeeper, remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import (
     Launcher,
     find_workers,
@@ -119,7 +119,7 @@ class Supervisor:
         self._restarting: tuple[int, ...] = ()
         self._offered = self._ports
         self._full = False
-        scripts = conf["supervisor.health.check.dir"]
+        scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
         self._take_over(before)
@@ -315,7 +315,7 @@ class Supervisor:
                 rotate(
                     live.log_path,
                     self._conf["worker.log.max.bytes"],
-                    self._conf["worker.log.backups"],
+                    LOG_BACKUPS,
                 )
             except OSError as error:
                 _log.error("log %s cannot be rotated (%s)", live.log_path, error)

@@ -1,4 +1,4 @@
-"""Health scripts of a host: executables in ``supervisor.health.check.dir``.
+"""Health scripts of a host: executables in ``storm.health.check.dir``.
 
 A script fails if it exits with a code other than 0, prints a line that starts with ``ERROR``, or
 runs longer than ``storm.health.check.timeout.ms``. Then the host is unhealthy: its workers are

@@ -93,6 +93,10 @@ def remove_old_logs(
     return removed
 
 
+LOG_BACKUPS = 3
+"""Rotated logs that are kept of each worker."""
+
+
 def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     """Rotate a log that is in use, if it is larger than ``max_bytes``. Whether it was rotated.
 

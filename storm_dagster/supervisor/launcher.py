@@ -22,7 +22,7 @@ from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.security.settings import Security
 from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
-from storm_dagster.supervisor.housekeeping import rotate
+from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.supervisor.spares import Spares, end, start
@@ -200,9 +200,7 @@ class Launcher:
         log.parent.mkdir(parents=True, exist_ok=True)
         # Also here, since the regular rotation may miss a worker that always dies soon.
         with suppress(OSError):  # Where a copy has no room, the worker starts all the same.
-            rotate(
-                log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"])
-            )
+            rotate(log, int(self._conf["worker.log.max.bytes"]), LOG_BACKUPS)
         try:
             spec.write(folder / SPEC)
             if user is not None:

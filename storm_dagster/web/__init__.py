@@ -1,1 +1,1 @@
-"""Dagster's web application behind our guard and authentication: ``storm-dagster web``."""
+"""Dagster's web application behind our guard and authentication: ``storm-dagster daemon web``."""

@@ -247,7 +247,7 @@ class ZooKeeperClusterState(ClusterState):
         return Unavailable(
             f"the cluster root {self.session.root or '/'} does not exist in ZooKeeper at {self.session.hosts}: "
             "nothing was created; check storm.zookeeper.root and .servers, "
-            "or create the root with storm-dagster nimbus on an empty store, or dev"
+            "or create the root with storm-dagster daemon nimbus on an empty store, or dev"
         )
 
     def _create(

@@ -1,7 +1,7 @@
 """A real ZooKeeper server out of the jars that pyspark ships: nothing to download.
 
 The server is an ordinary child process (``QuorumPeerMain``, standalone). :func:`zookeeper_command`
-is what ``storm-dagster zookeeper`` executes.
+is what ``storm-dagster daemon zookeeper`` executes.
 
 An ensemble of three serves while any two of them see each other. For production, use one that is
 run on hosts of its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make

@@ -57,7 +57,7 @@ def refuse_open_root(session: ZkSession) -> None:
         if any(each.id.scheme == "world" and each.perms & ~1 for each in answer[0]):
             raise Conflict(
                 f"{node} in ZooKeeper at {session.hosts} may be changed by everybody (world:anyone) although "
-                "this cluster has a secret: stop it and close its nodes with `storm-dagster zookeeper secure`, or use a new "
+                "this cluster has a secret: stop it and close its nodes with `storm-dagster daemon zookeeper secure`, or use a new "
                 "storm.zookeeper.root"
             )
         allowed = {each.id.id for each in answer[0]}
@@ -68,7 +68,7 @@ def refuse_open_root(session: ZkSession) -> None:
         ):
             raise Conflict(
                 f"{session.root or '/'} in ZooKeeper at {session.hosts} is closed to this cluster's workers, which have users "
-                "of their own: run `storm-dagster zookeeper secure` once (an earlier release left it so, or another secret)"
+                "of their own: run `storm-dagster daemon zookeeper secure` once (an earlier release left it so, or another secret)"
             )
 
 

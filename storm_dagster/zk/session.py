@@ -150,7 +150,7 @@ class ZkSession:
                 )
             raise Unavailable(
                 f"ZooKeeper at {hosts} does not answer within {connection_timeout_ms} ms: "
-                "start it (storm-dagster zookeeper, or dev), or correct storm.zookeeper.servers and .port "
+                "start it (storm-dagster daemon zookeeper, or dev), or correct storm.zookeeper.servers and .port "
                 "(over TLS it needs storm.zookeeper.ssl.enable)"
             )
 
@@ -271,7 +271,7 @@ class ZkSession:
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return Misconfigured(
                 f"ZooKeeper refuses {what}: this client may not, check the credentials and the ACL of the node "
-                "(storm-dagster zookeeper secure sets all of them)"
+                "(storm-dagster daemon zookeeper secure sets all of them)"
             )
         if isinstance(error, exceptions.KazooException) and not isinstance(error, _ANSWERS):
             return Conflict(

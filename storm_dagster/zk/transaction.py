@@ -193,7 +193,7 @@ class Transaction:
         if isinstance(error, exceptions.NoAuthError):
             raise Misconfigured(
                 f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, check the "
-                "credentials and the ACL of the node (storm-dagster zookeeper secure sets all of them)"
+                "credentials and the ACL of the node (storm-dagster daemon zookeeper secure sets all of them)"
             )
         if operation.kind == "check" and operation.path == paths.EPOCH:
             raise Fenced(

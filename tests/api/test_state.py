@@ -268,7 +268,7 @@ def test_what_a_batch_fails_is_not_applied_nor_are_its_copies(tmp_path: Path) ->
 
 
 def test_ids_are_forgotten_after_a_while(tmp_path: Path) -> None:
-    conf = {"topology.state.remember.secs": 20}
+    conf = {"topology.message.timeout.secs": 5}
     with TopologyHarness(
         counting(1, Once), {"words": [["a"]]}, state_dir=tmp_path, simulated=True, conf=conf
     ) as harness:

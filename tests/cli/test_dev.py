@@ -44,6 +44,10 @@ def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
         shell.wait(60)
         assert processes_of(home) == []
         assert not (home / "cluster.json").exists()
+        remembered = json.loads((home / "dev.json").read_text())
+        assert remembered["conf"]["spark.remote"] == NO_SPARK and remembered["ports"]["zookeeper"]
+        assert (home / "dev.json").stat().st_mode & 0o777 == 0o600
+        assert not (home / "ports.json").exists()
     finally:
         if shell.poll() is None:
             shell.terminate()

@@ -99,7 +99,16 @@ def test_who_lacks_the_secret_does_not_join(tmp_path: Path) -> None:
 
         def start(home: Path, *args: str) -> tuple[subprocess.Popen[bytes], Path]:
             output = tmp_path / f"{home.name}-{args[0]}.out"
-            command = [sys.executable, "-m", "storm_dagster", "spark", *args, "--home", str(home)]
+            command = [
+                sys.executable,
+                "-m",
+                "storm_dagster",
+                "daemon",
+                "spark",
+                *args,
+                "--home",
+                str(home),
+            ]
             with output.open("wb") as stream:
                 process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
             stack.callback(process.wait, 30)

@@ -164,7 +164,7 @@ def found_on_the_page(hosts: Hosts) -> set[tuple[str, str, str]]:
 
 
 def leading_host(hosts: Hosts) -> str:
-    rows = ask(hosts, "nimbuses")["nimbuses"]
+    rows = ask(hosts, "status")["nimbuses"]
     (leader,) = [row for row in rows if row["leader"]]
     (name,) = [host.name for host in hosts.hosts.values() if f"{host.address}:" in leader["http"]]
     return name

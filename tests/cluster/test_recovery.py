@@ -206,7 +206,7 @@ def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
     process = subprocess.Popen(argv, env=psutil.Process(like.pid).environ())
     try:
         eventually(
-            lambda: "s9" in {one["id"] for one in cluster.cli("supervisors")["supervisors"]},
+            lambda: "s9" in {one["id"] for one in cluster.cli("status")["supervisors"]},
             30,
             "s9",
         )

@@ -73,14 +73,14 @@ def test_the_secret_changes_under_a_counting_topology(tmp_path: Path) -> None:
 
         know(new, old)
         restart_daemons(cluster)
-        cluster.cli("zookeeper", "secure")
+        cluster.cli("daemon", "zookeeper", "secure")
         assert {worker["pid"] for worker in cluster.wait_running("words")["workers"]} == pids, (
             "no worker was ended"
         )
 
         know(new)
         restart_daemons(cluster)
-        cluster.cli("zookeeper", "secure")
+        cluster.cli("daemon", "zookeeper", "secure")
         cluster.wait_running("words", 120)
         seeds = [nimbus.http for nimbus in cluster.endpoints.nimbuses]
         with NimbusClient(seeds, security=Security(old)) as former, pytest.raises(NotAuthenticated):

@@ -151,9 +151,10 @@ def refusals() -> dict[str, tuple[int, str]]:
     """Exit code and message of each daemon on another system."""
     messages, sys.platform = {}, "darwin"
     try:
-        for verb in ("supervisor", "dev", "warm-runs"):
-            code, _, error = call(verb, "--home", str(home / verb))
-            messages[verb] = (code, error.strip().splitlines()[-1])
+        for verb in ("daemon supervisor", "dev", "daemon warm-runs"):
+            name = verb.rpartition(" ")[2]
+            code, _, error = call(*verb.split(), "--home", str(home / name))
+            messages[name] = (code, error.strip().splitlines()[-1])
         from storm_dagster.model.errors import StormDagsterError
         from storm_dagster.worker.runtime.process import run_worker
 

@@ -92,13 +92,13 @@ def test_supervisors_and_workers_load_with_the_listed_distributions_alone() -> N
 @pytest.mark.parametrize(
     ("verb", "kind", "part"),
     [
-        (["nimbus"], "MissingPart", "fsspec>="),
-        (["warm-runs"], "MissingPart", "dagster"),
+        (["daemon", "nimbus"], "MissingPart", "fsspec>="),
+        (["daemon", "warm-runs"], "MissingPart", "dagster"),
         (["dev"], "MissingPart", "dagster"),
-        (["spark"], "Unavailable", "pyspark[connect]>="),
-        (["zookeeper"], "Unavailable", "pyspark[connect]>="),
+        (["daemon", "spark"], "Unavailable", "pyspark[connect]>="),
+        (["daemon", "zookeeper"], "Unavailable", "pyspark[connect]>="),
     ],
-    ids=lambda each: each[0] if isinstance(each, list) else "",
+    ids=lambda each: each[-1] if isinstance(each, list) else "",
 )
 def test_a_verb_names_the_part_that_it_lacks(
     verb: list[str], kind: str, part: str, tmp_path: Path
@@ -236,6 +236,7 @@ def test_a_slim_host_runs_the_tasks_of_a_topology(
             supervisor = subprocess.Popen(
                 [
                     str(tmp_path / "worker" / "bin" / "storm-dagster"),
+                    "daemon",
                     "supervisor",
                     "--home",
                     str(here),

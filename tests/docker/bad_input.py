@@ -14,7 +14,7 @@ from containers import ROOT, Containers, Failure
 IMAGE = "storm-dagster:0.1.0"
 HOME = "/var/lib/storm_dagster"
 SECRET = "/run/secrets/storm_secret"
-NIMBUS = ("storm-dagster", "nimbus", "-c", "storm.local.hostname=127.0.0.1")
+NIMBUS = ("storm-dagster", "daemon", "nimbus", "-c", "storm.local.hostname=127.0.0.1")
 
 
 def last_line(made: Containers, *options: str, command: tuple[str, ...] = NIMBUS) -> str:
@@ -122,7 +122,7 @@ def check_port(made: Containers, say: Callable[[str], None]) -> None:
         made, "--network", f"container:{made.name('nimbus1')}",
         "--volume", f"{made.folder}/secrets/storm_secret:{SECRET}:ro",
         "--volume", f"{ROOT}/docker/storm.yaml:{HOME}/storm.yaml:ro",
-        command=("storm-dagster", "nimbus", "-c", "storm.local.hostname=nimbus1"),
+        command=("storm-dagster", "daemon", "nimbus", "-c", "storm.local.hostname=nimbus1"),
     )  # fmt: skip
     expect(line, "port", "is taken by another process")
     say("a port in use ends a nimbus with one line")

@@ -163,9 +163,9 @@ class Containers:
 
     def leader(self) -> str:
         """The service of the nimbus that leads."""
-        text = self.exec("nimbus1", "storm-dagster", "nimbuses", "--json", check=False)
-        if not text.lstrip().startswith("{"):
-            text = self.exec("nimbus2", "storm-dagster", "nimbuses", "--json")
+        text = self.exec("nimbus1", "storm-dagster", "status", "--json", check=False)
+        if not text.lstrip().startswith("{") or not json.loads(text)["nimbuses"]:
+            text = self.exec("nimbus2", "storm-dagster", "status", "--json")
         rows = json.loads(text)["nimbuses"]
         return next(row["host"] for row in rows if row["leader"])
 

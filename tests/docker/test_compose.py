@@ -93,15 +93,18 @@ STORM = {
 def test_a_daemon_command_is_one_that_the_command_line_accepts(service: str) -> None:
     from storm_dagster.cli.app import cli
 
-    _, verb, *arguments = STORM[service]
+    _, verb, role, *arguments = STORM[service]
+    assert verb == "daemon"
     # The file is the container's.
     arguments = [
         str(DOCKER / "workspace.yaml") if part.endswith("workspace.yaml") else part
         for part in arguments
     ]
-    command = cli.get_command(click.Context(cli), verb)
-    assert command is not None, f"{verb} is no verb"
-    command.make_context(verb, arguments, resilient_parsing=False)
+    daemon = cli.get_command(click.Context(cli), verb)
+    assert isinstance(daemon, click.Group)
+    command = daemon.get_command(click.Context(daemon), role)
+    assert command is not None, f"{role} is not a daemon"
+    command.make_context(role, arguments, resilient_parsing=False)
 
 
 def test_dagster_commands_exist() -> None:

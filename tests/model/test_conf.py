@@ -23,7 +23,6 @@ from storm_dagster.model.conf import (
     validate_conf,
 )
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.removed_keys import REMOVED_KEYS
 
 
 def test_every_default_is_valid_and_every_key_says_what_it_is() -> None:
@@ -184,20 +183,6 @@ def test_a_family_of_storm_hides_no_key_that_means_something_and_no_other_typo()
         "worker.memory.sizes",
     ):
         assert typo in unknown_keys({typo: 1})
-
-
-@pytest.mark.parametrize("key", REMOVED_KEYS)
-def test_a_conf_of_an_earlier_release_loads_and_says_what_to_do(key: str, tmp_path: Path) -> None:
-    (tmp_path / "storm.yaml").write_text(f"{key}: [of, any, type]\ntopology.workers: 3\n")
-    conf = load_cluster_conf(tmp_path, {key: None})
-    assert conf["topology.workers"] == 3
-    assert list(conf.warnings) == [
-        f"{source}: {key} ignored: it was removed: {REMOVED_KEYS[key]}"
-        for source in (tmp_path / "storm.yaml", "-c")
-    ]
-    _, warnings = validate_conf({key: 1}, source="the conf of wc", submitted=True)
-    assert warnings == [f"the conf of wc: {key} ignored: it was removed: {REMOVED_KEYS[key]}"]
-    assert key not in CONF_KEYS and key not in keys_without_meaning()
 
 
 # Keys that are put together where they are read: pattern of what is read there -> the module.

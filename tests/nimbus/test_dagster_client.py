@@ -13,7 +13,12 @@ import pytest
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
-from storm_dagster.nimbus.dagster.client import DagsterClient, location_problem, run_document
+from storm_dagster.nimbus.dagster.client import (
+    REPOSITORY,
+    DagsterClient,
+    location_problem,
+    run_document,
+)
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster_server import DagsterServer
@@ -156,21 +161,25 @@ def test_what_dagster_refuses_is_typed(client: DagsterClient) -> None:
 def test_a_wrong_location_names_the_key_and_the_locations(dagster_server: DagsterServer) -> None:
     access = DagsterAccess(dagster_server.url)
     transport = DagsterTransport(lambda: access, timeout=20)
-    for client, words in (
-        (
-            DagsterClient(transport, location="strom"),
-            r"dagster\.location is 'strom'.*it has: 'storm'.*set dagster\.location",
-        ),
-        (
-            DagsterClient(transport, repository="mine"),
-            r"dagster\.repository is 'mine'.* has __repository__: set dagster\.repository",
-        ),
-    ):
-        with pytest.raises(Misconfigured, match=words):
-            client.add_partition("x")
-        with pytest.raises(Misconfigured, match=words):
-            client.launch("kill_topology", {}, {})
+    client = DagsterClient(transport, location="strom")
+    words = r"dagster\.location is 'strom'.*it has: 'storm'.*set dagster\.location"
+    with pytest.raises(Misconfigured, match=words):
+        client.add_partition("x")
+    with pytest.raises(Misconfigured, match=words):
+        client.launch("kill_topology", {}, {})
     transport.close()
+
+
+def test_a_location_without_our_definitions_names_what_it_has() -> None:
+    loaded = {"__typename": "RepositoryLocation", "repositories": [{"name": "mine"}]}
+    entry = {"name": "storm", "locationOrLoadError": loaded}
+    selector = {"repositoryLocationName": "storm", "repositoryName": REPOSITORY}
+    problem = location_problem("launching", [entry], **selector)
+    assert isinstance(problem, Misconfigured)
+    assert "has no repository '__repository__' (it has: mine)" in problem.message
+    assert "dagster.location" in problem.message
+    loaded["repositories"] = [{"name": "mine"}, {"name": REPOSITORY}]  # type: ignore[assignment]
+    assert location_problem("launching", [entry], **selector) is None
 
 
 def test_a_location_that_does_not_load_now_is_asked_again() -> None:

@@ -21,6 +21,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import conf_key, jar_key
+from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.submit.submission import update_differences
@@ -320,6 +321,33 @@ def test_a_whole_conf_replaces_the_former_one(world: World) -> None:
         1,
         "b",
     ) and "topology.update.keep.conf" not in conf
+
+
+def test_readers_do_not_see_which_keys_were_submitted(world: World) -> None:
+    """The stored code says it, where the release before looks for it, too."""
+    topology_id = world.submit("wc", conf={"my.key": "a"})
+    assert conf_of(world, topology_id)["topology.submitted.keys"] == ["my.key"]
+    (topology,) = world.cluster.load_view().topologies.values()
+    runnable = load_runnable(world.context(), topology)
+    assert runnable.submitted_keys == {"my.key"}
+    assert "topology.submitted.keys" not in runnable.conf
+
+
+def test_an_update_does_not_keep_a_removed_key(world: World) -> None:
+    """A topology of the release before may have been submitted with one."""
+    topology_id = world.submit("wc", conf={"my.key": "a"})
+    former = {
+        **conf_of(world, topology_id),
+        "topology.state.remember.secs": 600,
+        "topology.submitted.keys": ["my.key", "topology.state.remember.secs"],
+    }
+    world.blobs.put(conf_key(topology_id), json.dumps(former).encode())
+    lifecycle.restart(world.context(), "wc")
+    world.upload("new")
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    conf = conf_of(world, report.topology_id)
+    assert conf["my.key"] == "a" and "topology.state.remember.secs" not in conf
+    assert conf["topology.submitted.keys"] == ["my.key"]
 
 
 def test_a_topology_of_an_older_release_is_updated_as_ever(world: World) -> None:

@@ -104,7 +104,7 @@ def test_a_port_on_which_nobody_listens_is_out_of_reach() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     planner = ConnectPlanner(f"sc://127.0.0.1:{port}", FixedSessionIds(str(uuid.uuid4())))
-    with pytest.raises(Unavailable, match=r"out of reach .*storm-dagster spark"):
+    with pytest.raises(Unavailable, match=r"out of reach .*storm-dagster daemon spark"):
         planner(WARM_BATCH)
 
 

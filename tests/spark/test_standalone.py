@@ -12,6 +12,7 @@ import pytest
 from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
 from storm_dagster.cli.dev.ports import choose_ports
 from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.endpoints import DevFile
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.spark_remote import derived_spark_token, spark_token, standalone_secret
 from storm_dagster.spark import server
@@ -122,14 +123,17 @@ def test_the_secret_is_the_clusters_or_that_of_one_home(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (["worker"], "spark.connect.master is 'local[*]'"),
-        (["master", "--cores", "2"], "--cores is no option of `spark master`"),
-        (["--port", "7077"], "--port is no option of `spark connect`"),
-        (["worker", "--warm-up", "sc://127.0.0.1:9"], "--warm-up is no option of `spark worker`"),
+        (["master", "--cores", "2"], "--cores is not an option of `daemon spark master`"),
+        (["--port", "7077"], "--port is not an option of `daemon spark connect`"),
+        (
+            ["worker", "--warm-up", "sc://127.0.0.1:9"],
+            "--warm-up is not an option of `daemon spark worker`",
+        ),
         (["master", "--host", "0.0.0.0"], "storm.bind.external=true and storm.secret.file"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(args: list[str], said: str, tmp_path: Path) -> None:
-    done = run_cli("spark", "--json", *args, home=tmp_path)
+    done = run_cli("daemon", "spark", "--json", *args, home=tmp_path)
     assert done.code == 2 and said in done.document["error"]["message"]
 
 
@@ -146,6 +150,7 @@ def test_dev_starts_a_master_and_workers_only_when_asked(tmp_path: Path) -> None
         without.spark_daemon().argv
     )
     planned = plan(tmp_path, spark_workers=2)
+    DevFile(conf={}, ports=planned.ports.to_document()).write(tmp_path)
     url = f"spark://127.0.0.1:{planned.ports.spark_master}"
     assert (
         planned.ports.spark_master in planned.ports.all()

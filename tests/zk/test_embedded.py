@@ -129,7 +129,8 @@ def test_a_server_that_dies_while_starting_quotes_its_log(tmp_path: Path) -> Non
 
 def test_a_server_ends_on_term_that_its_parent_ignores(tmp_path: Path) -> None:
     port = free_port()
-    verb = f"{sys.executable} -m storm_dagster zookeeper --host 127.0.0.1 --port {port} --home {tmp_path}"
+    daemon = f"{sys.executable} -m storm_dagster daemon zookeeper"
+    verb = f"{daemon} --host 127.0.0.1 --port {port} --home {tmp_path}"
     process = subprocess.Popen(["sh", "-c", f"trap '' TERM; exec {verb}"])
     try:
         eventually(lambda: server_answers("127.0.0.1", port), 60)

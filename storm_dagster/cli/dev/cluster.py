@@ -26,7 +26,7 @@ from storm_dagster.cli.dev.plan import (
 )
 from storm_dagster.client.waiting import Progress
 from storm_dagster.host import endpoints
-from storm_dagster.host.endpoints import DEV_CONF, write_dev_conf
+from storm_dagster.host.endpoints import DevFile
 from storm_dagster.host.files import lock_file
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
@@ -130,7 +130,8 @@ class DevCluster:
         self._deadline = time.monotonic() + self._plan.options.timeout
         self._workspace = prepare_dagster_home(self._home)
         self._plan.close_ports()
-        write_dev_conf(self._home, self._plan.given_conf())
+        ports = self._plan.ports.to_document()
+        DevFile(conf=self._plan.given_conf(), ports=ports).write(self._home)
         self._tracks = [
             threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)
             for track in (self._start_control, self._start_dagster, self._start_the_rest)
@@ -441,7 +442,7 @@ class DevCluster:
 
         left = end_cluster(self._home, hurry=self.hurry.is_set, reap=reap)
         socket = code_socket(self._home)
-        for path in (self._home / "cluster.json", self._home / DEV_CONF, socket):
+        for path in (self._home / "cluster.json", socket):
             path.unlink(missing_ok=True)
         if self._home not in socket.parents and socket.parent.is_dir():
             socket.parent.rmdir()

@@ -184,7 +184,8 @@ class ClusterPlan:
             self.overrides = {**self.overrides, **known}
             self.conf = self.conf.with_values(known, "dev")
 
-    def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
+    def _daemon(self, role: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
+        """Command line of a daemon with the conf that this cluster adds."""
         merged = {**self.overrides, **self._addresses(), **values}
         pairs = [
             part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")
@@ -194,7 +195,8 @@ class ClusterPlan:
             sys.executable,
             "-m",
             "storm_dagster",
-            verb,
+            "daemon",
+            role,
             "--home",
             str(self.home),
             *where,
@@ -225,15 +227,12 @@ class ClusterPlan:
             members = [
                 Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)
             ]
-            tick_ms = self.conf["storm.zookeeper.tick.time"]
             known = zookeeper_payload(self.conf)
             password = hashlib.sha256(f"quorum {known}".encode()).hexdigest() if known else None
 
             def daemon(index: int, member: Member) -> DaemonSpec:
                 folder = self.home / "zookeeper" / str(member.id)
-                command = ensemble_command(
-                    members, member.id, folder, tick_ms=tick_ms, password=password
-                )
+                command = ensemble_command(members, member.id, folder, password=password)
                 ports = {"client": member.client, "peer": member.peer, "election": member.election}
                 return DaemonSpec("zookeeper", str(index), tuple(command), ports)
 
@@ -242,7 +241,6 @@ class ClusterPlan:
             self.home / "zookeeper",
             self.ports.zookeeper,
             host=HOST,
-            tick_ms=self.conf["storm.zookeeper.tick.time"],
         )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
@@ -251,26 +249,26 @@ class ClusterPlan:
         return DaemonSpec(
             "spark",
             "0",
-            self._python("spark", {"spark.remote": None}),
+            self._daemon("spark", {"spark.remote": None}),
             {"connect": self.ports.spark},
         )
 
     def spark_master_daemon(self) -> DaemonSpec:
         """Master of the Spark standalone cluster."""
         where = ("--host", HOST, "--port", str(self.ports.spark_master))
-        return DaemonSpec("spark-master", "0", self._python("spark", {}, "master", *where))
+        return DaemonSpec("spark-master", "0", self._daemon("spark", {}, "master", *where))
 
     def spark_worker_daemon(self, index: int) -> DaemonSpec:
         """Worker of the Spark standalone cluster, with room for one executor of one core."""
         name, memory = f"{index + 1}", str(self.conf.get("spark.executor.memory") or "1g")
         size = ("--host", HOST, "--id", name, "--cores", "1", "--memory", memory)
-        return DaemonSpec("spark-worker", name, self._python("spark", {}, "worker", *size))
+        return DaemonSpec("spark-worker", name, self._daemon("spark", {}, "worker", *size))
 
     def warm_up_command(self) -> tuple[str, ...]:
         """A process that runs the first jobs on the server, so that the first submission does
         not.
         """
-        return self._python("spark", {}, "--warm-up", self.spark_remote)
+        return self._daemon("spark", {}, "--warm-up", self.spark_remote)
 
     def nimbus_daemon(self, index: int) -> DaemonSpec:
         """One nimbus."""
@@ -279,7 +277,7 @@ class ClusterPlan:
             {"thrift": self.ports.thrift[index], "http": self.ports.http[index]},
         )
         values = {f"nimbus.{service}.port": port for service, port in ports.items()}
-        return DaemonSpec("nimbus", name, self._python("nimbus", values, "--id", name), ports)
+        return DaemonSpec("nimbus", name, self._daemon("nimbus", values, "--id", name), ports)
 
     def supervisor_daemon(self, index: int) -> DaemonSpec:
         """One supervisor."""
@@ -289,7 +287,7 @@ class ClusterPlan:
             "supervisor.http.port": http,
         }
         return DaemonSpec(
-            "supervisor", name, self._python("supervisor", values, "--id", name), {"http": http}
+            "supervisor", name, self._daemon("supervisor", values, "--id", name), {"http": http}
         )
 
     def code_daemon(self) -> DaemonSpec:
@@ -317,6 +315,7 @@ class ClusterPlan:
             sys.executable,
             "-m",
             "storm_dagster",
+            "daemon",
             "warm-runs",
             "--home",
             str(self.home),
@@ -331,7 +330,7 @@ class ClusterPlan:
         return DaemonSpec(
             "dagster-webserver",
             "0",
-            self._python("web", {}, *where),
+            self._daemon("web", {}, *where),
             {"http": self.ports.webserver},
         )
 

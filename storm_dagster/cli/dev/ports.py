@@ -5,16 +5,16 @@ own.
 import random
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from storm_dagster.host.endpoints import DevFile
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from storm_dagster.cli.dev.plan import DevOptions
@@ -42,6 +42,10 @@ class DevPorts:
     """(client, peer, election) of each ZooKeeper server; empty for a single one."""
     spark_master: int = 0
     """Of Spark's standalone master; 0 without one."""
+
+    def to_document(self) -> dict[str, Any]:
+        """The ports as a map of JSON, as ``HOME/dev.json`` has them."""
+        return msgspec.to_builtins(self)
 
     def all(self) -> list[int]:
         """All of them."""
@@ -130,13 +134,12 @@ def _busy(ports: Iterable[int]) -> list[int]:
 
 
 def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPorts:
-    """The ports of a cluster with these options, remembered in ``HOME/ports.json``.
+    """The ports of a cluster with these options.
 
     ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``:
-    free ones, the same as last time in this HOME where they are free still, so that assignments
-    stay true.
+    free ones, the same as last time in this HOME (:class:`~storm_dagster.host.endpoints.DevFile`)
+    where they are free still, so that assignments stay true.
     """
-    path = home / "ports.json"
     if options.ports == "default":
         ports = _default(conf, options)
         if taken := _busy(ports.all()):
@@ -150,10 +153,17 @@ def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPor
             )
     else:
         ports = _auto(options)
-        known = None
-        with suppress(OSError, msgspec.MsgspecError):
-            known = msgspec.json.decode(path.read_bytes(), type=DevPorts)
-        if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
-            ports = known
-    path.write_bytes(msgspec.json.encode(ports) + b"\n")
+        former = _ports_of(home)
+        if former is not None and _shape(former) == _shape(ports) and not _busy(former.all()):
+            ports = former
     return ports
+
+
+def _ports_of(home: Path) -> DevPorts | None:
+    """The ports of the newest cluster in ``home``; ``None`` when it has had none, or the file is
+    damaged.
+    """
+    try:
+        return msgspec.convert(DevFile.read(home).ports, DevPorts)
+    except (OSError, Corrupt, msgspec.MsgspecError):
+        return None

@@ -1,16 +1,20 @@
 """The conf of a topology: checked, then completed with what the system decides."""
 
+from collections.abc import Collection
 from typing import Any
 
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.errors import InvalidTopology, NotAuthorized
+from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_dagster.model.topology import TopologySpec
 
 # Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 SUBMITTED_KEYS = "topology.submitted.keys"
-"""Under this key a stored conf names the keys that came with the submission, not from the
-topology's code.
+"""Field of a code's stored conf with the keys that came with the submission, not from the
+topology's code. No conf key: :func:`split_stored_conf` takes it out for every reader.
+
+It has the name that releases before this one read there, so that an upgrade can be taken back.
 """
 OWNER_KEY = "topology.submitter.user"
 _LISTS = ("topology.users", "topology.groups")
@@ -49,8 +53,19 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
     return total
 
 
-def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
+def split_stored_conf(document: Conf) -> tuple[dict[str, Any], frozenset[str]]:
+    """The conf in a code's stored document, and the keys of it that came with the submission."""
+    conf = dict(document)
+    submitted = conf.pop(SUBMITTED_KEYS, None)
+    return conf, frozenset(submitted or ())
+
+
+def kept_conf(
+    cluster: Conf, former: Conf, former_keys: Collection[str], submitted: Conf
+) -> dict[str, Any]:
     """Conf of earlier submissions that an update keeps: keys that are not given again (or null).
+
+    ``former`` is the conf of the code that runs, ``former_keys`` those of it that were submitted.
 
     With ``topology.update.keep.conf: false`` in ``submitted`` (or the cluster's conf) nothing is
     kept. A conf that was stored before submissions were told from code names no keys: nothing of it
@@ -58,7 +73,7 @@ def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
     """
     if not {**cluster, **submitted}.get(_KEEP_CONF, True):
         return {}
-    kept = set(former.get(SUBMITTED_KEYS) or ()) - _ONE_TIME_KEYS - set(submitted)
+    kept = set(former_keys) - _ONE_TIME_KEYS - REMOVED_KEYS.keys() - set(submitted)
     return {key: former[key] for key in sorted(kept) if key in former}
 
 

@@ -30,6 +30,8 @@ _LAUNCH_SECS = 60.0
 LOOKUP_SECS = 10.0
 """Longest search for a run by its tag, seconds: on a busy machine even a short query is slow."""
 _PARTITION_TAG = "dagster/partition"
+REPOSITORY = "__repository__"
+"""Repository of the Definitions of a code location, as Dagster names it."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,13 @@ class DagsterClient:
         transport: DagsterTransport,
         *,
         location: str = "storm",
-        repository: str = "__repository__",
         names: DagsterNames | None = None,
         launch_secs: float = _LAUNCH_SECS,
     ) -> None:
         self._transport = transport
         self._launch_secs = launch_secs
         self.names = names or DagsterNames()
-        self._selector = {"repositoryLocationName": location, "repositoryName": repository}
+        self._selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY}
 
     def close(self) -> None:
         """Close the connections."""
@@ -326,8 +327,8 @@ def location_problem(
     repositories = [str(each["name"]) for each in loaded.get("repositories") or ()]
     if repositories and repositoryName not in repositories:
         return Misconfigured(
-            f"{doing}: dagster.repository is {repositoryName!r}, and code location {name!r} has {', '.join(repositories)}: "
-            "set dagster.repository to the one with build_storm_defs"
+            f"{doing}: code location {name!r} has no repository {repositoryName!r} (it has: {', '.join(repositories)}): "
+            "expose build_storm_defs through its Definitions, or set dagster.location to the one that does"
         )
     return None
 

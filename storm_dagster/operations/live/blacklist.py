@@ -23,7 +23,7 @@ def check_host(host: object) -> str:
     """A host name or address; :class:`InvalidRequest` otherwise."""
     if not isinstance(host, str) or not _HOST.fullmatch(host):
         raise InvalidRequest(
-            f"{host!r:.80} is not a host name: use the host that `storm-dagster supervisors` shows"
+            f"{host!r:.80} is not a host name: use the host that `storm-dagster status` shows"
         )
     return host
 

@@ -97,7 +97,9 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
                 "upgrade it to 3.9.2 or newer",
             )
     if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"]), tls):
-        remedy = "stop the cluster, set storm.secret.file, then `storm-dagster zookeeper secure`"
+        remedy = (
+            "stop the cluster, set storm.secret.file, then `storm-dagster daemon zookeeper secure`"
+        )
         yield (
             "warning",
             "everybody who reaches ZooKeeper may change the cluster and make it run code",

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import (
     OWNER_KEY,
-    SUBMITTED_KEYS,
     conf_differences,
     kept_conf,
     limited_conf,
@@ -230,13 +229,14 @@ def read_source(
     except Exception as error:
         raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
     conf, spec, warnings = check_confs(document, spec, where, "warn" if whole else "error")
-    conf.pop(SUBMITTED_KEYS, None)
     submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
-    old = None if former is None else load_runnable(ctx, former).conf
+    old = None if former is None else load_runnable(ctx, former)
     if submitter is not None:
-        conf.update(limited_conf(submitter.decode(), {**spec.conf, **conf}, old))
+        given = {**spec.conf, **conf}
+        conf.update(limited_conf(submitter.decode(), given, None if old is None else old.conf))
     if old is not None and not whole:
-        conf = {**kept_conf(ctx.values(), old, document), **conf}
+        kept = kept_conf(ctx.values(), old.conf, old.submitted_keys, document)
+        conf = {**kept, **conf}
     return conf, spec, warnings, staging.upload_key(handle, "archive")
 
 

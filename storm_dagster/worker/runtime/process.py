@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.core.submission.conf import split_stored_conf
 from storm_dagster.host.files import read_json_object
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
@@ -83,6 +84,10 @@ def _target(kind: str, name: str, key: str) -> str:
 _log = logging.getLogger(__name__)
 
 _BIND_SECS = 5.0
+_GC_THRESHOLDS = (100_000, 50, 100)
+"""Of the collector's generations. Measured: with Python's own, decoding of big batches takes three
+times as long.
+"""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BYTES = 4 * 1024 * 1024
 
@@ -110,9 +115,9 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
     code = Path(spec.code_dir)
-    topology_conf = resolve_references(
-        read_json_object(code / "stormconf.ser", "the supervisor must fetch it again")
-    )
+    stored = read_json_object(code / "stormconf.ser", "the supervisor must fetch it again")
+    own_conf, _ = split_stored_conf(stored)
+    topology_conf = resolve_references(own_conf)
     topology = decode_topology((code / "stormcode.ser").read_bytes())
     # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
     conf = {
@@ -175,8 +180,7 @@ def run_worker(path: Path) -> int:
     if archive not in sys.path:
         sys.path.insert(0, archive)
     _return_large_memory()
-    # Measured: default thresholds make decoding of big batches three times slower.
-    gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
+    gc.set_threshold(*_GC_THRESHOLDS)
     # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay
     # tuples.
     sys.setswitchinterval(0.001)

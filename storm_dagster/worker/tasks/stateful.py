@@ -1,7 +1,7 @@
 """Checkpoints of stateful bolts, and the acks that wait for them."""
 
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,17 @@ _PAUSE_SECS = 0.01
 """Least time between two checkpoints; one costs about 50 microseconds."""
 _FORGET = 20_000
 """Ids that are freed in one go, in about two milliseconds."""
+_REMEMBERED_TIMEOUTS = 4
+"""Message timeouts for which an applied id is remembered: a tuple may be replayed repeatedly."""
 _ABSENT: Any = object()
 _PLAIN = frozenset({str, int, bytes})
 _TRIES = 20
 _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
+
+
+def remember_secs(conf: Mapping[str, Any]) -> int:
+    """Least time for which a stateful bolt remembers applied ids, seconds."""
+    return _REMEMBERED_TIMEOUTS * int(conf.get("topology.message.timeout.secs") or 30)
 
 
 class KeyedState:
@@ -222,7 +229,7 @@ class StateDriver:
         """The newest tuple whose grouping key was hashed, and the hash."""
         self._rejected: Tuple | None = None
         """The tuple that the bolt failed last."""
-        self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
+        self._rotate_ms = remember_secs(runner.conf) * 1000
         self._rotate_at = runner.shared.now_ms() + self._rotate_ms
         self._forgotten: MutableMapping[Any, int] = {}
         """Ids that are remembered no longer: freed little by little, since all at once would stop

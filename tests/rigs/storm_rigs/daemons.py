@@ -121,7 +121,8 @@ class Daemons:
         logs = self.home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         pairs = {**self._values, **self._own[role, id]}
-        argv = [sys.executable, "-m", "storm_dagster", role, "--home", str(self.home), "--id", id]
+        argv = [sys.executable, "-m", "storm_dagster", "daemon", role]
+        argv += ["--home", str(self.home), "--id", id]
         for key, value in pairs.items():
             argv += ["-c", f"{key}={json.dumps(value)}"]
         with (logs / f"{role}-{id}.out").open("ab") as output:

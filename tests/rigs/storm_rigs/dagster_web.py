@@ -1,4 +1,4 @@
-"""``storm-dagster web`` in a process of its own, without any code location."""
+"""``storm-dagster daemon web`` in a process of its own, without any code location."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def dagster_web(home: Path, conf: dict[str, Any]) -> Iterator[tuple[str, int]]:
     (home / "workspace.yaml").write_text("load_from: []\n")
     port = free_port()
     pairs = [part for key, value in conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
-    argv = [sys.executable, "-m", "storm_dagster", "web", "--home", str(home), "--port", str(port)]
+    argv = [sys.executable, "-m", "storm_dagster", "daemon", "web", "--home", str(home)]
+    argv += ["--port", str(port)]
     with (home / "out").open("wb") as out:
         child = subprocess.Popen(
             [*argv, "--workspace", str(home / "workspace.yaml"), *pairs],

@@ -250,10 +250,11 @@ def _conf_keys() -> Names:
 
 
 def _command_line() -> Names:
-    from storm_dagster.cli.app import VERBS, cli
+    from storm_dagster.cli.app import FORMER_VERBS, VERBS, cli
 
+    verbs = [*VERBS, *FORMER_VERBS]
     context = click.Context(cli, info_name="storm-dagster")
-    found: Names = {"storm-dagster": [*_options(cli), *VERBS]}
+    found: Names = {"storm-dagster": [*_options(cli), *verbs]}
 
     def add(command: click.Command | None, name: str) -> None:
         assert command is not None
@@ -264,7 +265,7 @@ def _command_line() -> Names:
             for one in inner:
                 add(command.get_command(context, one), f"{name} {one}")
 
-    for verb in VERBS:
+    for verb in verbs:
         add(cli.get_command(context, verb), verb)
     return found
 

@@ -44,7 +44,7 @@ class Place:
                 "STORM_DAGSTER_LOG_FILES_ONLY": "1",
             }
             self._warm = subprocess.Popen(
-                [sys.executable, "-m", "storm_dagster", "warm-runs", "--home", str(self.home), "--module", MODULE],
+                [sys.executable, "-m", "storm_dagster", "daemon", "warm-runs", "--home", str(self.home), "--module", MODULE],
                 cwd=self.code,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -73,6 +73,7 @@ class ProxiedNimbus:
             sys.executable,
             "-m",
             "storm_dagster",
+            "daemon",
             "nimbus",
             "--home",
             str(home),
