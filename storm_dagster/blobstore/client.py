@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import (
     Corrupt,
     KeyNotFound,
@@ -199,7 +200,7 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         otherwise.
         """
         deadline = time.monotonic() + self.deadline_secs
-        pause = _FIRST_PAUSE
+        pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 response = request(
@@ -217,10 +218,10 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
                 )
             except Unavailable as error:
                 failure = error
+            pause = pauses.next_pause()
             if not isinstance(failure, Unavailable) or time.monotonic() + pause >= deadline:
                 raise failure
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +21,7 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
 from storm_dagster.security.exposure import check_exposure, make_private
@@ -272,9 +272,7 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     host, port = host_and_port(remote)
-    deadline = time.monotonic() + 180.0
-    while not listens(port, host) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    poll(lambda: listens(port, host), timeout=180.0)
     try:
         cluster = StormClusterState.open(conf.values)
     except StormDagsterError:

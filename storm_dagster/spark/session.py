@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from storm_dagster.host.endpoints import ClusterFile, home_dir
 from storm_dagster.host.futures import in_thread
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.security.spark_remote import with_spark_token
@@ -68,17 +68,14 @@ def await_start(remote: str, home: Path | None = None) -> None:
     """Return when the server at the URL is not being started by the ``dev`` of ``home`` (any
     more).
     """
-    deadline = time.monotonic() + _START_SECS
-    while time.monotonic() < deadline:
+
+    def is_not_starting() -> bool:
         cluster = ClusterFile.read(home_dir(home))
-        if (
-            cluster is None
-            or cluster.spark is None
-            or not cluster.spark.starting
-            or cluster.spark.remote != remote
-        ):
-            return
-        time.sleep(0.2)
+        if cluster is None or cluster.spark is None:
+            return True
+        return not cluster.spark.starting or cluster.spark.remote != remote
+
+    poll(is_not_starting, timeout=_START_SECS, pause=0.2)
 
 
 def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:

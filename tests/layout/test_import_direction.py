@@ -25,7 +25,7 @@ EDGES: dict[str, set[str]] = {
     "core": {"model"},
     "blobstore": {"model", "host", "security"},
     "zk": {"model", "host", "security", "core"},
-    "http": {"model", "security", "core"},
+    "http": {"model", "host", "security", "core"},
     # Dagster's webserver and daemon load it: it knows nothing of clusters.
     "launcher": {"model", "host", "security"},
     "web": {"model", "security", "http"},

@@ -6,7 +6,6 @@ them.
 """
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import described
 from storm_dagster.host.endpoints import ClusterFile, cluster_conf, home_dir
 from storm_dagster.host.processes import RunFile
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.operations.context import leader_http
@@ -80,13 +80,11 @@ def ensure_local_cluster(home: Path) -> None:
     except (Conflict, Unavailable):
         if not local_cluster_runs(home):
             raise
-        deadline = time.monotonic() + _LONGEST_SECS
-        while ClusterFile.read(home) is None:
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"the cluster that starts in {home} is not ready: look at {home}/logs"
-                ) from None
-            time.sleep(0.5)
+        cluster = poll(lambda: ClusterFile.read(home), timeout=_LONGEST_SECS, pause=0.5)
+        if cluster is None:
+            raise Unavailable(
+                f"the cluster that starts in {home} is not ready: look at {home}/logs"
+            ) from None
 
 
 _BUILT_IN_CODE = (
