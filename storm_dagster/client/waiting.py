@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from storm_dagster.client.http import NimbusClient, UnavailableAtLeader
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.leader import UnavailableAtLeader
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable, error_from_document
 

@@ -23,7 +23,7 @@ EDGES: dict[str, set[str]] = {
     "__main__": {"cli"},
     "api": {"model", "host", "security"},
     "core": {"model"},
-    "blobstore": {"model", "host", "security"},
+    "blobstore": {"model", "host"},
     "zk": {"model", "host", "security", "core"},
     "http": {"model", "host", "security", "core"},
     # Dagster's webserver and daemon load it: it knows nothing of clusters.
@@ -33,7 +33,7 @@ EDGES: dict[str, set[str]] = {
     "packaging": {"model", "host", "api"},
     # Stands on what any author of a topology has.
     "connectors": {"model", "host", "api"},
-    "client": {"model", "host", "security", "packaging"},
+    "client": {"model", "host", "security", "blobstore", "packaging"},
     "operations": {
         *("model", "host", "security", "core", "zk", "blobstore", "spark", "packaging"),
     },
@@ -41,14 +41,15 @@ EDGES: dict[str, set[str]] = {
     "supervisor": {
         *("model", "host", "security", "core", "zk", "http", "operations", "packaging"),
     },
-    "worker": {"model", "host", "security", "core", "zk", "operations", "api"},
+    # Of the client only the calls of the leader, when a task has events for Dagster.
+    "worker": {"model", "host", "security", "core", "zk", "operations", "api", "client"},
     "defs": {
         *("model", "host", "security", "core", "zk", "blobstore", "spark", "operations"),
         *("client", "packaging"),
     },
     "testing": {"model", "host", "core", "client", "api", "worker"},
     "cli": {
-        *("model", "host", "security", "core", "zk", "blobstore", "spark", "operations"),
+        *("model", "host", "security", "core", "zk", "spark", "operations"),
         *("client", "packaging", "nimbus", "supervisor", "launcher", "web"),
     },
 }
@@ -172,6 +173,28 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_the_calls_of_the_leader_load_no_other_client_code() -> None:
+    program = (
+        "import sys, storm_dagster.client.leader;"
+        "print([m for m in sys.modules if m.startswith(('storm_dagster.', 'dagster', 'pyspark')) and"
+        " m.split('.')[1:2] not in (['model'], ['host'], ['client'])])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_leader_is_searched_in_one_place() -> None:
+    searching = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if part_of(path) != "nimbus"
+        and '.get("leader") is True' in path.read_text(encoding="utf-8")
+    ]
+    assert searching == ["client/leader.py"]
 
 
 def test_no_module_is_longer_than_550_lines() -> None:

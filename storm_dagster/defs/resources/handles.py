@@ -14,10 +14,10 @@ from typing import Any
 import dagster as dg
 from pydantic import PrivateAttr
 
-from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import command
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import described
 from storm_dagster.host.endpoints import ClusterFile, cluster_conf, home_dir
