@@ -266,8 +266,8 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
     import storm_dagster.spark.assignment.pipeline  # noqa: F401
     from storm_dagster.cli.dev.plan import PLACED
     from storm_dagster.cli.dev.readiness import listens
+    from storm_dagster.security.spark_remote import host_and_port
     from storm_dagster.spark.planner import plan_on_cluster
-    from storm_dagster.spark.session import host_and_port
     from storm_dagster.spark.warm_up import warm_planner, warm_up
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 

@@ -1,16 +1,12 @@
-"""Spark sessions: opening, detection of lost ones, and waiting with a deadline."""
+"""Spark sessions of placements: opening, and waiting with a deadline."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
-import socket
 import sys
-import weakref
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,48 +16,21 @@ from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.security.spark_remote import with_spark_token
+from storm_dagster.spark.link import (
+    check_reachable,
+    close_at_exit,
+    forget_session,
+    limit_retries,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
-_GONE = (
-    "SESSION_CLOSED",
-    "SESSION_NOT_FOUND",
-    "SESSION_CHANGED",
-    "incorrect server side session identifier",
-)
-_DEFAULT_PORT = 15002
 _START_SECS = 120.0
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
 _DETAILS = re.compile(r'details = "([^"\n]+)')
-
-
-def host_and_port(remote: str) -> tuple[str, int]:
-    """Host and port of a Spark Connect URL; :class:`Unavailable` when it is none."""
-    address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
-    host, colon, port = address.rpartition(":")
-    if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
-        raise Unavailable(
-            f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
-        )
-    return (host, int(port)) if colon else (address, _DEFAULT_PORT)
-
-
-def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
-    """Return when a server listens at the URL; else :class:`Unavailable`.
-
-    gRPC alone would go on trying for ten minutes.
-    """
-    host, port = host_and_port(remote)
-    try:
-        socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
-    except OSError as error:
-        raise Unavailable(
-            f"Spark at {mask_text(remote)} is out of reach ({error}): start it (storm-dagster dev, storm-dagster spark), "
-            "or correct spark.remote"
-        ) from None
 
 
 def await_start(remote: str, home: Path | None = None) -> None:
@@ -111,39 +80,8 @@ def open_connect(remote: str) -> SparkSession:
     limit_retries(session)
     # Stopping it in one process must not end it for the others.
     session.release_session_on_close = False
-    close_at_exit(session)  # pyright: ignore[reportArgumentType]
+    close_at_exit(session)
     return session  # pyright: ignore[reportReturnType]
-
-
-def limit_retries(session: Any) -> None:
-    """Without this a server that died is tried again for ten minutes, also by threads that an
-    ending process waits for.
-    """
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
-
-
-def close_at_exit(session: SparkSession, release: str = "") -> None:
-    """Close this process's side of the session when the process ends; ``release``: the server's
-    too, if that URL answers.
-
-    pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone;
-    it leaves closed sessions alone, and hooks run in reverse order of registration.
-    """
-    kept = weakref.ref(session)
-
-    def close() -> None:
-        opened = kept()
-        if opened is None:
-            return
-        with suppress(Unavailable):
-            if release:
-                check_reachable(release, 1.0)
-                opened.stop()
-        forget_session(opened)
-
-    atexit.register(close)
 
 
 def open_classic(master: str) -> SparkSession:
@@ -163,23 +101,6 @@ def open_classic(master: str) -> SparkSession:
         settings |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
     return builder.config(map=settings).getOrCreate()
-
-
-def forget_session(session: SparkSession | None, *, release: bool = False) -> None:
-    """Close this process's side of a session; the server's side lives on unless it is released."""
-    client = getattr(session, "client", None)
-    if client is not None:
-        # It is being thrown away because it does not work.
-        with suppress(Exception):
-            if release:
-                client.release_session()
-            client.close()
-
-
-def is_session_gone(error: BaseException) -> bool:
-    """Whether the server has dropped the session, so that only another id helps."""
-    text = str(error)
-    return any(sign in text for sign in _GONE)
 
 
 def within(seconds: float, what: str, function: Callable[[], T]) -> T:

@@ -21,7 +21,8 @@ EDGES: dict[str, set[str]] = {
     "host": {"model"},
     "security": {"model", "host"},
     "__main__": {"cli"},
-    "api": {"model", "host", "security"},
+    # Of Spark only the link, which loads nothing but what is below.
+    "api": {"model", "host", "security", "spark"},
     "core": {"model"},
     "blobstore": {"model", "host"},
     "zk": {"model", "host", "security", "core"},
@@ -195,6 +196,22 @@ def test_the_leader_is_searched_in_one_place() -> None:
         and '.get("leader") is True' in path.read_text(encoding="utf-8")
     ]
     assert searching == ["client/leader.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("set_retry_policies(", "spark/link.py"),
+        ("release_session()", "spark/link.py"),
+        ("authorization=Bearer", "security/spark_remote.py"),
+    ],
+)
+def test_the_link_to_spark_is_in_one_place(text: str, place: str) -> None:
+    places = [
+        str(path.relative_to(PACKAGE)) for path in FILES if text in path.read_text(encoding="utf-8")
+    ]
+    # A query session of another topology is ended by the process that was started to do so.
+    assert set(places) - {"spark/query_sessions.py"} == {place}
 
 
 def test_no_module_is_longer_than_550_lines() -> None:
