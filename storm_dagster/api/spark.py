@@ -18,6 +18,7 @@ from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_fused import make_chain
 from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spouts import Spout
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_COUNTS
 
@@ -89,7 +90,7 @@ class SparkSpout(Spout):
         """Of the Spark that ran the query last."""
         self._retry_at = 0.0
         self._check_at = 0.0
-        self._pause = 1.0
+        self._pauses = Backoff(1.0, _MOST_PAUSE_SECS)
         self._announce_at = 0.0
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
@@ -246,8 +247,8 @@ class SparkSpout(Spout):
                 error, self._session
             ):
                 spark_session.drop_worker_session(self._conf, self._session, self._code)
-            self._retry_at = now + (_MOST_PAUSE_SECS if lost else self._pause)
-            self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
+            pause = self._pauses.next_pause()
+            self._retry_at = now + (_MOST_PAUSE_SECS if lost else pause)
             self._errors.report(self._typed(error))
 
     def _report_progress(self) -> None:
@@ -260,7 +261,7 @@ class SparkSpout(Spout):
                 if ended or not name.startswith("batch_"):
                     self.report_metric(name, value)
             if ended:
-                self._pause = 1.0
+                self._pauses.reset()
                 self._errors.clear()
                 if not self._emits:
                     self._bound().count_batch(

@@ -13,6 +13,7 @@ from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import (
     InvalidRequest,
     InvalidTopology,
@@ -79,7 +80,7 @@ class SparkBolt(Bolt):
         self._waiting: list[Tuple] = []
         self._bytes = 0
         self._since = 0.0
-        self._pause = 0.1
+        self._pauses = Backoff(0.1, _MOST_PAUSE_SECS)
         self._session: Any = None
         self._done = self._failed = self._bad = 0
         self._errors = spark_session.ErrorsOnce(self)
@@ -244,10 +245,9 @@ class SparkBolt(Bolt):
             self.report_metric("failed_batches", self._failed)
             self.report_metric("bad_rows", self._bad)
         if parts or not acked:
-            time.sleep(self._pause)
-            self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
+            time.sleep(self._pauses.next_pause())
             return
-        self._pause = 0.1
+        self._pauses.reset()
         self._done += 1
         self.report_metric("batches", self._done)
         self.report_metric("batch_tuples", acked)

@@ -6,7 +6,6 @@ It is never the session that plans placements. The conf names the cluster:
 the user's functions can be imported there. pyspark is imported when a Spark component opens.
 """
 
-import atexit
 import importlib
 import itertools
 import logging
@@ -14,16 +13,13 @@ import operator
 import os
 import re
 import shutil
-import socket
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.host.futures import in_thread
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
@@ -33,14 +29,20 @@ from storm_dagster.security.spark_remote import (
     remote_with_session,
     with_spark_token,
 )
+from storm_dagster.spark.link import (
+    SESSION_GONE,
+    close_at_exit,
+    limit_retries,
+    probe,
+    release_session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Error messages of a lost server or an expired session. Over Connect they are strings in exceptions
-# of several classes, grpc's among them.
+# Error messages of a lost server or an expired session.
 _SESSION_LOSS = re.compile(
-    "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
+    "|".join(SESSION_GONE) + "|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
     "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|stopped SparkContext"
 )
 _SLOW_START = "Python worker failed to connect back"
@@ -92,7 +94,7 @@ def answers(session: Any) -> bool:
         for (kind, url, _), own in [*_sessions.items()]:
             if own is session and kind == "remote":
                 # At once: a call to a server that is gone takes two seconds.
-                _check_listening(url)
+                probe(url)
         return session.range(1).count() == 1
     except Exception:
         return False
@@ -210,10 +212,6 @@ def innermost(error: BaseException) -> str:
 
 _log = logging.getLogger(__name__)
 _START = "start it, or set topology.spark.remote / spark.master to one that runs"
-_RELEASE_SECS = 0.7
-"""How long an exiting process waits for the server to release its session: a worker is killed soon
-after.
-"""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str, str], Any] = {}
 
@@ -300,7 +298,7 @@ def release_sessions() -> None:
     """
     for (kind, url, code), session in [*_sessions.items()]:
         if kind == "remote" and not code and ";session_id=" not in url:
-            _release(session, url)
+            release_session(session, url)
 
 
 def archive_of(context: Any) -> Path | None:
@@ -364,7 +362,7 @@ def _connect(
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
-            _check_listening(url)
+            probe(url)
             proven = with_spark_token(url, cluster_servers)
             for number in itertools.count():
                 try:
@@ -397,12 +395,10 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
     ``url`` has the token, if the server gets one. With ``own`` the session ends with this process.
     """
     from pyspark.sql import SparkSession
-    from pyspark.sql.connect.client.retries import DefaultPolicy
 
     session: Any = SparkSession.builder.remote(remote_with_session(url, session_id)).create()
-    # Otherwise a call to a lost server is retried for ten minutes. So the builder gets no conf: it
-    # would send that first.
-    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+    # Before the first call, so that the builder gets no conf: it would send that first.
+    limit_retries(session)
     try:
         session.conf._set_all(configs=dict(extra), silent=True)
         session.range(1).count()
@@ -410,29 +406,8 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
         # A bolt that waits for Spark comes again every few seconds: what it leaves would add up.
         session.client.close()
         raise
-    # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed
-    # clients; hooks run in reverse order of registration.
-    _ = atexit.register(_release, session, url) if own else atexit.register(session.client.close)
+    close_at_exit(session, url if own else "")
     return session
-
-
-def _release(session: Any, url: str) -> None:
-    """Release the session, with its plans and artifacts on the server, when the process exits."""
-
-    def release() -> None:
-        _check_listening(url)
-        session.client.release_session()
-
-    # If it fails, the server drops the session later.
-    wait([in_thread("spark-release", release)], _RELEASE_SECS)
-    session.client.close()
-
-
-def _check_listening(url: str) -> None:
-    """Raise ``OSError`` if nothing listens there; gRPC alone would retry for ten minutes."""
-    host, _, port = url.removeprefix("sc://").partition("/")[0].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
 
 
 def _provide_archive(session: Any, target: tuple[str, str], archive: Path) -> None:

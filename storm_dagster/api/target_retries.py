@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from storm_dagster.host.waiting import Backoff
+
 if TYPE_CHECKING:
     from storm_dagster.api.bolts import Bolt
 
@@ -21,7 +23,7 @@ class TargetRetries:
 
     def __init__(self, bolt: "Bolt") -> None:
         self._bolt = bolt
-        self._pause_ms = MIN_PAUSE_MS
+        self._pauses_ms = Backoff(MIN_PAUSE_MS, MAX_PAUSE_MS)
         self._report_at: dict[str, int] = {}
         self.since_ms = 0
         """Time of the first failure, in milliseconds since 1970; 0 while the target answers."""
@@ -38,14 +40,13 @@ class TargetRetries:
         now = bolt.context.now_ms()
         self.since_ms = self.since_ms or now
         if pause_ms is None:
-            pause_ms = self._pause_ms
-            self._pause_ms = min(2 * self._pause_ms, MAX_PAUSE_MS)
+            pause_ms = round(self._pauses_ms.next_pause())
         bolt._room_at = now + pause_ms
         bolt._is_full = True
 
     def end(self) -> None:
         """Note that the target answers: the next wait begins with a short pause."""
-        self._pause_ms = MIN_PAUSE_MS
+        self._pauses_ms.reset()
         self._bolt._room_at = 0
         self.since_ms = 0
 

@@ -31,6 +31,7 @@ from storm_dagster.cli.output import (
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 
 
@@ -133,9 +134,8 @@ def stop(invocation: Invocation) -> None:
                 steps.begin("dev")
                 if record.signal(signal.SIGTERM):
                     record.signal(signal.SIGCONT)
-                deadline = time.monotonic() + (60.0 if invocation.wait else 0.0)
-                while record.alive() and time.monotonic() < deadline:
-                    time.sleep(0.05)
+                if invocation.wait:
+                    poll(lambda record=record: not record.alive(), timeout=60.0, pause=0.05)
                 steps.done("dev")
         left = end_cluster(home) if invocation.wait else []
         if invocation.wait:

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
 from storm_dagster.security.exposure import check_exposure, make_private
@@ -276,15 +276,13 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
     import storm_dagster.spark.assignment.pipeline  # noqa: F401
     from storm_dagster.cli.dev.plan import PLACED
     from storm_dagster.cli.dev.readiness import listens
+    from storm_dagster.security.spark_remote import host_and_port
     from storm_dagster.spark.planner import plan_on_cluster
-    from storm_dagster.spark.session import host_and_port
     from storm_dagster.spark.warm_up import warm_planner, warm_up
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     host, port = host_and_port(remote)
-    deadline = time.monotonic() + 180.0
-    while not listens(port, host) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    poll(lambda: listens(port, host), timeout=180.0)
     try:
         cluster = StormClusterState.open(conf.values)
     except StormDagsterError:

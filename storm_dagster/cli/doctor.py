@@ -297,7 +297,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable`
     without a cluster.
     """
-    from storm_dagster.blobstore.client import NimbusBlobClient
+    from storm_dagster.client.blobs import NimbusBlobClient
     from storm_dagster.core.invariants.rules import RULES
     from storm_dagster.operations.context import OperationsContext, leader_http
     from storm_dagster.operations.read.inspection import inspect_cluster

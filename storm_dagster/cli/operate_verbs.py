@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.cli.output import Steps, print_answer, print_json, say
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound

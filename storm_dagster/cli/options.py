@@ -1,7 +1,7 @@
 """Options that every verb takes, and the invocation that they make."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.leader import is_nimbus
 from storm_dagster.host.endpoints import cluster_conf, home_dir
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf, parse_assignments, seed_urls
@@ -64,8 +65,11 @@ class Invocation:
         # The default address may be another cluster's ZooKeeper.
         ours = conf.origins["storm.zookeeper.servers"] != "default"
         servers = conf["storm.zookeeper.servers"] if ours else []
-        with ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool:
-            found = [pool.submit(_is_nimbus, url, options) for url in seeds]
+        with (
+            httpx.Client(**options) as http,
+            ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool,
+        ):
+            found = [pool.submit(is_nimbus, http, url, _PROBE_SECS) for url in seeds]
             places, tls = [server_address(server, conf) for server in servers], zookeeper_tls(conf)
             found += [pool.submit(server_answers, *place, _PROBE_SECS, tls) for place in places]
             if any(each.result() for each in found):
@@ -80,18 +84,6 @@ class Invocation:
 
 
 _PROBE_SECS = 1.0
-
-
-def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
-    """Whether one is at the URL, frozen or refusing us included."""
-    try:
-        answer = httpx.get(f"{url}/healthz", timeout=_PROBE_SECS, **options)
-        return isinstance(answer.json(), dict)
-    except httpx.ReadTimeout:
-        return True
-    except (httpx.HTTPError, ValueError) as error:
-        # Certificates that do not fit are reported by its client.
-        return "certificate" in str(error).lower()
 
 
 def verb(

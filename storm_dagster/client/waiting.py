@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from storm_dagster.client.http import NimbusClient, UnavailableAtLeader
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.leader import UnavailableAtLeader
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable, error_from_document
 
 Progress = Callable[[str, str], None]
@@ -14,6 +16,8 @@ Progress = Callable[[str, str], None]
 _TASKS_PAUSE_SECS = 0.25
 """Workers come up within a second or two: polling seldom would be most of the wait."""
 
+_GROWTH = 1.2
+"""Factor from one pause to the next."""
 _SILENCE_PAUSE_SECS = 1.0
 _DAGSTER_STEP = "Dagster"
 """Progress step that is shown while Dagster does not respond."""
@@ -74,7 +78,7 @@ def wait_for_run(
     document; what it raises ends the wait.
     """
     shown: dict[str, str] = {}
-    pause = 0.1
+    pauses = Backoff(0.1, 0.2, factor=_GROWTH)
     silence = _DagsterSilence(run_id, nimbus.launch_secs, progress)
     while True:
         try:
@@ -105,8 +109,7 @@ def wait_for_run(
                 f"run {run_id} is still {document.get('status')}{where}: it goes on; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
-        time.sleep(pause)
-        pause = min(pause * 1.2, 0.2)
+        time.sleep(pauses.next_pause())
 
 
 def wait_for_tasks(
@@ -115,7 +118,7 @@ def wait_for_tasks(
     """The topology's document once every one of its tasks runs; :class:`Unavailable` at the
     deadline.
     """
-    pause = 0.05
+    pauses = Backoff(0.05, _TASKS_PAUSE_SECS, factor=_GROWTH)
     shown = ""
     while True:
         document = nimbus.get(f"/v1/topologies/{name}")
@@ -141,8 +144,7 @@ def wait_for_tasks(
                 f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for {', '.join(waiting[:8])}{newest}: "
                 f"see `storm-dagster show {name}` and `storm-dagster logs {name}`"
             )
-        time.sleep(pause)
-        pause = min(pause * 1.2, _TASKS_PAUSE_SECS)
+        time.sleep(pauses.next_pause())
 
 
 def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
@@ -164,7 +166,7 @@ def wait_for_status(
     """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable`
     else.
     """
-    pause = 0.1
+    pauses = Backoff(0.1, 1.0, factor=_GROWTH)
     while True:
         document = find_topology(nimbus, name)
         if done(document):
@@ -174,5 +176,4 @@ def wait_for_status(
             raise Unavailable(
                 f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later"
             )
-        time.sleep(pause)
-        pause = min(pause * 1.2, 1.0)
+        time.sleep(pauses.next_pause())

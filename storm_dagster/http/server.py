@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from storm_dagster.host.waiting import poll
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.peers import is_own_peer
@@ -281,14 +282,12 @@ class HttpService:
     def start(self, timeout: float = 10.0) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
         self._thread.start()
-        deadline = time.monotonic() + timeout
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                self.stop()
-                raise Unavailable(
-                    f"the HTTP service {self._name} did not start: see the daemon's log"
-                )
-            time.sleep(0.01)
+        poll(
+            lambda: self._server.started or not self._thread.is_alive(), timeout=timeout, pause=0.01
+        )
+        if not self._server.started:
+            self.stop()
+            raise Unavailable(f"the HTTP service {self._name} did not start: see the daemon's log")
 
     def stop(self) -> None:
         """End within a few seconds; requests in progress get three."""

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.host.processes import RunFile
+from storm_dagster.host.waiting import poll
 from storm_dagster.launcher import wire
 from storm_dagster.launcher.compatibility import dagster_internals
 
@@ -148,15 +148,11 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         return True
 
     def _force(self, instance: dg.DagsterInstance, run_id: str, record: RunFile) -> None:
-        deadline = time.monotonic() + GRACE_SECS
-        while record.alive():
-            if time.monotonic() >= deadline:
-                if record.signal(signal.SIGKILL):
-                    _report_canceled(
-                        instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s."
-                    )
-                return
-            time.sleep(0.1)
+        has_ended = poll(lambda: not record.alive(), timeout=GRACE_SECS)
+        if not has_ended and record.signal(signal.SIGKILL):
+            _report_canceled(
+                instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s."
+            )
 
     # -- health ------------------------------------------------------------------------------------
     @property

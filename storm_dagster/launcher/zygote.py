@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from storm_dagster.host.forks import threads
 from storm_dagster.host.processes import RunFile, run_dir
+from storm_dagster.host.waiting import poll
 from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
 from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.preload import Fingerprint, preload
@@ -270,9 +271,7 @@ def run(home: Path, modules: Sequence[str], umask: int) -> int:
             why,
         )
         # Not by exiting: the supervising process restarts it with growing delays.
-        until = time.monotonic() + _FAILED_SECS
-        while before.changed() is None and time.monotonic() < until:
-            time.sleep(_CHECK_SECS)
+        poll(before.changed, timeout=_FAILED_SECS, pause=_CHECK_SECS)
         _restart(umask)
     try:
         task = Zygote(loaded, began_ns).serve()

@@ -18,7 +18,8 @@ from typing import Any
 
 from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.files import read_private_file, write_atomically
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.conf import mask_text
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.settings import Security
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -26,7 +27,8 @@ SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
 _FILE = "spark.token"
 _EVERYWHERE = "everywhere"
-_DEFAULT_PORT = "15002"
+_DEFAULT_PORT = 15002
+_MAX_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -75,15 +77,31 @@ def cluster_spark_servers(conf: Any) -> tuple[str, ...]:
     return tuple(str(url) for url in urls if url)
 
 
-def _address(url: str) -> tuple[str, str]:
-    """Host in lower case and port of a Spark Connect URL, as they are written.
+def host_and_port(remote: str) -> tuple[str, int]:
+    """Host, as it is written, and port of a Spark Connect URL; :class:`Unavailable` when it is
+    none.
 
-    Without a port, Spark's default one.
+    An IPv6 address keeps its brackets. Without a port it is Spark's default one.
     """
-    authority = url.removeprefix("sc://").partition("/")[0]
+    authority = remote.removeprefix("sc://").partition("/")[0]
     host, colon, port = authority.rpartition(":")
     if not colon or authority.endswith("]"):
-        return authority.lower(), _DEFAULT_PORT
+        host = authority
+        port = str(_DEFAULT_PORT)
+    is_port = port.isascii() and port.isdigit() and int(port) <= _MAX_PORT
+    if not remote.startswith("sc://") or not host or not is_port or set(host) & set(";@ "):
+        raise Unavailable(
+            f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
+        )
+    return host, int(port)
+
+
+def _address(url: str) -> tuple[str, int] | None:
+    """Host in lower case and port of a Spark Connect URL; ``None`` when it is none."""
+    try:
+        host, port = host_and_port(url)
+    except Unavailable:
+        return None
     return host.lower(), port
 
 
@@ -100,10 +118,11 @@ def with_spark_token(
     """
     if not url.startswith("sc://") or any(mark in url for mark in (";token=", ";authorization=")):
         return url
-    if _address(url) not in {_address(server) for server in servers}:
+    address = _address(url)
+    if address is None or address not in {_address(server) for server in servers}:
         return url
     authority, slash, parameters = url.removeprefix("sc://").partition("/")
-    host = _address(url)[0]
+    host = address[0]
     token, scope = derived, _EVERYWHERE
     if token is None:
         try:

@@ -25,6 +25,7 @@ from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.security import spark_remote
+from storm_dagster.spark import link
 from storm_dagster.spark import session as sessions
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class ConnectPlanner:
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
         """Place the batch on Spark."""
-        sessions.check_reachable(self.remote)
+        link.check_reachable(self.remote)
         with self._lock:
             try:
                 return sessions.within(
@@ -143,7 +144,7 @@ class ConnectPlanner:
     def close(self, *, release: bool = False) -> None:
         """Close this process's side of the session; with ``release`` the server's side too."""
         if self._session is not None:
-            sessions.forget_session(self._session[1], release=release)
+            link.forget_session(self._session[1], release=release)
             self._session = None
 
     def _plan(self, batch: PlacementBatch) -> PlacementResult:
@@ -160,7 +161,7 @@ class ConnectPlanner:
                 result = plan_with_spark(session, batch)
                 return result.model_copy(update={"session_secs": session_secs})
             except Exception as error:
-                if gone is not None or not sessions.is_session_gone(error):
+                if gone is not None or not link.is_session_gone(error):
                     raise
                 _log.warning("the pinned Spark session %s is gone, a new one is opened", session_id)
                 self.close()
@@ -175,7 +176,7 @@ class ConnectPlanner:
         session: SparkSession | None = None
         if self.open_session is not None:
             session = self.open_session({"spark.remote": url})
-            sessions.close_at_exit(session)
+            link.close_at_exit(session)
             if (
                 f"session_id={session_id}" in url
                 and getattr(session, "session_id", None) != session_id
@@ -193,7 +194,7 @@ def _ship_package(session: "SparkSession", remote: str) -> None:
     """Send this package to a server elsewhere, whose Python workers cannot import it; loopback
     shares ours.
     """
-    if sessions.host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
+    if spark_remote.host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
     with tempfile.TemporaryDirectory(prefix="storm-dagster-spark-") as folder:
         spark_remote.add_python_archive(session, package_archive(Path(folder)))

@@ -13,7 +13,8 @@ from storm_dagster.security.spark_remote import (
     remote_with_session,
     with_spark_token,
 )
-from storm_dagster.spark.session import check_reachable, is_session_gone, open_connect
+from storm_dagster.spark.link import check_reachable, is_session_gone
+from storm_dagster.spark.session import open_connect
 
 _MOST_SECS = 60.0
 

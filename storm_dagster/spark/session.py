@@ -1,38 +1,33 @@
-"""Spark sessions: opening, detection of lost ones, and waiting with a deadline."""
+"""Spark sessions of placements: opening, and waiting with a deadline."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
-import socket
 import sys
-import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storm_dagster.host.endpoints import ClusterFile, home_dir
 from storm_dagster.host.futures import in_thread
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.security.spark_remote import with_spark_token
+from storm_dagster.spark.link import (
+    check_reachable,
+    close_at_exit,
+    forget_session,
+    limit_retries,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
-_GONE = (
-    "SESSION_CLOSED",
-    "SESSION_NOT_FOUND",
-    "SESSION_CHANGED",
-    "incorrect server side session identifier",
-)
-_DEFAULT_PORT = 15002
 _START_SECS = 120.0
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
 _DETAILS = re.compile(r'details = "([^"\n]+)')
@@ -41,47 +36,18 @@ _OTHER_RELEASE = re.compile(
 )
 
 
-def host_and_port(remote: str) -> tuple[str, int]:
-    """Host and port of a Spark Connect URL; :class:`Unavailable` when it is none."""
-    address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
-    host, colon, port = address.rpartition(":")
-    if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
-        raise Unavailable(
-            f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
-        )
-    return (host, int(port)) if colon else (address, _DEFAULT_PORT)
-
-
-def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
-    """Return when a server listens at the URL; else :class:`Unavailable`.
-
-    gRPC alone would go on trying for ten minutes.
-    """
-    host, port = host_and_port(remote)
-    try:
-        socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
-    except OSError as error:
-        raise Unavailable(
-            f"Spark at {mask_text(remote)} is out of reach ({error}): start it (storm-dagster dev, storm-dagster daemon spark), "
-            "or correct spark.remote"
-        ) from None
-
-
 def await_start(remote: str, home: Path | None = None) -> None:
     """Return when the server at the URL is not being started by the ``dev`` of ``home`` (any
     more).
     """
-    deadline = time.monotonic() + _START_SECS
-    while time.monotonic() < deadline:
+
+    def is_not_starting() -> bool:
         cluster = ClusterFile.read(home_dir(home))
-        if (
-            cluster is None
-            or cluster.spark is None
-            or not cluster.spark.starting
-            or cluster.spark.remote != remote
-        ):
-            return
-        time.sleep(0.2)
+        if cluster is None or cluster.spark is None:
+            return True
+        return not cluster.spark.starting or cluster.spark.remote != remote
+
+    poll(is_not_starting, timeout=_START_SECS, pause=0.2)
 
 
 def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
@@ -117,39 +83,8 @@ def open_connect(remote: str) -> SparkSession:
     limit_retries(session)
     # Stopping it in one process must not end it for the others.
     session.release_session_on_close = False
-    close_at_exit(session)  # pyright: ignore[reportArgumentType]
+    close_at_exit(session)
     return session  # pyright: ignore[reportReturnType]
-
-
-def limit_retries(session: Any) -> None:
-    """Without this a server that died is tried again for ten minutes, also by threads that an
-    ending process waits for.
-    """
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
-
-
-def close_at_exit(session: SparkSession, release: str = "") -> None:
-    """Close this process's side of the session when the process ends; ``release``: the server's
-    too, if that URL answers.
-
-    pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone;
-    it leaves closed sessions alone, and hooks run in reverse order of registration.
-    """
-    kept = weakref.ref(session)
-
-    def close() -> None:
-        opened = kept()
-        if opened is None:
-            return
-        with suppress(Unavailable):
-            if release:
-                check_reachable(release, 1.0)
-                opened.stop()
-        forget_session(opened)
-
-    atexit.register(close)
 
 
 def open_classic(master: str) -> SparkSession:
@@ -169,23 +104,6 @@ def open_classic(master: str) -> SparkSession:
         settings |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
     return builder.config(map=settings).getOrCreate()
-
-
-def forget_session(session: SparkSession | None, *, release: bool = False) -> None:
-    """Close this process's side of a session; the server's side lives on unless it is released."""
-    client = getattr(session, "client", None)
-    if client is not None:
-        # It is being thrown away because it does not work.
-        with suppress(Exception):
-            if release:
-                client.release_session()
-            client.close()
-
-
-def is_session_gone(error: BaseException) -> bool:
-    """Whether the server has dropped the session, so that only another id helps."""
-    text = str(error)
-    return any(sign in text for sign in _GONE)
 
 
 def within(seconds: float, what: str, function: Callable[[], T]) -> T:
@@ -218,7 +136,7 @@ def as_unavailable(error: Exception, what: str) -> StormDagsterError:
     missing = _OTHER_RELEASE.search(str(error))
     if missing is not None:
         cause = f"its Python workers have another release of {missing[2]}"
-        remedy = "restart Spark (storm-dagster spark, storm-dagster dev) with this release"
+        remedy = "restart Spark (storm-dagster daemon spark, storm-dagster dev) with this release"
     if status is not None and status[1] in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         remedy = (
             "its token follows from the cluster's storm.secret (set storm.secret.file to the same here), without one it "

@@ -1,8 +1,9 @@
 """Wait for conditions with a deadline, instead of a sleep."""
 
-import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
+
+from storm_dagster.host.waiting import poll
 
 T = TypeVar("T")
 
@@ -22,20 +23,21 @@ def eventually(
     The predicate is always tried once more after the deadline, so that a slow machine fails no test
     whose condition holds.
     """
-    deadline = time.monotonic() + timeout
     last: object = None
-    while True:
-        late = time.monotonic() >= deadline
+
+    def attempt() -> T | Literal[False] | None:
+        nonlocal last
         try:
             value = predicate()
         except ignore as error:
             last = error
-        else:
-            if value:
-                return value
-            last = value
-        if late:
-            raise AssertionError(
-                f"{what} did not come true within {timeout:g} s; last seen: {last!r:.500}"
-            )
-        time.sleep(interval)
+            return None
+        last = value
+        return value
+
+    value = poll(attempt, timeout=timeout, pause=interval)
+    if not value:
+        raise AssertionError(
+            f"{what} did not come true within {timeout:g} s; last seen: {last!r:.500}"
+        )
+    return value

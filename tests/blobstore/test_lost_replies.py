@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from storm_dagster.blobstore import LocalBlobStore, client
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.blobstore import LocalBlobStore
+from storm_dagster.client import blobs as client_blobs
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.conf import default_conf
 from storm_dagster.nimbus.blobs import sync
 from storm_dagster.supervisor import localizer
@@ -76,7 +77,7 @@ def test_a_reader_asks_again_when_the_reply_or_the_rest_of_it_is_lost(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (client, localizer, sync):
+    for module in (client_blobs, localizer, sync):
         monkeypatch.setattr(module, "SILENT_SECS", 1.0)
     with serve_blobs() as server:
         server.put_code(CODE, {"topology.workers": 2})

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from storm_dagster.cli.dev import readiness
 from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import change_topology, drain_hosts
+from storm_dagster.client.leader import UnavailableAtLeader
+from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import seed_urls
 from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive
+from storm_dagster.worker.tasks.events import EventSender
+
+LOST_REPLY = 0
+"""Status of a response that never arrives: the connection is closed instead."""
+NOT_THE_LEADER = (503, {"error": {"type": "Unavailable", "message": "not the leader"}})
 
 
 class Peer:
@@ -41,6 +52,9 @@ class Peer:
                 pass
 
             def answer(self, status: int, document: Any) -> None:
+                if status == LOST_REPLY:
+                    self.close_connection = True
+                    return
                 body = json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -121,6 +135,90 @@ def test_a_change_of_leader_is_waited_for(peers: list[Peer]) -> None:
         assert ("POST", "/v1/x") in new.asked
 
 
+def test_a_call_without_a_reply_is_sent_again_only_if_that_does_no_harm(
+    peers: list[Peer],
+) -> None:
+    leader = peers[0]
+    lost_once = [(LOST_REPLY, None), (200, {"run_id": "r1"})]
+    leader.scripted = {"/v1/read": [*lost_once], "/v1/launch": [*lost_once]}
+    with NimbusClient([leader.url], patience=20) as nimbus:
+        assert nimbus.get("/v1/read") == {"run_id": "r1"}
+        with pytest.raises(Unavailable, match=r"POST /v1/launch: .* does not answer"):
+            nimbus.post("/v1/launch", repeat=False)
+    assert leader.asked.count(("GET", "/v1/read")) == 2
+    assert leader.asked.count(("POST", "/v1/launch")) == 1
+
+
+def test_a_refusal_is_final_only_from_a_nimbus_that_leads(peers: list[Peer]) -> None:
+    leader = peers[0]
+    silent = {"error": {"type": "Unavailable", "message": "Dagster does not answer"}}
+    leader.scripted = {"/v1/runs/r1": [(503, silent)]}
+    with NimbusClient([leader.url], patience=20) as nimbus:
+        with pytest.raises(UnavailableAtLeader, match="Dagster does not answer"):
+            nimbus.get("/v1/runs/r1")
+    assert leader.asked.count(("GET", "/v1/runs/r1")) == 1
+
+
+def test_blobs_follow_a_change_of_leader(peers: list[Peer]) -> None:
+    old, new = peers
+    old.scripted = {"/v1/blobs?prefix=": [NOT_THE_LEADER]}
+    new.scripted = {"/v1/blobs?prefix=": [(200, {"blobs": []})]}
+    # ZooKeeper names none at first, then the old leader, and then the new one.
+    named = iter([None, old.url, new.url])
+
+    def leader_url() -> str:
+        url = next(named)
+        if url is None:
+            raise Unavailable("no nimbus has led yet")
+        return url
+
+    with NimbusBlobClient(leader_url, deadline_secs=20) as blobs:
+        assert blobs.list() == []
+    assert ("GET", "/v1/blobs?prefix=") in old.asked
+    assert ("GET", "/v1/blobs?prefix=") in new.asked
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_blobs_are_unavailable_when_no_leader_comes(repeated: bool, peers: list[Peer]) -> None:
+    peers[0].scripted = {"/v1/blobs?prefix=": [NOT_THE_LEADER]}
+    # The second try would come after 0.1 s.
+    seconds = 0.5 if repeated else 0.1
+    with NimbusBlobClient(peers[0].url, deadline_secs=seconds) as blobs:
+        with pytest.raises(Unavailable, match="not the leader"):
+            blobs.list()
+    assert (len(peers[0].asked) > 1) == repeated
+
+
+def test_events_go_to_the_leader_once(peers: list[Peer]) -> None:
+    leader = peers[0]
+    path = "/v1/topologies/wc-1-1700000000/events"
+    stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "trouble": None}
+    leader.scripted = {path: [(LOST_REPLY, None), (200, stored)]}
+    record = SimpleNamespace(http=leader.url)
+    cluster: Any = SimpleNamespace(epoch=lambda: (7, record))
+    spec: Any = SimpleNamespace(conf={}, topology_id="wc-1-1700000000", token="t")
+    responses: queue.SimpleQueue[ReportResponse] = queue.SimpleQueue()
+    sender = EventSender(spec, cluster, responses.put)
+    sender.send([])
+    lost = responses.get(timeout=30)
+    # The outbox repeats a batch, with the events that have been added since.
+    assert lost.trouble is not None and "does not answer" in lost.trouble
+    assert leader.asked.count(("POST", path)) == 1
+    sender.send([])
+    response = responses.get(timeout=30)
+    assert response.stored == {"e1"}
+    assert response.trouble is None
+
+
+def test_a_local_cluster_finds_the_leader_that_its_nimbuses_name(peers: list[Peer]) -> None:
+    follower, leader = peers
+    follower.leads, follower.leader_http = False, leader.url
+    assert readiness.leader_url([follower.url]) == leader.url
+    leader.leads = False
+    assert readiness.leader_url([follower.url, leader.url]) is None
+    assert readiness.leader_url([]) is None
+
+
 def test_no_leader_is_unavailable(peers: list[Peer]) -> None:
     peers[0].leads = False
     with NimbusClient([peers[0].url, "http://127.0.0.1:1"], patience=0.3) as nimbus:
@@ -131,7 +229,7 @@ def test_no_leader_is_unavailable(peers: list[Peer]) -> None:
 def test_what_is_waited_for_is_said_and_the_remedy_fits_what_was_seen(
     peers: list[Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storm_dagster.client.http._QUIET_SECS", 0.2)
+    monkeypatch.setattr("storm_dagster.client.leader._QUIET_SECS", 0.2)
     urls = [peer.url for peer in peers]
     received: list[str] = []
     for peer in peers:

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from storm_dagster.security.spark_remote import with_spark_token
-from storm_dagster.spark.session import forget_session, open_connect
+from storm_dagster.spark.link import forget_session
+from storm_dagster.spark.session import open_connect
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.processes import processes_of

@@ -21,11 +21,12 @@ EDGES: dict[str, set[str]] = {
     "host": {"model"},
     "security": {"model", "host"},
     "__main__": {"cli"},
-    "api": {"model", "host", "security"},
+    # Of Spark only the link, which loads nothing but what is below.
+    "api": {"model", "host", "security", "spark"},
     "core": {"model"},
-    "blobstore": {"model", "host", "security"},
+    "blobstore": {"model", "host"},
     "zk": {"model", "host", "security", "core"},
-    "http": {"model", "security", "core"},
+    "http": {"model", "host", "security", "core"},
     # Dagster's webserver and daemon load it: it knows nothing of clusters.
     "launcher": {"model", "host", "security"},
     "web": {"model", "security", "http"},
@@ -33,7 +34,7 @@ EDGES: dict[str, set[str]] = {
     "packaging": {"model", "host", "api"},
     # Stands on what any author of a topology has.
     "connectors": {"model", "host", "api"},
-    "client": {"model", "host", "security", "packaging"},
+    "client": {"model", "host", "security", "blobstore", "packaging"},
     "operations": {
         *("model", "host", "security", "core", "zk", "blobstore", "spark", "packaging"),
     },
@@ -41,14 +42,15 @@ EDGES: dict[str, set[str]] = {
     "supervisor": {
         *("model", "host", "security", "core", "zk", "http", "operations", "packaging"),
     },
-    "worker": {"model", "host", "security", "core", "zk", "operations", "api"},
+    # Of the client only the calls of the leader, when a task has events for Dagster.
+    "worker": {"model", "host", "security", "core", "zk", "operations", "api", "client"},
     "defs": {
         *("model", "host", "security", "core", "zk", "blobstore", "spark", "operations"),
         *("client", "packaging"),
     },
     "testing": {"model", "host", "core", "client", "api", "worker"},
     "cli": {
-        *("model", "host", "security", "core", "zk", "blobstore", "spark", "operations"),
+        *("model", "host", "security", "core", "zk", "spark", "operations"),
         *("client", "packaging", "nimbus", "supervisor", "launcher", "web"),
     },
 }
@@ -190,6 +192,44 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_the_calls_of_the_leader_load_no_other_client_code() -> None:
+    program = (
+        "import sys, storm_dagster.client.leader;"
+        "print([m for m in sys.modules if m.startswith(('storm_dagster.', 'dagster', 'pyspark')) and"
+        " m.split('.')[1:2] not in (['model'], ['host'], ['client'])])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_leader_is_searched_in_one_place() -> None:
+    searching = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if part_of(path) != "nimbus"
+        and '.get("leader") is True' in path.read_text(encoding="utf-8")
+    ]
+    assert searching == ["client/leader.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("set_retry_policies(", "spark/link.py"),
+        ("release_session()", "spark/link.py"),
+        ("authorization=Bearer", "security/spark_remote.py"),
+    ],
+)
+def test_the_link_to_spark_is_in_one_place(text: str, place: str) -> None:
+    places = [
+        str(path.relative_to(PACKAGE)) for path in FILES if text in path.read_text(encoding="utf-8")
+    ]
+    # A query session of another topology is ended by the process that was started to do so.
+    assert set(places) - {"spark/query_sessions.py"} == {place}
 
 
 def test_no_module_is_longer_than_550_lines() -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, Unavailable

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus

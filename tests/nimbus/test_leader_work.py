@@ -15,8 +15,8 @@ import httpx
 import msgspec
 import pytest
 
-from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths

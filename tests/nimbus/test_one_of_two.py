@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload
 from storm_dagster.core.liveness.causes import Cause

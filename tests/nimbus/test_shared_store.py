@@ -13,7 +13,7 @@ import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.nimbuses import Nimbuses
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import trustme
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated

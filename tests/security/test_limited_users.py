@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
 from storm_dagster.security.settings import Security

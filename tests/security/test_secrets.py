@@ -26,9 +26,10 @@ from storm_dagster.security.exposure import check_exposure, make_private
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import read_token
 from storm_dagster.security.spark_remote import cluster_spark_servers, spark_token, with_spark_token
+from storm_dagster.spark.link import check_reachable
 from storm_dagster.spark.planner import ConnectPlanner
 from storm_dagster.spark.query_sessions import end_query_session
-from storm_dagster.spark.session import check_reachable, within
+from storm_dagster.spark.session import within
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.worker.runtime.process import ErrorReporter
 

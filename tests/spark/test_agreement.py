@@ -24,7 +24,8 @@ from storm_dagster.spark.assignment.pipeline import (
     plan_many_with_spark,
     plan_with_spark,
 )
-from storm_dagster.spark.session import forget_session, open_connect
+from storm_dagster.spark.link import forget_session
+from storm_dagster.spark.session import open_connect
 from storm_rigs.batch_recorder import RECORDED_BATCHES
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 from storm_rigs.placement_invariants import placement_faults

@@ -22,7 +22,12 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.operations.read.plan_file import plan_text
-from storm_dagster.security.spark_remote import add_python_archive, remote_with_session
+from storm_dagster.security.spark_remote import (
+    add_python_archive,
+    host_and_port,
+    remote_with_session,
+)
+from storm_dagster.spark.link import forget_session
 from storm_dagster.spark.planner import (
     ClusterSessionIds,
     ConnectPlanner,
@@ -32,7 +37,7 @@ from storm_dagster.spark.planner import (
     pinned_id,
     plan_on_cluster,
 )
-from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
+from storm_dagster.spark.session import open_connect, within
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_planner
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState

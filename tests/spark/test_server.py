@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.spark.link import forget_session
 from storm_dagster.spark.server import (
     settings_of,
     spark_connect_command,
     spark_environment,
     sweep_local_dir,
 )
-from storm_dagster.spark.session import forget_session, open_connect
+from storm_dagster.spark.session import open_connect
 from storm_rigs.spark_server import SparkServer, wait_until_ready
 from storm_rigs.worker_rig import free_port
 

@@ -11,6 +11,7 @@ import psutil
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.host.clock import boot_id
 from storm_dagster.host.processes import Process, RunFile, processes, run_dir, signal_exactly
+from storm_dagster.host.waiting import poll
 
 GRACE_SECS = 10.0
 # These would start new workers, or Dagster runs, while the old ones are being ended.
@@ -66,12 +67,14 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
 
 def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]) -> list[RunFile]:
     """Those that still live after at most ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while True:
-        alive = [record for record in records if record.alive()]
-        if not alive or time.monotonic() >= deadline or hurry():
-            return alive
-        time.sleep(0.05)
+    alive: list[RunFile] = []
+
+    def have_ended() -> bool:
+        alive[:] = [record for record in records if record.alive()]
+        return not alive or hurry()
+
+    poll(have_ended, timeout=seconds, pause=0.05)
+    return alive
 
 
 def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> None:

@@ -2,13 +2,14 @@
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from storm_dagster.client.leader import find_leader
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.nimbus.dagster.transport import queries
@@ -45,13 +46,13 @@ def _quick(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"trust_env": False, **options, **plain}
 
 
-def leader_url(urls: Iterable[str], options: Mapping[str, Any] | None = None) -> str | None:
-    """Base URL of the nimbus that leads."""
-    for url in urls:
-        document = get_json(f"{url}/healthz", options)
-        if isinstance(document, dict) and document.get("leader") is True:
-            return url
-    return None
+def leader_url(urls: Sequence[str], options: Mapping[str, Any] | None = None) -> str | None:
+    """Base URL of the nimbus that leads; ``None`` without one (yet)."""
+    if not urls:
+        return None
+    with httpx.Client(**_quick(urls[0], options or {})) as http:
+        leader, _ = find_leader(http, urls)
+    return leader
 
 
 def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[str]:

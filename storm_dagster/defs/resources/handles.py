@@ -6,7 +6,6 @@ them.
 """
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,14 +14,15 @@ from typing import Any
 import dagster as dg
 from pydantic import PrivateAttr
 
-from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import command
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import described
 from storm_dagster.host.endpoints import ClusterFile, cluster_conf, home_dir
 from storm_dagster.host.processes import RunFile
+from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.operations.context import leader_http
@@ -73,13 +73,11 @@ def ensure_local_cluster(home: Path) -> None:
     except (Conflict, Unavailable):
         if not _local_cluster_runs(home):
             raise
-        deadline = time.monotonic() + _LONGEST_SECS
-        while ClusterFile.read(home) is None:
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"the cluster that starts in {home} is not ready: look at {home}/logs"
-                ) from None
-            time.sleep(0.5)
+        cluster = poll(lambda: ClusterFile.read(home), timeout=_LONGEST_SECS, pause=0.5)
+        if cluster is None:
+            raise Unavailable(
+                f"the cluster that starts in {home} is not ready: look at {home}/logs"
+            ) from None
 
 
 _BUILT_IN_CODE = (

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
     from pyspark.sql import SparkSession
 
+_RELEASE_SECS = 5.0
+"""Time that the process of a run gives the server at its end to release a session."""
+
 
 class SparkResource(ClusterHandle):
     """Spark for placements, and a session for the user's own assets."""
@@ -33,7 +36,7 @@ class SparkResource(ClusterHandle):
         """
         from dagster_pyspark import LazyPySparkResource
 
-        from storm_dagster.spark.session import close_at_exit, limit_retries
+        from storm_dagster.spark.link import close_at_exit, limit_retries
 
         class ClusterPySpark(LazyPySparkResource):
             """Ends with its process, also when the server is gone."""
@@ -43,13 +46,10 @@ class SparkResource(ClusterHandle):
                 first, session = self._spark_session is None, super().spark_session
                 if first and "spark.remote" in where:
                     limit_retries(session)
+                    remote = where["spark.remote"]
                     # A session that the URL names is not this process's alone.
-                    close_at_exit(
-                        session,
-                        where["spark.remote"]
-                        if ";session_id=" not in where["spark.remote"]
-                        else "",
-                    )
+                    own = ";session_id=" not in remote
+                    close_at_exit(session, remote if own else "", _RELEASE_SECS)
                 return session
 
         cluster = self.conf()
@@ -94,7 +94,7 @@ def open_session(where: Mapping[str, str]) -> "SparkSession":
 
     session = LazyPySparkResource(spark_config=dict(where)).spark_session
     if "spark.remote" in where:
-        from storm_dagster.spark.session import limit_retries
+        from storm_dagster.spark.link import limit_retries
 
         limit_retries(session)
         # Ending one process's session would end the pinned one for all.

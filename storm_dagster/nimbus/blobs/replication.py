@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from storm_dagster.blobstore import BlobMeta
-from storm_dagster.blobstore.client import chunks_of, response_error
+from storm_dagster.blobstore.messages import blob_response_error, chunks_of
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security
 
@@ -177,7 +177,7 @@ class Replicator:
                         content=chunks_of(stream),
                     )
             if not offered.is_success:
-                raise response_error(offered)
+                raise blob_response_error(offered)
         except (StormDagsterError, httpx.HTTPError, OSError) as error:
             _log.warning("%s was not copied to nimbus %s: %s", meta.key, peer.address, error)
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from storm_dagster.core.leader_priority import leader_decision
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.member import Nimbus
@@ -39,7 +40,7 @@ class Election:
         self._initialize = initialize
         self._wake = threading.Event()
         self._vacant_since: float | None = None
-        self._failures = 0
+        self._pauses = Backoff(_FIRST_BACK_OFF_SECS, _LONGEST_BACK_OFF_SECS)
         self._unanswered = 0
         self._http = httpx.Client(timeout=_ANSWER_SECS, **Security.of(nimbus.conf).client_options())
         self._not_before = 0.0
@@ -85,8 +86,7 @@ class Election:
         """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in
         seconds.
         """
-        self._failures += 1
-        pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
+        pause = self._pauses.next_pause()
         self._not_before = time.monotonic() + pause
         trace = None if isinstance(error, StormDagsterError) else error
         text = "nimbus %s drops leadership, %s: %s; it tries again in %g s"
@@ -158,7 +158,7 @@ class Election:
             self._initialize(epoch)
         except Exception as error:
             return self._give_up("its initialization failed", error)
-        self._failures = 0
+        self._pauses.reset()
         status.update(epoch=epoch, leader=me.address, leader_http=me.http)
         self._nimbus.leadership.unregister_follower(me.address)
         self._registered = None

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from storm_dagster.host.futures import fulfill
+from storm_dagster.host.waiting import poll
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import wire
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -220,12 +221,14 @@ class Loop:
                     break
                 self.transport.wait(0.001)
         engine.close(since)
-        deadline = time.monotonic() + _DRAIN_SECS
-        while self.lease.valid() and time.monotonic() < deadline:
+
+        def is_sent() -> bool:
+            if not self.lease.valid():
+                return True
             self.transport.flush(engine.cannot_travel)
-            if not self.transport.waiting():
-                break
-            time.sleep(0.001)
+            return not self.transport.waiting()
+
+        poll(is_sent, timeout=_DRAIN_SECS, pause=0.001)
 
     def _on_message(self, message: list[bytes]) -> None:
         payload = message[-1]

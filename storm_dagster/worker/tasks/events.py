@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,12 +17,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import EventOutbox, ReportResponse
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import (
-    InvalidRequest,
-    StormDagsterError,
-    Unavailable,
-    error_from_document,
-)
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security
 from storm_dagster.worker.dataplane.tree import LOST
 
@@ -171,13 +167,7 @@ class EventSender:
                 batch = self._batches.get()
                 try:
                     response = self._post(http, batch)
-                except (
-                    httpx.HTTPError,
-                    StormDagsterError,
-                    ValueError,
-                    KeyError,
-                    TypeError,
-                ) as error:
+                except (StormDagsterError, ValueError, KeyError, TypeError) as error:
                     response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
                 if response.trouble != self._trouble:
                     self._trouble = response.trouble
@@ -186,18 +176,31 @@ class EventSender:
                     )
                 self.on_response(response)
 
-    def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
+    def _leader_url(self) -> str:
         epoch = self.cluster.epoch()
         if epoch is None:
             raise Unavailable("no nimbus has led yet: start one")
-        response = http.post(
-            f"{epoch[1].http}/v1/topologies/{self.spec.topology_id}/events",
-            json={"events": msgspec.to_builtins(batch)},
-            headers={"Authorization": f"Bearer {self.spec.token}"},
+        return epoch[1].http
+
+    def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
+        from storm_dagster.client.leader import NamedLeader, call_leader
+
+        def send(base: str) -> httpx.Response:
+            return http.post(
+                f"{base}/v1/topologies/{self.spec.topology_id}/events",
+                json={"events": msgspec.to_builtins(batch)},
+                headers={"Authorization": f"Bearer {self.spec.token}"},
+            )
+
+        # One try: the outbox sends the batch again, with what has been added to it.
+        response = call_leader(
+            NamedLeader(self._leader_url),
+            send,
+            doing=f"storing {len(batch)} events",
+            deadline=time.monotonic(),
+            resend=False,
         )
         document: Mapping[str, Any] = response.json()
-        if response.status_code != 200:
-            raise error_from_document(document)
         return ReportResponse(
             stored=frozenset(document["stored"]),
             refused=dict(document["refused"]),

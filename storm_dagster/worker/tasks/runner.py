@@ -10,6 +10,7 @@ import msgspec
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
@@ -212,7 +213,7 @@ class Runner:
         self.crashed = False
         """Whether the engine is to restart the task. Any thread."""
         self._retry_at = 0.0
-        self._pause = 1.0
+        self._pauses = Backoff(1.0, MOST_RETRY_SECS)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -249,8 +250,7 @@ class Runner:
         if self.state is not None:
             self.state.log.close()
             self.state = None
-        self._retry_at = now + self._pause
-        self._pause = min(self._pause * 2, MOST_RETRY_SECS)
+        self._retry_at = now + self._pauses.next_pause()
 
     def open(self) -> bool | None:
         """Create and initialize the component. ``False``: not finished, call it again."""

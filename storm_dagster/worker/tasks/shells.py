@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.values import ATOMIC
 from storm_dagster.worker.dataplane.sending import send_to_targets
@@ -24,6 +25,10 @@ from storm_dagster.worker.tasks.spouts import SpoutBase
 _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
+_FIRST_RESTART_SECS = 0.1
+_LONGEST_RESTART_SECS = 10.0
+_STABLE_SECS = 10.0
+"""A program that lived longer starts again after the first pause."""
 _MOST_INBOUND = 4096
 """Messages of one program that may wait for the loop, and that it handles in one turn."""
 _TICK = "tick-"
@@ -68,7 +73,7 @@ class ShellRunner(Runner):
         self.timeout = float(timeout or 30)
         self.last_seen = self.last_start = 0.0
         self._restart_at = 0.0
-        self._restart_pause = 0.1
+        self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _LONGEST_RESTART_SECS)
 
     def open(self) -> None:
         """Start the program."""
@@ -164,8 +169,9 @@ class ShellRunner(Runner):
             ShellFailure(f"shell component {self.component!r} is replaced: {reason}"), "shell"
         )
         self.drop_tuples()
-        self._restart_pause = 0.1 if lived > 10 else min(self._restart_pause * 2, 10.0)
-        self._restart_at = now + self._restart_pause
+        if lived > _STABLE_SECS:
+            self._restart_pauses.reset()
+        self._restart_at = now + self._restart_pauses.next_pause()
 
     def restart(self) -> None:
         self.crashed = False

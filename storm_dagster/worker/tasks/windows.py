@@ -15,6 +15,7 @@ from storm_dagster.core.acking import PendingMap
 from storm_dagster.core.keyed_state import Checkpoint, Contents, encode_value, join_encoded, key_of
 from storm_dagster.core.window_state import HeldTuple, window_shape
 from storm_dagster.core.windowing import Windows
+from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
@@ -141,7 +142,9 @@ class WindowDriver:
         if late is not None and late not in runner.part.outputs:
             what = f"sends late tuples to stream {late!r}, which it does not declare"
             raise InvalidTopology(f"bolt {runner.component!r} {what}")
-        self._pause_ms, self._retry_at, self._tries = 100, 0, 0
+        self._pauses_ms = Backoff(100, MOST_RETRY_SECS * 1000)
+        self._retry_at = 0
+        self._tries = 0
         self._next_watermark = self._pulsed_at = 0
         self._listened_ms = 0
         """Clock of the silence of sources. It stands still while they, or this task, are held or
@@ -319,12 +322,12 @@ class WindowDriver:
                     error, f"process_window (try {self._tries}, end {pane.end_ms}){then}"
                 )
                 if not given_up:
-                    self._retry_at = now + self._pause_ms
-                    self._pause_ms = min(2 * self._pause_ms, round(MOST_RETRY_SECS * 1000))
+                    self._retry_at = now + round(self._pauses_ms.next_pause())
                     break
             finally:
                 self._emitted = None
-            self._pause_ms, self._tries = 100, 0
+            self._pauses_ms.reset()
+            self._tries = 0
             windows.done()
             self.changed = True
             self._add_results(emitted)

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
 from storm_dagster.core.scheduling.plan import plan_placement

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.scheduling.plan import plan_placement

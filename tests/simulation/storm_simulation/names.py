@@ -34,7 +34,7 @@ MODULES = (
     "storm_dagster.operations.live.rebalance",
     "storm_dagster.operations.live.healing",
     "storm_dagster.operations.upgrade",
-    "storm_dagster.blobstore.client",
+    "storm_dagster.client.blobs",
     "storm_dagster.defs.healing.heartbeat_sensor",
     "storm_dagster.core.invariants",
 )

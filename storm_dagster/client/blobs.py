@@ -7,26 +7,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import quote
 
 import httpx
 
-from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
+from storm_dagster.blobstore.messages import blob_response_error, chunks_of
+from storm_dagster.blobstore.store import BlobMeta, chunked
+from storm_dagster.client.leader import NamedLeader, call_leader
 from storm_dagster.model.errors import (
     Corrupt,
     KeyNotFound,
-    StormDagsterError,
-    Unavailable,
-    error_from_document,
 )
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.security.settings import SILENT_SECS, Security
 
 _CHUNK = 1 << 16
 _SPOOL = 8 << 20
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 1.0
 _WRITE_SECS = 30.0  # Of these a nimbus waits up to 20 for copies.
 
 
@@ -55,6 +52,7 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         # Loopback and cluster addresses never go through a proxy of the environment.
         timeout = httpx.Timeout(SILENT_SECS, connect=min(5.0, self.deadline_secs))
         self._http = httpx.Client(timeout=timeout, **(security or Security()).client_options())
+        self._leader = NamedLeader(self.leader_url)
 
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards."""
@@ -195,39 +193,14 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
-        """Repeat a request until the first good response within the deadline; a typed error
-        otherwise.
-        """
-        deadline = time.monotonic() + self.deadline_secs
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                response = request(
-                    (self.leader_url() if callable(self.leader_url) else self.leader_url).rstrip(
-                        "/"
-                    )
-                )
-                if response.is_success:
-                    return response
-                failure = response_error(response, key)
-            except httpx.HTTPError as error:
-                failure = Unavailable(
-                    f"{doing}: the leading nimbus does not answer ({error or type(error).__name__}): "
-                    "check with `storm-dagster status`"
-                )
-            except Unavailable as error:
-                failure = error
-            if not isinstance(failure, Unavailable) or time.monotonic() + pause >= deadline:
-                raise failure
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The content of a seekable stream from its beginning, as a body that may be sent again."""
-    stream.seek(0)
-    while chunk := stream.read(_CHUNK):
-        yield chunk
+        """The first good response to a request; a typed error without one within the deadline."""
+        return call_leader(
+            self._leader,
+            request,
+            doing=doing,
+            deadline=time.monotonic() + self.deadline_secs,
+            error_of=lambda response: blob_response_error(response, key),
+        )
 
 
 def _url(base: str, key: str) -> str:
@@ -236,20 +209,3 @@ def _url(base: str, key: str) -> str:
 
 def _meta_of(document: Mapping[str, Any]) -> BlobMeta:
     return BlobMeta(str(document["key"]), int(document["size"]), str(document["sha256"]))
-
-
-def response_error(response: httpx.Response, key: str | None = None) -> StormDagsterError:
-    """The typed error of a nimbus's response, which asked for blob ``key``."""
-    if response.request.method == "HEAD":  # an answer without a body: only the status speaks
-        if response.status_code == 404 and key is not None:
-            return no_such_blob(key, str(response.url.copy_with(path="/", query=None)))
-        return Unavailable(
-            f"the nimbus at {response.url.host} answered {response.status_code}: try again"
-        )
-    try:
-        return error_from_document(response.json())
-    except ValueError:
-        return Unavailable(
-            f"{response.url} answered {response.status_code} with something that is not valid JSON: "
-            "is a nimbus listening there?"
-        )

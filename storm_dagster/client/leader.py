@@ -1,0 +1,264 @@
+"""The search for the leading nimbus, and calls of it that are repeated until it responds."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import httpx
+
+from storm_dagster.host.waiting import Backoff
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
+
+_HEALTH_SECS = 3.0
+_FIRST_PAUSE_SECS = 0.1
+_LONGEST_PAUSE_SECS = 1.0
+_SEARCH_PAUSE_SECS = 0.2
+_QUIET_SECS = 3.0
+"""A shorter wait for a leader is not worth a notice."""
+_NO_LEADER = "no leader"
+_NO_ZOOKEEPER = "no connection to ZooKeeper"
+
+
+class UnavailableAtLeader(Unavailable):
+    """Response of a leader that is there and lacks something itself, such as Dagster."""
+
+
+# -- the search among nimbuses -----------------------------------------------------------------
+
+
+def read_health(http: httpx.Client, url: str) -> Any:
+    """The document of a nimbus's ``/healthz``.
+
+    ``httpx.HTTPError`` or ``ValueError`` without one.
+    """
+    return http.get(f"{url}/healthz", timeout=_HEALTH_SECS).json()
+
+
+def is_nimbus(http: httpx.Client, url: str, timeout_secs: float) -> bool:
+    """True if a nimbus is at the URL, also if it is frozen or refuses this client."""
+    try:
+        document = http.get(f"{url}/healthz", timeout=timeout_secs).json()
+    except httpx.ReadTimeout:
+        return True
+    except (httpx.HTTPError, ValueError) as error:
+        # Certificates that do not fit are reported by the call that follows.
+        return "certificate" in str(error).lower()
+    return isinstance(document, dict)
+
+
+def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, str]:
+    """Base URL of the leader, and without one the states of the nimbuses, in words.
+
+    Each nimbus is asked whether it leads. The address of the leader that a follower names is asked
+    as well, since ``urls`` need not list it.
+    """
+    states: list[str] = []
+    for url in urls:
+        try:
+            document = read_health(http, url)
+        except (httpx.HTTPError, ValueError) as error:
+            states.append(f"{url}: {type(error).__name__}")
+            continue
+        if not isinstance(document, dict):
+            states.append(f"{url}: not a nimbus")
+            continue
+        if document.get("leader") is True:
+            return url, ""
+        named = document.get("leader_http")
+        if isinstance(named, str):
+            named = named.rstrip("/")
+            if named != url and _leads(http, named):
+                return named, ""
+        # A nimbus that names a leader which does not answer has no leader either.
+        no_zookeeper = document.get("status") == _NO_ZOOKEEPER
+        states.append(f"{url}: {_NO_ZOOKEEPER if no_zookeeper else _NO_LEADER}")
+    return None, "; ".join(states) or "no nimbus is known"
+
+
+def _leads(http: httpx.Client, url: str) -> bool:
+    try:
+        document = read_health(http, url)
+    except (httpx.HTTPError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("leader") is True
+
+
+def remedy_without_leader(states: str) -> str:
+    """Advice for a cluster in which :func:`find_leader` found the ``states``."""
+    if _NO_ZOOKEEPER in states:
+        return (
+            "ZooKeeper does not answer; topologies pause meanwhile and lose nothing. Start ZooKeeper again "
+            "(`storm-dagster dev` does so by itself), or see `storm-dagster doctor`"
+        )
+    if _NO_LEADER in states:
+        return "one will lead in a few seconds, try again; `storm-dagster doctor` names the problem"
+    if "Timeout" in states:
+        return "it is there and does not answer, because it is frozen or overloaded: see `storm-dagster status`"
+    return "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
+
+
+# -- where a client has the leader's address from ----------------------------------------------
+
+
+class LeaderSource(Protocol):
+    """The leader's address, as a client knows it."""
+
+    def url(self, deadline: float) -> str:
+        """Base URL of the leader. Waits for one until ``deadline`` (``time.monotonic()``), then
+        raises :class:`Unavailable`.
+        """
+        ...
+
+    def leads(self, url: str) -> bool:
+        """True if the nimbus there is known to lead now, so that its refusal is final."""
+        ...
+
+    def forget(self) -> None:
+        """Find the leader anew for the next call."""
+        ...
+
+
+class SearchedLeader(LeaderSource):
+    """The leader as nimbuses name it over HTTP; remembered until a call of it fails.
+
+    ``urls`` is called at each search. ``on_wait`` is called once in a wait, after three seconds,
+    with the states of the nimbuses. ``thing`` is the cluster in words.
+    """
+
+    def __init__(
+        self,
+        http: httpx.Client,
+        urls: Callable[[], list[str]],
+        *,
+        thing: str = "the cluster",
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        self._http = http
+        self._urls = urls
+        self._thing = thing
+        self._on_wait = on_wait
+        self._leader: str | None = None
+
+    def url(self, deadline: float) -> str:
+        if self._leader is not None:
+            return self._leader
+        notify_at = time.monotonic() + _QUIET_SECS
+        notified = False
+        while True:
+            leader, states = find_leader(self._http, self._urls())
+            if leader is not None:
+                self._leader = leader
+                return leader
+            now = time.monotonic()
+            if now >= deadline:
+                raise Unavailable(
+                    f"{self._thing} has no leading nimbus in reach ({states}): {remedy_without_leader(states)}"
+                )
+            if not notified and self._on_wait is not None and now >= notify_at:
+                self._on_wait(states)
+                notified = True
+            time.sleep(_SEARCH_PAUSE_SECS)
+
+    def leads(self, url: str) -> bool:
+        leader, _ = find_leader(self._http, self._urls())
+        return leader == url
+
+    def forget(self) -> None:
+        self._leader = None
+
+
+class NamedLeader(LeaderSource):
+    """The leader as ZooKeeper names it, or one address; it is read before each try.
+
+    ``url`` may raise :class:`Unavailable`, which is retried. Whether the nimbus there still leads
+    is not known, so that each of its :class:`Unavailable` responses is retried, too.
+    """
+
+    def __init__(self, url: Callable[[], str] | str) -> None:
+        self._url = url
+
+    def url(self, deadline: float) -> str:
+        if isinstance(self._url, str):
+            return self._url.rstrip("/")
+        pauses = Backoff(_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS)
+        while True:
+            try:
+                return self._url().rstrip("/")
+            except Unavailable:
+                pause = pauses.next_pause()
+                if time.monotonic() + pause >= deadline:
+                    raise
+            time.sleep(pause)
+
+    def leads(self, url: str) -> bool:
+        return False
+
+    def forget(self) -> None:
+        pass
+
+
+# -- calls -------------------------------------------------------------------------------------
+
+
+def response_error(response: httpx.Response) -> StormDagsterError:
+    """The typed error of a response with a status from 400 up."""
+    try:
+        return error_from_document(response.json())
+    except ValueError:
+        pass
+    text = response.text.strip()[:200] or "no text"
+    kind = Unavailable if response.status_code >= 500 else InvalidRequest
+    return kind(
+        f"{response.request.method} {response.request.url} answered {response.status_code} with something that is "
+        f"not JSON ({text}): is a nimbus listening there?"
+    )
+
+
+def call_leader(
+    source: LeaderSource,
+    send: Callable[[str], httpx.Response],
+    *,
+    doing: str,
+    deadline: float,
+    resend: bool = True,
+    error_of: Callable[[httpx.Response], StormDagsterError] = response_error,
+) -> httpx.Response:
+    """The first good response of the leader to ``send(base_url)``; else the typed error.
+
+    Until ``deadline`` (``time.monotonic()``) a call is repeated that reached no nimbus, or one that
+    does not lead. A call whose connection broke may have had its effect: it is repeated only with
+    ``resend``. An :class:`Unavailable` of a nimbus that still leads is its response, and raised as
+    :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``. ``doing`` says in
+    errors what was tried, ``error_of`` makes the error of a response that is not good.
+    """
+    pauses = Backoff(_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS)
+    while True:
+        base = source.url(deadline)
+        try:
+            response = send(base)
+            if response.is_success:
+                return response
+            failure = error_of(response)
+        except httpx.HTTPError as error:
+            failure = Unavailable(
+                f"{doing}: the leading nimbus at {base} does not answer ({error or type(error).__name__}): check with "
+                "`storm-dagster nimbuses`"
+            )
+            was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            if was_sent and not resend:
+                raise failure from None
+        else:
+            if not isinstance(failure, Unavailable):
+                raise failure
+            if source.leads(base):
+                raise UnavailableAtLeader(failure.message)
+        source.forget()
+        pause = pauses.next_pause()
+        if time.monotonic() + pause >= deadline:
+            raise failure from None
+        time.sleep(pause)
