@@ -145,8 +145,10 @@ class SearchedLeader(LeaderSource):
         self._leader: str | None = None
 
     def url(self, deadline: float) -> str:
-        if self._leader is not None:
-            return self._leader
+        # Read once: another thread may forget it now.
+        leader = self._leader
+        if leader is not None:
+            return leader
         notify_at = time.monotonic() + _QUIET_SECS
         notified = False
         while True:
@@ -247,7 +249,7 @@ def call_leader(
         except httpx.HTTPError as error:
             failure = Unavailable(
                 f"{doing}: the leading nimbus at {base} does not answer ({error or type(error).__name__}): check with "
-                "`storm-dagster nimbuses`"
+                "`storm-dagster status`"
             )
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if was_sent and not resend:

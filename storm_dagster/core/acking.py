@@ -29,18 +29,37 @@ class BoundedMap(dict[K, V]):
         super().__setitem__(key, value)
 
 
+_LONG_WAIT = 0.25
+"""Share of a timeout: a wait of this length and more lets the timeout begin again."""
+
+
 class PendingMap(Generic[V]):
     """A map whose entries expire ``timeout`` seconds after they were added, never before.
 
     Entries are kept in the order in which they were added, so that expiry looks only at the oldest.
     """
 
-    __slots__ = ("_extended_at", "_late", "entries", "timeout")
+    __slots__ = (
+        "_extended_at",
+        "_is_waiting",
+        "_late",
+        "_pauses",
+        "_wait_began",
+        "_wait_ended",
+        "entries",
+        "timeout",
+    )
 
     def __init__(self, timeout: float) -> None:
         self.timeout: float = timeout
         self._late = -math.inf
         self._extended_at = -math.inf
+        """End of the last long wait: no timeout counts from before it."""
+        self._is_waiting = False
+        self._wait_began: float | None = None
+        self._wait_ended = -math.inf
+        self._pauses: list[tuple[float, float]] = []
+        """Begin and end of the short waits that still matter, in order."""
         self.entries: dict[int, tuple[V, float]] = {}
         """Key -> (value, time added). Add at the end only; deleting is free."""
 
@@ -56,8 +75,37 @@ class PendingMap(Generic[V]):
         return self.entries.pop(key, None)
 
     def extend_deadlines(self, now: float) -> None:
-        """Let the timeout of every entry begin again ``now``."""
-        self._extended_at = now
+        """Let no timeout run now; called again and again while the entries wait for a target.
+
+        After a wait of a quarter of the timeout and more, the timeout of every entry begins again.
+        A shorter one only stops the clock: a target that fails now and then must not keep lost
+        entries permanently.
+        """
+        self._is_waiting = True
+        if self._wait_began is None:
+            self._wait_began = now
+        self._wait_ended = now
+
+    def _end_wait(self) -> None:
+        began = self._wait_began
+        if began is None:
+            return
+        self._wait_began = None
+        if self._wait_ended - began >= self.timeout * _LONG_WAIT:
+            self._extended_at = self._wait_ended
+            self._pauses.clear()
+        elif self._wait_ended > began:
+            self._pauses.append((began, self._wait_ended))
+
+    def _limit(self, now: float) -> float:
+        """Time before which an entry must have been added to be overdue ``now``."""
+        limit = now - self.timeout
+        for began, ended in reversed(self._pauses):
+            if ended <= limit:
+                break
+            limit -= ended - began
+        self._pauses = [pause for pause in self._pauses if pause[1] > limit]
+        return limit
 
     def overdue(
         self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None
@@ -67,7 +115,11 @@ class PendingMap(Generic[V]):
 
         ``entries``: a copy, where another thread removes some.
         """
-        late = now - self.timeout
+        if self._is_waiting:
+            self._is_waiting = False
+            return []
+        self._end_wait()
+        late = self._limit(now)
         if late < self._extended_at:
             return []
         before = self._late
@@ -170,7 +222,7 @@ class AckTracker:
                 into.lost.setdefault(entry[0][1], []).append(root)
 
     def extend_deadlines(self, now: float) -> None:
-        """Let the timeout of every open tree begin again ``now``."""
+        """Let no timeout of an open tree run now (:meth:`PendingMap.extend_deadlines`)."""
         self._trees.extend_deadlines(now)
 
     def expire(self, now: float) -> int:

@@ -147,7 +147,9 @@ def read_log(source: bytes | BinaryIO, name: str) -> Iterator[Checkpoint]:
                 raise ValueError("the checksum is wrong")
             record = _decoder.decode(payload)
         except (ValueError, msgspec.MsgspecError) as error:
-            if not file.read(1):
+            rest = file.read()
+            if not rest or not any(head + payload + rest):
+                # The last write was cut off. A power cut may leave zeros where it had been.
                 return
             raise Corrupt(
                 f"the state in {name} is damaged at byte {at} ({error}): restore the file, or move it away to start "

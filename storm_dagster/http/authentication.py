@@ -304,7 +304,7 @@ def _refuse_impersonation(scope: Scope, caller: Caller | None) -> None:
     client = "a client" if caller is None else f"user {caller}"
     raise NotAuthorized(
         f"doAsUser is refused: {client} cannot act for {user!r:.100}; send the request without "
-        "doAsUser, with a certificate or a token of that user"
+        "doAsUser, with a certificate of that user"
     )
 
 

@@ -34,7 +34,7 @@ REMOVED_KEYS: dict[str, str] = {
         "/metrics of nimbus, and delete HOME/metrics once you have copied what you need"
     ),
     "nimbus.impersonation.acl": (
-        "remove it; doAsUser is refused: let each user show a certificate or a token of their own"
+        "remove it; doAsUser is refused: let each user show a certificate of their own (a token has a scope, and no user)"
     ),
     "topology.submitted.keys": "remove it; the cluster itself stores which keys were submitted",
     "supervisor.health.check.dir": "write storm.health.check.dir, Storm's name; the value counts",

@@ -31,7 +31,12 @@ from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.http.service import build_app
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.leadership.duties import LeaderDuties, LeaderHealing
+from storm_dagster.nimbus.leadership.duties import (
+    LeaderDuties,
+    LeaderHealing,
+    LeaderReports,
+    LeaderTransitions,
+)
 from storm_dagster.nimbus.leadership.election import Election
 from storm_dagster.nimbus.leadership.start import (
     check_mode,
@@ -116,6 +121,8 @@ def _serve(
     ended = threading.Event()
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
+        ("nimbus-transitions", lambda: LeaderTransitions(nimbus).run(ended)),
+        ("nimbus-reports", lambda: LeaderReports(nimbus).run(ended)),
         ("nimbus-healing", lambda: LeaderHealing(nimbus).run(ended)),
         ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),

@@ -127,6 +127,22 @@ def test_pending_entries_never_expire_early() -> None:
     assert len(pending) == 1
 
 
+def test_short_waits_stop_the_clock_of_timeouts_and_do_not_begin_them_again() -> None:
+    """A target that fails for half a second in every five keeps no lost entry permanently."""
+    pending: PendingMap[str] = PendingMap(30.0)
+    pending.add(0, "lost", 0.0)
+    expired_at = None
+    now = 0.0
+    while expired_at is None and now < 120.0:
+        now += 0.1
+        if now % 5.0 < 0.5:
+            pending.extend_deadlines(now)
+        if pending.expire(now):
+            expired_at = now
+    # 30 s of the clock, and six to seven waits of half a second.
+    assert expired_at is not None and 30.0 < expired_at <= 34.5
+
+
 def test_the_timeouts_of_pending_entries_begin_again_while_they_are_extended() -> None:
     pending: PendingMap[str] = PendingMap(5.0)
     pending.add(0, "before", 0.0)

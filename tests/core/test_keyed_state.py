@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from storm_dagster.core.keyed_state import (
     Checkpoint,
     Contents,
@@ -12,6 +14,7 @@ from storm_dagster.core.keyed_state import (
     read_log,
 )
 from storm_dagster.core.window_state import HeldTuple, Position
+from storm_dagster.model.errors import Corrupt
 
 
 def test_much_state_is_written_and_read_in_small_pieces() -> None:
@@ -47,6 +50,17 @@ def test_much_state_is_written_and_read_in_small_pieces() -> None:
     while values:
         values.popitem()
     assert len(values) == 0
+
+
+@pytest.mark.parametrize("zeros", [1, 7, 8, 9, 64, 5000])
+def test_zeros_that_a_power_cut_left_at_the_end_are_no_damage(zeros: int) -> None:
+    records = list(Contents({"k": 1}).snapshot())
+    whole = b"".join(map(frame, records))
+    assert list(read_log(whole + b"\0" * zeros, "log")) == list(read_log(whole, "log"))
+    if zeros >= 8:
+        # A whole head of zeros, and something behind it.
+        with pytest.raises(Corrupt, match="damaged"):
+            list(read_log(whole + b"\0" * zeros + b"rest of a record", "log"))
 
 
 def test_many_tuples_of_windows_are_written_and_read_in_small_pieces() -> None:

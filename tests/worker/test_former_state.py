@@ -87,7 +87,9 @@ def path(folder: Path) -> Path:
 
 
 def names(path: Path) -> set[str]:
-    return {other.name for other in path.parent.iterdir() if other.is_file()}
+    """Names of the files beside the log, but for the note about what was taken over."""
+    files = {other.name for other in path.parent.iterdir() if other.is_file()}
+    return files - {f"{path.name}.imported"}
 
 
 def test_state_of_an_earlier_release_is_read_once_and_kept(
@@ -212,6 +214,39 @@ def test_state_that_an_earlier_release_saved_later_is_taken(folder: Path, path: 
     state.close()
     write_database(path, {"text": "old"}, [], 5)
     assert opened(folder, opening=7).get("text") == "newest"
+
+
+def test_state_that_an_earlier_release_saved_later_is_taken_after_many_compactions(
+    folder: Path, path: Path
+) -> None:
+    """Compactions raise the opening of the log beyond the one that the cluster knows."""
+    write_database(path, VALUES, ["1"], 3)
+    state = opened(folder, opening=3)
+    for number in range(12):
+        state.save({"text": f"{number}" + "x" * 1_000_000})
+    state.close()
+    write_database(path, {"text": "after a step back"}, ["2"], 5)
+    state = opened(folder, opening=5)
+    assert state.get("text") == "after a step back" and state.applied("2")
+    state.close()
+    assert opened(folder, opening=6).get("text") == "after a step back"
+
+
+def test_a_database_that_is_damaged_after_a_step_back_never_makes_way_for_the_older_log(
+    folder: Path, path: Path
+) -> None:
+    write_database(path, VALUES, ["1"], 3)
+    opened(folder, opening=3).close()
+    path.write_bytes(b"no database" * 500)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=r"damaged|cannot be read"):
+            opened(folder, opening=4, take_older=True)
+    # A whole copy in its place counts again.
+    write_database(path, {"text": "a copy"}, [], 5)
+    state = opened(folder, opening=4, take_older=True)
+    assert state.get("text") == "a copy"
+    state.close()
+    assert opened(folder, opening=6).get("text") == "a copy"
 
 
 class Words(Spout):

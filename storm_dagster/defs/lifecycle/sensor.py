@@ -21,12 +21,12 @@ from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.defs.resources.operating import Handles, connect
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, DagsterNames
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import Corrupt, Fenced, Unavailable
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.unreported import UnreportedEvents
-from storm_dagster.operations.live.lifecycle import finish_due
+from storm_dagster.operations.live.lifecycle import DoneAction, finish_due
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -42,20 +42,21 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
     due: DueMemory = msgspec.field(default_factory=DueMemory)
     alive: tuple[str, ...] = ()
     """Names of the topologies that were seen alive."""
-    removed: tuple[str, ...] = ()
-    """Ids of the topologies that the leader had removed by then."""
+    removed: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Ids of the topologies that the leader had removed by then; unset in a record of an earlier
+    release.
+    """
 
 
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
-    """Whether nobody needs the partition key of a topology that is gone from this cluster.
+    """True if the partition key of a topology that is gone from this cluster can be dropped.
 
-    It stays while a submission or another run of the partition is under way, and while a topology
-    of that name lives in another cluster whose code location in this instance has the same
+    It stays while a run of the partition is under way, whatever its job, and while a topology of
+    that name lives in another cluster whose code location in this instance has the same
     partitions: both are then without a name.
     """
-    for job in (SUBMIT_JOB, REBALANCE_JOB):
-        if run_under_way(instance, job_name=names.name(job), tags={_PARTITION_TAG: name}):
-            return False
+    if run_under_way(instance, tags={_PARTITION_TAG: name}):
+        return False
     return not _alive_elsewhere(instance, names, name, cluster_id)
 
 
@@ -101,6 +102,16 @@ def _holds(marks: str, name: str) -> bool:
     }
 
 
+def _removal(names: DagsterNames, done: DoneAction) -> dg.AssetObservation:
+    """The observation that the leader reports if it removes the topology itself."""
+    return dg.AssetObservation(
+        asset_key=dg.AssetKey(names.asset_path(("storm", "active_topology"))),
+        partition=done.name,
+        description=f"kill: {done.topology_id} is gone",
+        metadata={"verb": "kill", "topology_id": done.topology_id, "status": "gone"},
+    )
+
+
 def lifecycle_sensor(
     context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles
 ) -> dg.SensorResult | dg.SkipReason:
@@ -118,7 +129,10 @@ def lifecycle_sensor(
             alive = {topology.base.name for topology in view.topologies.values()}
             removed = removed_by_leader(ops.cluster)
             # One that lived for less than a tick was not seen alive.
-            unseen = {topology_name_of(id) for id in set(removed) - set(known.removed)}
+            known_removed = () if known.removed is msgspec.UNSET else known.removed
+            unseen = {topology_name_of(id) for id in set(removed) - set(known_removed)}
+            # One that this tick removed goes the same way.
+            unseen |= {done.name for done in report.done if done.action == "remove"}
             before = (set(known.alive) | unseen) & registered
             # A key that was never seen alive belongs to a submission that is being prepared, by
             # hand or by a run.
@@ -156,8 +170,14 @@ def lifecycle_sensor(
     }
     key = handles.zookeeper.asset_key(SUPERVISORS)
     evaluation = outcome_of(settings, key, SETTINGS_CHECK, dg.AssetCheckEvaluation)
+    removals = [done for done in report.done if done.action == "remove"]
+    events: list[dg.AssetObservation | dg.AssetCheckEvaluation] = [
+        _removal(names, done) for done in removals
+    ]
+    if cursor.get("settings") != state["settings"]:
+        events.append(evaluation)
     return dg.SensorResult(
-        asset_events=[evaluation] if cursor.get("settings") != state["settings"] else [],
+        asset_events=events,
         dynamic_partitions_requests=requests,
         skip_reason=dg.SkipReason(
             done or f"nothing is due, {waiting} topologies wait for their delay"

@@ -18,7 +18,7 @@ from typing import Any
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
-from storm_dagster.nimbus.dagster.transport import DagsterTransport, NoResponse, without_storage
+from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 
 _log = logging.getLogger(__name__)
 
@@ -141,8 +141,8 @@ class DagsterClient:
 
         For a caller that has no other way. Dagster must show within the timeout that it is alive,
         and then has ``launch_secs`` to register ``partition`` and to launch. ``before_launch`` is
-        called right before the launch. If its response is missing, the run is looked up by the
-        tag, because Dagster may have launched it.
+        called right before the launch. If its response is missing, or Dagster reports an error of
+        its own, the run is looked up by the tag, because Dagster may have launched it before.
         :class:`Unavailable` if there is no such run: it may still appear, so the caller repeats the
         launch with the same tag or not at all.
         """
@@ -157,11 +157,11 @@ class DagsterClient:
         remaining = max(1.0, deadline - time.monotonic())
         try:
             return self.launch(job, run_config, all_tags, patience=remaining)
-        except NoResponse as error:
+        except Unavailable as error:
             run_id = self._launched_run(job, identity, tags[identity])
             if run_id is None:
                 raise
-            _log.info("run %s is launched, although the response is missing: %s", run_id, error)
+            _log.info("run %s is launched, although it was not confirmed: %s", run_id, error)
             return run_id
 
     def _launched_run(self, job: str, tag: str, value: str) -> str | None:

@@ -110,17 +110,17 @@ class _Rounds(ABC):
         return now - self._healer_seen
 
 
-class LeaderDuties(_Rounds):
-    """Due transitions, upgrades, cleaning and reports."""
+class LeaderReports(_Rounds):
+    """Reports of what the leader did to Dagster.
+
+    They have a thread of their own: a Dagster that is slow to take them delays no other duty.
+    """
 
     def _forget(self) -> None:
-        self._due = DueMemory()
-        self._garbage: cleaner.CleanerMemory = {}
-        self._upgrades: dict[str, float] = {}
-        self._next_clean = self._next_report = self._next_due = boot_clock()
+        self._next_report = boot_clock()
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
-        return self._finish_due, self._advance_upgrades, self._clean, self._report
+        return (self._report,)
 
     def _report(self, ctx: OperationsContext) -> None:
         outbox = self._nimbus.unreported
@@ -129,6 +129,21 @@ class LeaderDuties(_Rounds):
         outbox.flush(ctx, self._nimbus.dagster)
         if len(outbox):
             self._next_report = boot_clock() + _REPORT_SECS
+
+
+class LeaderTransitions(_Rounds):
+    """Due transitions: removals of killed topologies, delayed rebalances, activations.
+
+    They have a thread of their own: a removal waits for workers to end, and for Spark to end the
+    queries of the topology.
+    """
+
+    def _forget(self) -> None:
+        self._due = DueMemory()
+        self._next_due = boot_clock()
+
+    def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
+        return (self._finish_due,)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
         armed = self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs)
@@ -164,6 +179,18 @@ class LeaderDuties(_Rounds):
         _log.info("done by the leader, no sensor did it: %s", done.describe())
         text = f"{done.describe()}, done by the leader because no sensor did it"
         self._nimbus.unreported.add(ctx, done.name, text)
+
+
+class LeaderDuties(_Rounds):
+    """Upgrades and cleaning."""
+
+    def _forget(self) -> None:
+        self._garbage: cleaner.CleanerMemory = {}
+        self._upgrades: dict[str, float] = {}
+        self._next_clean = boot_clock()
+
+    def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
+        return self._advance_upgrades, self._clean
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
         """Upgrades end at once, also while a sensor is armed: what fails must not go on until its

@@ -18,7 +18,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.submitting import accepted, with_token
+from storm_dagster.nimbus.requests.submitting import KeyedLocks, accepted, with_token
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
@@ -33,6 +33,8 @@ class LifecycleRequests:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
+        self._locks = KeyedLocks()
+        """Of the tokens of updates."""
 
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Make or start the change: ``{"run_id", "id", "name", "status"}``, with new code also
@@ -163,7 +165,9 @@ class LifecycleRequests:
         ops = {dagster.names.name(f"{row.job}_op"): {"config": config}}
 
         if row.name == "update":
-            with accepted(self._nimbus.operations(epoch), config["token"], name, "update") as write:
+            token = config["token"]
+            ctx = self._nimbus.operations(epoch)
+            with self._locks.hold(token), accepted(ctx, token, name, "update") as write:
                 return dagster.launch_once(
                     row.job, {"ops": ops}, tags, identity=REQUEST_TAG, before_launch=write
                 )

@@ -16,7 +16,6 @@ from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, Misconfigur
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
-from storm_dagster.nimbus.dagster.transport import NoResponse
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext, check_name_free
@@ -55,7 +54,7 @@ class Submissions:
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
         nimbus.expiring.append(self._names)
-        self._locks = _KeyedLocks()
+        self._locks = KeyedLocks()
 
     def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.
@@ -141,9 +140,9 @@ def accepted(
     """Yield the function that writes the record of the token, to be called right before the launch
     of its run.
 
-    The record stays if the run may exist: the response to its launch is missing. If the launch was
-    refused, the record goes, unless an earlier attempt wrote it. An :class:`Unavailable` names the
-    token.
+    The record stays if the run may exist: of an :class:`Unavailable` Dagster may have launched it
+    before. If the launch was refused for good, the record goes, unless an earlier attempt wrote
+    it. An :class:`Unavailable` names the token.
     """
     epoch = ctx.current_epoch()
     is_new = read_token(ctx, token, name) is None
@@ -155,13 +154,11 @@ def accepted(
 
     try:
         yield write_record
-    except NoResponse as error:
+    except Unavailable as error:
         raise with_token(error, token) from error
-    except (InvalidRequest, Misconfigured, Unavailable) as error:
+    except (InvalidRequest, Misconfigured):
         if is_new and versions:
             discard_token(ctx, token, versions[-1], epoch)
-        if isinstance(error, Unavailable):
-            raise with_token(error, token) from error
         raise
 
 
@@ -172,7 +169,7 @@ def with_token(error: Unavailable, token: str) -> Unavailable:
     )
 
 
-class _KeyedLocks:
+class KeyedLocks:
     """One lock for each key in use: whoever holds it or waits for it keeps it there."""
 
     def __init__(self) -> None:

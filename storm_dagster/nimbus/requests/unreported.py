@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_EVENTS = 200
 _MAX_TEXT = 1000
+_STORED_TOGETHER = 10
 _ACTIVE_TOPOLOGY = ("storm", "active_topology")
 
 
@@ -30,6 +31,8 @@ class LeaderOutbox:
         self._events: list[UnreportedEvent] = []
         self._record = UnreportedEvents()
         """The record as it was taken over, with the fields of a newer release."""
+        self._silence: str | None = None
+        """Reason why the last report was not taken, as it was logged."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -90,7 +93,14 @@ class LeaderOutbox:
             self._store(ctx)
 
     def _append(self, event: UnreportedEvent) -> None:
-        self._events = [*self._events, event][-_MAX_EVENTS:]
+        events = [*self._events, event]
+        for dropped in events[:-_MAX_EVENTS]:
+            _log.warning(
+                "%d events wait for Dagster, and the oldest is dropped: %s",
+                _MAX_EVENTS,
+                dropped.description,
+            )
+        self._events = events[-_MAX_EVENTS:]
 
     def _store(self, ctx: OperationsContext) -> None:
         record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
@@ -103,27 +113,45 @@ class LeaderOutbox:
             )
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
-        """Report the events, oldest first, until Dagster does not answer; how many were
-        reported.
+        """Report the events, oldest first, until Dagster does not respond; their number.
+
+        The record is stored after every few events: a leader that is lost while it reports makes
+        at most so many of them appear twice.
         """
         reported = 0
-        done: set[int] = set()
         with self._lock:
             events = list(self._events)
+        done: list[UnreportedEvent] = []
         for event in events:
             try:
                 _report(dagster, event)
                 reported += 1
-            except (Misconfigured, Unavailable):
+            except (Misconfigured, Unavailable) as error:
+                self._log_silence(error, len(events) - reported)
                 break
             except StormDagsterError as error:
                 _log.warning("not reported to Dagster: %s (%s)", event.description, error)
-            done.add(id(event))
+            done.append(event)
+            if len(done) >= _STORED_TOGETHER:
+                self._remove(ctx, done)
+                done = []
+        else:
+            self._silence = None
         if done:
-            with self._lock:
-                self._events = [event for event in self._events if id(event) not in done]
-                self._store(ctx)
+            self._remove(ctx, done)
         return reported
+
+    def _remove(self, ctx: OperationsContext, done: list[UnreportedEvent]) -> None:
+        identities = {id(event) for event in done}
+        with self._lock:
+            self._events = [event for event in self._events if id(event) not in identities]
+            self._store(ctx)
+
+    def _log_silence(self, error: StormDagsterError, waiting: int) -> None:
+        """Log the reason why events wait, when it is a new one."""
+        if self._silence != error.message:
+            self._silence = error.message
+            _log.warning("%d events wait for Dagster: %s", waiting, error.message)
 
 
 def _report(dagster: DagsterClient, event: UnreportedEvent) -> None:

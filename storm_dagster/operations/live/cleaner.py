@@ -111,7 +111,7 @@ def find_garbage(
         if token in counting
         and not (token in inventory.tokens and inventory.tokens[token].published)
     }
-    # Taken, and not launched yet: there is no token before Dagster answers.
+    # Accepted, and not launched yet: a Storm client's submission has no token's record before that.
     pending = {
         key[7:-8]
         for key in inventory.blobs

@@ -81,9 +81,9 @@ def stage_conf(
     ``thrift``. ``replaces`` (a topology id) publishes over the topology of that name instead of
     beside it.
 
-    Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name
-    is taken, :class:`Conflict` when the token's topology was published and is gone, and
-    :class:`Unavailable` without a leader.
+    Raises :class:`InvalidTopology` before anything but the token's record is stored,
+    :class:`AlreadyAlive` when the name is taken, :class:`Conflict` when the token's topology was
+    published and is gone, and :class:`Unavailable` without a leader.
     """
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
@@ -106,7 +106,7 @@ def stage_conf(
     if published:
         return _take_epoch(ctx, token, epoch)
     warnings: list[str] = []
-    # Checked in full before the token's node, the first thing that is stored.
+    # Checked in full before anything is staged.
     if handle is not None and ctx.blobs.exists(staging.upload_key(handle, "topology")):
         replaced = alive if replaces is not None else None
         former = replaced.code_dir if replaced else ""

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from storm_dagster.core.keyed_state import Contents
+from storm_dagster.host.files import write_atomically
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.values import encode_value
 from storm_dagster.worker.state.log import InitialContents
@@ -51,6 +52,42 @@ def quarantined(path: Path) -> list[Path]:
     """Names that damaged files of this name have now."""
     names = [*path.parent.glob(f"{path.name}{DAMAGED}*")]
     return sorted(name for name in names if not name.name.endswith(("-wal", "-shm")))
+
+
+def read_imported_opening(path: Path) -> int:
+    """Opening of the last database of this name that was taken over; 0 if there was none.
+
+    :class:`Corrupt` if the note about it is damaged.
+    """
+    note = _note_of(path)
+    try:
+        return int(note.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        raise Corrupt(
+            f"{note} does not hold a number: write into it the user_version of the database that "
+            "was taken over last, or 0"
+        ) from None
+
+
+def note_imported_opening(path: Path, opening: int) -> None:
+    """Remember the opening of the database that was taken over."""
+    write_atomically(_note_of(path), f"{opening}\n", sync=True)
+
+
+def is_damaged_since_import(path: Path) -> bool:
+    """True if the newest damaged database was put aside after the last one was taken over."""
+    damaged = quarantined(path)
+    if not damaged:
+        return False
+    note = _note_of(path)
+    # Renaming a file sets its time of change.
+    return not note.exists() or damaged[-1].stat().st_ctime > note.stat().st_mtime
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.imported")
 
 
 # -- context.state ---------------------------------------------------------------------------------

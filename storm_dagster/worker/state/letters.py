@@ -201,8 +201,9 @@ class DeadLetterLog:
             self._open_log()
         try:
             return self._put_all({number: msgspec.json.encode(letter)})
-        except Unavailable:
-            # Its number of tasks has changed, or another worker had it: open it again for the next.
+        except (Unavailable, OSError):
+            # Its number of tasks has changed, another worker had it, or the file system failed: the
+            # log is opened again for the next letter.
             self._release()
             raise
 

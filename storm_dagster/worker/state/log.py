@@ -360,10 +360,13 @@ def _read_contents(path: Path, encoded: bool) -> Contents:
     return contents
 
 
-def has_log(folder: Path, index: int) -> bool:
-    """True if the newest division has a log of the task."""
+def newest_opening(folder: Path, index: int) -> int:
+    """Opening of a task's newest log in the newest division; 0 if there is none."""
     numbers = division_numbers(folder)
-    return bool(numbers) and index in _newest_logs(folder, numbers[-1])
+    if not numbers:
+        return 0
+    opening, _ = _newest_logs(folder, numbers[-1]).get(index, (0, None))
+    return opening
 
 
 def read_newest(folder: Path, index: int) -> Contents:

@@ -20,12 +20,15 @@ from storm_dagster.model.records import StateHome
 from storm_dagster.worker.state.former import (
     READ,
     damaged_database,
+    is_damaged_since_import,
+    note_imported_opening,
     quarantined,
     read_database,
+    read_imported_opening,
     set_aside,
 )
 from storm_dagster.worker.state.letters import DeadLetterLog, letters_folder
-from storm_dagster.worker.state.log import Stamp, StateLog, has_log, state_folder
+from storm_dagster.worker.state.log import Stamp, StateLog, newest_opening, state_folder
 from storm_dagster.worker.state.task_store import WHOLE, TaskStore, task_folder
 
 _log = logging.getLogger(__name__)
@@ -205,9 +208,15 @@ def open_task_log(
     """
     path = folder.with_suffix(".sqlite3")
     initial = read_database(path)
-    damaged = quarantined(path)
-    if initial is None and damaged and not has_log(folder, 0):
-        raise damaged_database(path, damaged[-1], "was damaged")
+    if initial is None and is_damaged_since_import(path):
+        raise damaged_database(path, quarantined(path)[-1], "was damaged")
+    former_opening = 0
+    if initial is not None:
+        former_opening = initial.opening
+        if former_opening > read_imported_opening(path):
+            # An earlier release has opened it since. Compactions raise the opening of the log.
+            newest = max(former_opening, newest_opening(folder, 0) + 1)
+            initial = initial._replace(opening=newest)
     log = StateLog(
         folder,
         WHOLE,
@@ -223,6 +232,7 @@ def open_task_log(
         subject=subject or f"{folder.parent.name}/{folder.stem}",
     )
     if initial is not None:
+        note_imported_opening(path, former_opening)
         target = set_aside(path, READ)
         _log.info(
             "the state of %s is in %s; the former file is kept as %s", path, folder, target.name
