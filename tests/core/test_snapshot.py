@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from storm_dagster.core.snapshot.figures import stream_figures
+from storm_dagster.core.snapshot.stream_metrics import stream_metrics
 from storm_dagster.core.snapshot.windows import (
     WINDOWS,
     Totals,
@@ -233,11 +233,11 @@ def test_a_figure_of_streams_is_summed_over_tasks_and_hides_the_systems() -> Non
         "5": told("lines", streams={"emitted": {"default": 60}}),
     }
     page = snapshot_alone(topology(), {"tasks": tasks}, now_secs=1090)
-    assert stream_figures(page.components["count"]) == {
+    assert stream_metrics(page.components["count"]) == {
         "default": {"remote_bytes": 12},
         "side": {"remote_bytes": 1},
     }
-    assert stream_figures(page.components["lines"]) == {}, "a worker that does not count them"
+    assert stream_metrics(page.components["lines"]) == {}, "a worker that does not count them"
 
 
 def test_a_count_by_stream_begins_in_the_middle_of_a_window() -> None:

@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from storm_dagster.core.snapshot.figures import STREAM_FIGURES
+from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS
 from storm_dagster.core.snapshot.topology import TopologySnapshot
 from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.errors import StormDagsterError
@@ -184,12 +184,12 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
         ]
         numbers = {labels: number for labels, number in shown if number is not None}
         yield _gauges(name, row["text"], "topology component", numbers)
-    for figure in STREAM_FIGURES:
+    for metric in STREAM_METRICS:
         family = CounterMetricFamily(
-            figure.metric, figure.text, labels=["topology", "component", "stream"]
+            metric.metric, metric.text, labels=["topology", "component", "stream"]
         )
         for labels, part in parts:
-            for stream, number in figure.by_stream(part).items():
+            for stream, number in metric.by_stream(part).items():
                 family.add_metric([*labels, stream], number)
         yield family
     for index, (name, row) in enumerate(_TABLE["partitions"].items()):

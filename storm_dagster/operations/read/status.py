@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from storm_dagster.core.snapshot.figures import stream_figures
 from storm_dagster.core.snapshot.statuses import LAUNCH_SECS, not_running
+from storm_dagster.core.snapshot.stream_metrics import stream_metrics
 from storm_dagster.core.snapshot.tasks import TaskSnapshot
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.core.snapshot.windows import Totals, WindowStats, latency_document
@@ -150,7 +150,7 @@ def load_document(part: ComponentSnapshot) -> dict[str, Any]:
         "lag_by_partition": dict(part.lag_by_partition),
         "latency": latency_document(part.recent.percentiles()),
         "stream_latency": _stream_latencies(part.recent),
-        "streams": stream_figures(part),
+        "streams": stream_metrics(part),
     }
 
 

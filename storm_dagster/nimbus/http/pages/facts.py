@@ -16,7 +16,7 @@ from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, 
 from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.core.snapshot.cluster import supervisors_of
-from storm_dagster.core.snapshot.figures import STREAM_FIGURES
+from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS
 from storm_dagster.http.responses import (
     error_response,
     query_flag,
@@ -135,7 +135,7 @@ class PageFacts:
             "narrowed": flow.narrowed(focus),
             "rows": flow.sorted_rows(sort),
             "edges": flow.edge_rows(),
-            "stream_titles": [figure.title for figure in STREAM_FIGURES],
+            "stream_titles": [row.title for row in STREAM_METRICS],
             "stream_rows": flow.streams(focus)[:_MOST_TASKS],
             "charts": self._charts(topology, focus, day, now),
             "tasks": tasks[:_MOST_TASKS],

@@ -7,7 +7,7 @@ from typing import Any
 from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.pictures.graph import DrawnComponent, DrawnEdge, State, graph_picture
 from storm_dagster.core.pictures.layout import neighborhood
-from storm_dagster.core.snapshot.figures import STREAM_FIGURES, stream_figures
+from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS, stream_metrics
 from storm_dagster.core.snapshot.tasks import TaskSnapshot
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.model.amounts import compact, latency, percent
@@ -143,11 +143,11 @@ class TopologyFlow:
         )
 
     def streams(self, component: str) -> list[tuple[str, str, list[int | None]]]:
-        """(component, output stream, its figures in the order of :data:`STREAM_FIGURES`)."""
+        """(component, output stream, its counts in the order of :data:`STREAM_METRICS`)."""
         rows: list[tuple[str, str, list[int | None]]] = []
         for part in self._chosen(component):
-            for stream, figures in stream_figures(part).items():
-                numbers = [figures.get(figure.key) for figure in STREAM_FIGURES]
+            for stream, counts in stream_metrics(part).items():
+                numbers = [counts.get(row.key) for row in STREAM_METRICS]
                 rows.append((part.id, stream, numbers))
         return sorted(rows, key=lambda row: row[:2])
 

@@ -1,6 +1,6 @@
-"""Figures that every format shows: ``show``, ``/v1``, pages and Prometheus read these tables.
+"""Metrics of streams that every format shows: ``show``, ``/v1``, pages and Prometheus.
 
-A new figure is counted in the worker (``RemoteLink.count``) and has a row here.
+A new metric is counted in the worker (``RemoteLink.count``) and has a row here.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from storm_dagster.core.snapshot.windows import is_system_name
 
 
 @dataclass(frozen=True)
-class StreamFigure:
+class StreamMetric:
     """A count of each output stream of a component, of all time."""
 
     key: str
@@ -38,8 +38,8 @@ def sum_of_tasks(name: str) -> Callable[[ComponentSnapshot], Mapping[str, int]]:
     return by_stream
 
 
-STREAM_FIGURES = (
-    StreamFigure(
+STREAM_METRICS = (
+    StreamMetric(
         key="remote_bytes",
         title="bytes to other workers",
         metric="storm_stream_remote_bytes",
@@ -49,10 +49,10 @@ STREAM_FIGURES = (
 )
 
 
-def stream_figures(part: ComponentSnapshot) -> dict[str, dict[str, int]]:
-    """Output stream -> figures by key; without the streams that have none."""
+def stream_metrics(part: ComponentSnapshot) -> dict[str, dict[str, int]]:
+    """Output stream -> counts by key; without the streams that have none."""
     streams: dict[str, dict[str, int]] = {}
-    for figure in STREAM_FIGURES:
-        for stream, number in figure.by_stream(part).items():
-            streams.setdefault(stream, {})[figure.key] = number
+    for row in STREAM_METRICS:
+        for stream, count in row.by_stream(part).items():
+            streams.setdefault(stream, {})[row.key] = count
     return dict(sorted(streams.items()))
