@@ -25,7 +25,7 @@ class TargetRetries:
         self._bolt = bolt
         self._pauses_ms = Backoff(MIN_PAUSE_MS, MAX_PAUSE_MS)
         self._report_at: dict[str, int] = {}
-        self.since_ms = 0
+        self.since_ms: int = 0
         """Time of the first failure, in milliseconds since 1970; 0 while the target answers."""
 
     def is_due(self) -> bool:
