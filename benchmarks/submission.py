@@ -1,8 +1,8 @@
 """From the shell command to running tasks, stage by stage; from a click or a sensor's event to the
 first step.
 
-Stock launcher and warm runs side by side in one run: what the stock one does is measured while the
-warm process's socket is out of the way. Medians over all samples.
+Dagster's stock code server and the one that forks runs side by side, each on a cluster of its own,
+one after the other. Medians over all samples.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import httpx
 import psutil
 from tables import Row, run
 
-from storm_dagster.host.processes import RunFile
 from storm_dagster.host.worker_spec import SPARE
 from storm_dagster.model.dagster_names import STAGES
 from storm_dagster.testing.cluster import LocalCluster, run_cli
@@ -64,19 +63,6 @@ class Measured:
         if document.get("errors"):
             raise LookupError(str(document["errors"]))
         return document["data"]
-
-    @contextmanager
-    def launching(self, how: str) -> Iterator[None]:
-        """``stock``: without the warm process, which goes on living."""
-        socket = self.cluster.home / "run" / "warm-runs.sock"
-        aside = socket.with_suffix(".aside")
-        if how == "stock":
-            os.rename(socket, aside)
-        try:
-            yield
-        finally:
-            if how == "stock":
-                os.rename(aside, socket)
 
     def submit(self, name: str, workers: int) -> tuple[dict[str, float], str]:
         """Seconds of each stage of one submission, by their names; and its run's id."""
@@ -240,98 +226,98 @@ def load(what: str, samples: int) -> tuple[float, float]:
     )
 
 
-def _both(
-    measure: Callable[[str], Sequence[float]], samples: int
-) -> dict[str, list[Sequence[float]]]:
-    """Samples of stock and warm in turns."""
-    found: dict[str, list[Sequence[float]]] = {"stock": [], "warm": []}
-    for _ in range(samples):
-        for how, taken in found.items():
-            taken.append(measure(how))
-    return found
+@dataclass
+class Samples:
+    """What was measured on one cluster; seconds."""
+
+    first_submission: dict[str, float]
+    submissions: list[dict[str, float]]
+    clicks: list[tuple[float, float]]
+    """From a click to the first step, and to SUCCESS."""
+    losses: list[float]
+    code_server_mb: float
+    partitions_page: float
 
 
-def _medians(found: dict[str, list[Sequence[float]]], column: int) -> tuple[str, str]:
-    stock, warm = (
-        statistics.median(row[column] for row in found[how]) for how in ("stock", "warm")
-    )
-    return f"stock {stock:.2f} s", f"warm {warm:.2f} s"
-
-
-def submissions(measured: Measured, samples: int) -> Iterator[Row]:
-    """Submissions with four workers, the first of the cluster apart, then in turns."""
-    stages: dict[str, list[dict[str, float]]] = {"stock": [], "warm": []}
-    warm_ran = 0
-    total = "submit -> all tasks running"
-    for number in range(1 + 2 * samples):
-        eventually(measured.spares_wait, 60, "the spares of the supervisors")
-        time.sleep(3)  # They are importing.
-        how = "warm" if number == 0 or number % 2 else "stock"
-        with measured.launching(how):
-            taken, run_id = measured.submit(f"s{number}", 4)
-        tags = measured.ask(
-            "query T($id: ID!) { runOrError(runId: $id) { ... on Run { tags { key value } } } }",
-            id=run_id,
-        )["runOrError"]["tags"]
-        stock = any(tag["key"] == ".dagster/grpc_info" for tag in tags)
-        warm_ran += how == "warm" and not stock
-        measured.cluster.cli("kill", f"s{number}", "-w", "0")
-        eventually(lambda: not measured.cluster.processes("worker"), 60, "the end of its workers")
-        if number == 0:
-            yield (
-                "first submission of the cluster, warm",
-                "Storm: up to 10 s + worker start",
-                f"{taken[total]:.2f} s",
+def measure(home: Path, samples: int, losses: int, *, forked: bool) -> Samples:
+    """All measurements on a cluster of its own."""
+    with LocalCluster(home, warm_runs=forked) as cluster:
+        measured = Measured(cluster)
+        submissions: list[dict[str, float]] = []
+        for number in range(1 + samples):
+            eventually(measured.spares_wait, 60, "the spares of the supervisors")
+            time.sleep(3)  # They are importing.
+            taken, _ = measured.submit(f"s{number}", 4)
+            submissions.append(taken)
+            cluster.cli("kill", f"s{number}", "-w", "0")
+            eventually(
+                lambda: not cluster.processes("worker"), 60, "the end of the topology's workers"
             )
-        else:
-            stages[how].append(taken)
-    for name in stages["warm"][0]:
-        stock, warm = (
-            statistics.median(one[name] for one in stages[how]) for how in ("stock", "warm")
+        clicks = [measured.click("clean_inbox") for _ in range(samples)]
+        measured.submit("lost", 4)
+        lost = [measured.lose_host("lost") for _ in range(losses)]
+        cluster.cli("kill", "lost", "-w", "0")
+        code_server = psutil.Process(cluster.processes("dagster-code")[0].pid)
+        family = [code_server, *code_server.children(recursive=True)]
+        return Samples(
+            first_submission=submissions[0],
+            submissions=submissions[1:],
+            clicks=clicks,
+            losses=lost,
+            code_server_mb=sum(pss_mb(process.pid) for process in family),
+            partitions_page=measured.partitions(),
         )
-        metric = f"{name}, 4 workers" if name == total else f"- {name}"
-        yield metric, f"stock {stock:.2f} s", f"warm {warm:.2f} s"
-    yield "runs of these that did start warm", f"{samples + 1}", f"{warm_ran}"
 
 
-def report(home: Path, *, quick: bool) -> Iterator[Row]:
-    """All rows, on a cluster of its own."""
+_TOTAL = "submit -> all tasks running"
+
+
+def report(folder: Path, *, quick: bool) -> Iterator[Row]:
+    """All rows, on two clusters below ``folder``."""
     samples = 2 if quick else 7
     loaded, bare = load("ours", samples), load("dagster", samples)
     yield "definitions load", f"dagster alone {bare[0]:.2f} s", f"{loaded[0]:.2f} s"
     yield "definitions loaded (PSS)", f"dagster alone {bare[1]:.0f} MB", f"{loaded[1]:.0f} MB"
-    with LocalCluster(home) as cluster:
-        measured = Measured(cluster)
-        yield from submissions(measured, samples)
+    losses = 1 if quick else 3
+    stock = measure(folder / "stock", samples, losses, forked=False)
+    forked = measure(folder / "forked", samples, losses, forked=True)
 
-        def click(how: str) -> Sequence[float]:
-            with measured.launching(how):
-                return measured.click("clean_inbox")
-
-        found = _both(click, samples)
-        yield ("click (GraphQL) -> first step", *_medians(found, 0))
-        yield ("click (GraphQL) -> SUCCESS", *_medians(found, 1))
-        measured.submit("lost", 4)
-
-        def lose(how: str) -> Sequence[float]:
-            with measured.launching(how):
-                return [measured.lose_host("lost")]
-
-        yield ("sensor event -> first step", *_medians(_both(lose, 1 if quick else 3), 0))
-        cluster.cli("kill", "lost", "-w", "0")
-        warm = [record for record in RunFile.read_all(cluster.home) if record.role == "warm-runs"]
-        yield "warm process (PSS)", "-", f"{pss_mb(warm[0].pid):.0f} MB"
-        yield (
-            f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)",
-            "-",
-            f"{measured.partitions():.2f} s",
+    def row(metric: str, value: Callable[[Samples], float], unit: str = "s") -> Row:
+        digits = 0 if unit == "MB" else 2
+        return (
+            metric,
+            f"stock {value(stock):.{digits}f} {unit}",
+            f"forked {value(forked):.{digits}f} {unit}",
         )
+
+    def median_of_stage(name: str) -> Callable[[Samples], float]:
+        return lambda kind: statistics.median(taken[name] for taken in kind.submissions)
+
+    yield row("first submission of the cluster", lambda kind: kind.first_submission[_TOTAL])
+    for name in forked.submissions[0]:
+        yield row(f"{name}, 4 workers" if name == _TOTAL else f"- {name}", median_of_stage(name))
+    yield row(
+        "click (GraphQL) -> first step",
+        lambda kind: statistics.median(first for first, _ in kind.clicks),
+    )
+    yield row(
+        "click (GraphQL) -> SUCCESS",
+        lambda kind: statistics.median(last for _, last in kind.clicks),
+    )
+    yield row("sensor event -> first step", lambda kind: statistics.median(kind.losses))
+    yield row(
+        "code server and what it has started (PSS)", lambda kind: kind.code_server_mb, unit="MB"
+    )
+    yield row(
+        f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)",
+        lambda kind: kind.partitions_page,
+    )
 
 
 def rows(quick: bool) -> Iterator[Row]:
     """Rows for ``tables.run``."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        yield from report(Path(folder) / "home", quick=quick)
+        yield from report(Path(folder), quick=quick)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def command_page() -> list[str]:
         assert command is not None
         lines += _verb(command, click.Context(command, info_name=f"storm-dagster {verb}"), "##")
     lines += ["## Former verbs", ""]
-    lines += ["These still work in this release, with the same options. They are not listed.", ""]
+    lines += ["These are accepted in this release, with the same options. They are not listed.", ""]
     pairs = ((f"`{name}`", f"`storm-dagster {new}`") for name, (_, new) in FORMER_VERBS.items())
     lines += rows(["former verb", "use instead"], pairs)
     return lines
@@ -77,6 +77,8 @@ def _verb(command: click.Command, context: click.Context, level: str) -> list[st
         for inner in command.list_commands(context):
             found = command.get_command(context, inner)
             assert found is not None
+            if found.hidden:
+                continue
             lines += _verb(
                 found, click.Context(found, info_name=f"{context.info_name} {inner}"), level + "#"
             )

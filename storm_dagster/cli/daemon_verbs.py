@@ -1,5 +1,5 @@
 """``daemon ROLE``, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``,
-``worker``, ``web``, ``warm-runs``.
+``worker``, ``web``, ``code``.
 
 The roles were verbs of their own in the release before (``FORMER_VERBS`` of :mod:`.app`).
 """
@@ -19,10 +19,10 @@ import click
 
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb, verb_group
+from storm_dagster.cli.output import notify
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
-from storm_dagster.host.requirements import require_linux
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
@@ -344,33 +344,51 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     return 0
 
 
-@verb("daemon warm-runs")
-def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
-    """Start Dagster's runs in forks of this process, which has loaded their code.
+@verb("daemon code")
+def code(
+    invocation: Invocation,
+    module: str,
+    location: str,
+    socket: str | None,
+    port: int | None,
+    lazy: bool,
+) -> None:
+    """Run Dagster's code server, and start runs in forks of a process that has loaded libraries.
 
-    For a dagster.yaml whose run_launcher is storm_dagster.launcher.WarmRunLauncher. DAGSTER_HOME
-    names that Dagster; webserver and daemon run on this machine, with the same --home as
-    STORM_DAGSTER_HOME.
+    It is `dagster api grpc`, for a code location that workspace.yaml names as a grpc_server.
+    Whoever reaches the socket or port can execute code as this user: a socket belongs into a folder
+    of this user, a port is open to every user of this machine. Its cluster is that of --home.
     """
-    require_linux("a process for warm runs")
-    home = invocation.home
-    if not os.environ.get("DAGSTER_HOME"):
+    if (socket is None) == (port is None):
         raise InvalidRequest(
-            "DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here"
+            "Dagster cannot reach the code server: name --socket FILE or --port, as workspace.yaml does"
         )
-    umask = os.umask(0o077)
-    make_private(home)
-    os.environ["STORM_DAGSTER_HOME"] = str(home)
-    configure_daemon_logging(home, "warm-runs", "0", invocation.conf)
-    record = RunFile.write(home, "warm-runs", "0")
-    from storm_dagster.launcher.zygote import run
+    os.environ["STORM_DAGSTER_HOME"] = str(invocation.home)
+    # Dagster's code server has a log of its own on standard error.
+    logging.getLogger().handlers.clear()
+    from storm_dagster.code_server.server import serve
 
-    try:
-        return run(home, modules, umask)
-    finally:
-        # Its forks leave by this way, too.
-        if record.pid == os.getpid():
-            record.remove(home)
+    where = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
+    what = ["--module-name", module, "--location-name", location]
+    serve(
+        [
+            *where,
+            *what,
+            "--use-python-environment-entry-point",
+            *(["--lazy-load-user-code"] if lazy else []),
+        ],
+        socket,
+        location,
+    )
+
+
+@verb("daemon warm-runs", hidden=True)
+def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> None:
+    """End at once: the code server starts the runs, see `storm-dagster daemon code`."""
+    notify(
+        "`storm-dagster daemon warm-runs` is no longer needed: start the code server with `storm-dagster daemon "
+        "code`, which forks the runs, and remove this daemon"
+    )
 
 
 daemon = verb_group(
@@ -382,5 +400,6 @@ daemon = verb_group(
     supervisor,
     worker,
     web,
+    code,
     warm_runs,
 )

@@ -2,14 +2,13 @@
 resource keys.
 
 Both sides use them: the code location that holds the definitions, and nimbus, which launches by
-name without importing Dagster, whose installed release is read here in the same way. So are
-failures of Dagster's own storage in its responses, which look like any other failure.
+name without importing Dagster. Failures of Dagster's own storage are told from others in its
+responses here, too.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
@@ -49,9 +48,8 @@ HEALING_TAGS = {"dagster/priority": "1000"}
 _UPKEEP_JOBS = ("clean_inbox", "prune_history")
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
-_TESTED = "1.13"
-TESTED_DAGSTER = f"~={_TESTED}.0"
-"""Releases whose internals warm runs and the guarded UI were tested with."""
+TESTED_DAGSTER = "~=1.13.0"
+"""Releases whose internals the guarded UI was tested with."""
 
 
 def queue_tags(job: str) -> dict[str, str]:
@@ -109,21 +107,6 @@ class DagsterNames:
     def resource(self, key: str) -> str:
         """Key of a resource."""
         return f"{self.resource_prefix}{self.name(key)}"
-
-
-def dagster_version() -> str:
-    """Version of the installed distribution; "none" without one."""
-    try:
-        return metadata.version("dagster")
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
-def warm_runs_tested(version: str) -> bool:
-    """Whether warm runs were tested with this version of Dagster. With another one runs start the
-    stock way.
-    """
-    return f"{version}.".startswith(f"{_TESTED}.")
 
 
 STORAGE_REMEDY = (

@@ -17,7 +17,6 @@ from storm_dagster.client.http import NimbusClient
 from storm_dagster.host.endpoints import ClusterFile, cluster_conf
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.testing.waiting import eventually
 
@@ -36,10 +35,12 @@ class LocalCluster:
         nimbuses: int = 1,
         zookeepers: int = 1,
         spark_workers: int = 0,
+        warm_runs: bool = True,
         conf: Mapping[str, Any] | None = None,
         timeout: float = 240.0,
     ) -> None:
-        """``timeout`` bounds the start, in seconds."""
+        """``timeout`` bounds the start, in seconds. ``warm_runs`` as in ``dev --no-warm-runs``."""
+        self._warm_runs = warm_runs
         self.home: Path = home.absolute()
         self._timeout = timeout
         self._size = {"supervisors": supervisors, "slots": slots, "nimbuses": nimbuses}
@@ -63,23 +64,19 @@ class LocalCluster:
             "--home",
             str(self.home),
             *size,
+            *([] if self._warm_runs else ["--no-warm-runs"]),
             "--timeout",
             str(self._timeout),
             *pairs,
             timeout=self._timeout + 90,
         ).check()
         # Tests and measurements begin with a warm cluster.
-        eventually(self._warm, self._timeout, "a warm Spark server and warm runs", interval=0.2)
+        eventually(self._warm, self._timeout, "a warm Spark server", interval=0.2)
         return self
 
     def _warm(self) -> bool:
         spark = self.endpoints.spark
-        if spark is not None and (spark.starting or self.processes("spark-warm-up")):
-            return False
-        return (
-            not warm_runs_tested(dagster_version())
-            or (self.home / "run" / "warm-runs.sock").exists()
-        )
+        return spark is None or not (spark.starting or self.processes("spark-warm-up"))
 
     def stop(self) -> None:
         """Stop all its processes."""

@@ -39,7 +39,7 @@ from storm_rigs.chaos.workload import WordCount  # noqa: E402
 from storm_rigs.request_counts import server_metrics  # noqa: E402
 
 _EVERY_SECS = 10.0
-_PASSING = ("worker", "dagster-run", "spark-warm-up")
+_PASSING = ("worker", "spark-warm-up")
 """Roles whose processes come and go with topologies and runs."""
 _OF_PROCESSES = {"memory MiB": 2, "file descriptors": 0, "threads": 0}
 """Metric of a process -> digits shown."""

@@ -18,6 +18,8 @@ from storm_dagster.zk.embedded import server_answers
 from storm_rigs.worker_rig import free_port
 
 ROLES = [name for name, (_, instead) in FORMER_VERBS.items() if instead == f"daemon {name}"]
+GONE = "warm-runs"
+"""A daemon whose work the code server does: its verbs name that, and end."""
 NOT_DISTRIBUTED = ("-c", "storm.cluster.mode=local")
 
 
@@ -34,8 +36,8 @@ def command_of(*words: str) -> click.Command:
 def test_each_daemon_and_both_tables_have_a_former_verb() -> None:
     daemons = command_of("daemon")
     assert isinstance(daemons, click.Group)
-    assert set(ROLES) == set(daemons.commands)
-    assert set(FORMER_VERBS) - set(ROLES) == {"supervisors", "nimbuses"}
+    assert {*ROLES, "code", GONE} == set(daemons.commands)
+    assert set(FORMER_VERBS) - set(ROLES) == {"supervisors", "nimbuses", GONE}
     for _, instead in FORMER_VERBS.values():
         assert command_of(*instead.split()).help
 
@@ -45,7 +47,7 @@ def test_a_former_verb_is_hidden_and_takes_the_same_options(name: str) -> None:
     former = command_of(name)
     assert former.hidden and name not in VERBS
     assert name not in cli.list_commands(click.Context(cli))
-    if name in ROLES:
+    if name in (*ROLES, GONE):
         assert former.params == command_of("daemon", name).params
     else:
         common = {"as_json", "home", "conf_dir", "cluster_pairs", "verbose"}

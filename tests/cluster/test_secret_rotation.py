@@ -29,7 +29,6 @@ DAEMONS = (
     "nimbus",
     "supervisor",
     "spark",
-    "warm-runs",
     "dagster-code",
     "dagster-daemon",
     "dagster-webserver",

@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = [
     "tests/dagster",
+    "tests/code_server",
     "tests/nimbus/test_dagster_client.py",
     "tests/nimbus/test_dagster_access.py",
     "tests/nimbus/test_full_queue.py",

@@ -151,7 +151,7 @@ def refusals() -> dict[str, tuple[int, str]]:
     """Exit code and message of each daemon on another system."""
     messages, sys.platform = {}, "darwin"
     try:
-        for verb in ("daemon supervisor", "dev", "daemon warm-runs"):
+        for verb in ("daemon supervisor", "dev"):
             name = verb.rpartition(" ")[2]
             code, _, error = call(*verb.split(), "--home", str(home / name))
             messages[name] = (code, error.strip().splitlines()[-1])

@@ -16,9 +16,9 @@ import storm_dagster
 from storm_dagster.defs import build_storm_defs
 
 PACKAGE = Path(storm_dagster.__file__).parent
-GUARDED = (PACKAGE / "launcher" / "compatibility.py", PACKAGE / "web" / "service.py")
-"""What may take names that are not public: warm runs fall back where they are missing, the guarded
-UI does not start.
+GUARDED = (PACKAGE / "code_server" / "server.py", PACKAGE / "web" / "service.py")
+"""What may take names that are not public: runs start the stock way where they are missing, the
+guarded UI does not start.
 """
 SOURCES = sorted(
     path for path in PACKAGE.rglob("*.py") if "dagster" in path.read_text(encoding="utf-8")

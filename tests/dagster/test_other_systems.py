@@ -73,7 +73,7 @@ def test_the_harness_runs_a_topology(seen: dict[str, Any]) -> None:
     assert seen["harness"] == 3
 
 
-@pytest.mark.parametrize("who", ["supervisor", "dev", "warm-runs", "worker"])
+@pytest.mark.parametrize("who", ["supervisor", "dev", "worker"])
 def test_what_owns_processes_says_that_it_needs_linux(seen: dict[str, Any], who: str) -> None:
     code, said = seen["refusals"][who]
     assert code == 2

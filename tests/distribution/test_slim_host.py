@@ -93,7 +93,7 @@ def test_supervisors_and_workers_load_with_the_listed_distributions_alone() -> N
     ("verb", "kind", "part"),
     [
         (["daemon", "nimbus"], "MissingPart", "fsspec>="),
-        (["daemon", "warm-runs"], "MissingPart", "dagster"),
+        (["daemon", "code", "--port", "4000"], "MissingPart", "dagster"),
         (["dev"], "MissingPart", "dagster"),
         (["daemon", "spark"], "Unavailable", "pyspark[connect]>="),
         (["daemon", "zookeeper"], "Unavailable", "pyspark[connect]>="),

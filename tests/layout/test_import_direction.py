@@ -27,8 +27,10 @@ EDGES: dict[str, set[str]] = {
     "blobstore": {"model", "host"},
     "zk": {"model", "host", "security", "core"},
     "http": {"model", "host", "security", "core"},
-    # Dagster's webserver and daemon load it: it knows nothing of clusters.
-    "launcher": {"model", "host", "security"},
+    # A name that a dagster.yaml may have.
+    "launcher": set(),
+    # It knows nothing of clusters; what it loads for runs are names.
+    "code_server": {"host", "security"},
     "web": {"model", "security", "http"},
     "spark": {"model", "host", "security", "core"},
     "packaging": {"model", "host", "api"},
@@ -51,13 +53,13 @@ EDGES: dict[str, set[str]] = {
     "testing": {"model", "host", "core", "client", "api", "worker"},
     "cli": {
         *("model", "host", "security", "core", "zk", "spark", "operations"),
-        *("client", "packaging", "nimbus", "supervisor", "launcher", "web"),
+        *("client", "packaging", "nimbus", "supervisor", "code_server", "web"),
     },
 }
 # Third-party packages and the only packages of ours that may import them.
 CONFINED: dict[str, set[str]] = {
     "kazoo": {"zk"},
-    "dagster": {"defs", "launcher", "web"},
+    "dagster": {"defs", "launcher", "code_server", "web"},
     "dagster_webserver": {"web"},
     "dagster_pyspark": {"defs"},
     "pyspark": {"spark", "api", "defs", "cli"},

@@ -67,6 +67,11 @@ RETIRED: dict[tuple[str, str, str], str] = {
         for subject in ("storm_dagster.ZooKeeperChange", "storm_dagster.build_zookeeper_sensor")
         for name in NAMES["python"][subject]
     },
+    (
+        "dagster",
+        "tags",
+        ".dagster/storm_warm_run",
+    ): "Dagster's own tag of its run launcher: the code server starts the runs (CHANGELOG.md)",
     **{
         ("python", "storm_dagster", name): f"a sensor of one's own; {_NO_USER}"
         for name in ("ZooKeeperChange", "build_zookeeper_sensor")

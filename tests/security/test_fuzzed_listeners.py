@@ -18,14 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.api.spark_bridge import make_deliver
 from storm_dagster.host.processes import RunFile
-from storm_dagster.launcher.wire import LineConnection
-from storm_dagster.launcher.wire import _address as socket_address
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
@@ -34,13 +31,11 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.fuzz_messages import (
     batch_messages,
     http_messages,
-    launcher_messages,
     thrift_messages,
     worker_messages,
 )
 from storm_rigs.fuzzing import (
     DEADLINE,
-    SEARCHING,
     SECS,
     Listener,
     fuzz,
@@ -263,82 +258,3 @@ def test_the_endpoint_of_sparks_batches(tmp_path: Path) -> None:
         deliver(Batch(), 0)
         ask = lambda: within(lambda: deliver(Batch(), 0))  # noqa: E731
         fuzz(Listener("SparkSpout endpoint", child.pid, tcp(port), batch_messages, ask))
-
-
-def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
-    home, code = tmp_path / "home", tmp_path / "code"
-    (tmp_path / "dagster").mkdir()
-    (tmp_path / "dagster" / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    code.mkdir()
-    (code / "fuzzed_location.py").write_text(LOCATION)
-    env = {**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster"), "STORM_DAGSTER_HOME": str(home)}
-    command = [
-        sys.executable,
-        "-m",
-        "storm_dagster",
-        "daemon",
-        "warm-runs",
-        "--home",
-        str(home),
-        "--module",
-        "fuzzed_location",
-    ]
-    with (tmp_path / "out").open("wb") as out:
-        warm = subprocess.Popen(
-            command,
-            cwd=code,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-
-    def connect() -> socket.socket:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.settimeout(5)
-        with socket_address(home) as address:
-            link.connect(address)
-        return link
-
-    def ask() -> None:
-        # Where its queue is full, it says so at once.
-        peer = eventually(
-            lambda: LineConnection.connect(home, DEADLINE),
-            DEADLINE,
-            "room",
-            ignore=(BlockingIOError,),
-        )
-        try:
-            peer.send({"module": "another"})
-            answer = peer.receive(DEADLINE)
-            assert answer is not None and "not among those loaded" in answer["refused"]
-        finally:
-            peer.close()
-
-    try:
-
-        def listens() -> bool:
-            assert warm.poll() is None, (tmp_path / "out").read_text()[-3000:]
-            connect().close()
-            return True
-
-        eventually(listens, 60, "the warm process", ignore=(OSError,))
-        forks = psutil.Process(warm.pid)
-        # Only this user gets there, and a launcher that is not answered starts its run the stock
-        # way. Each connection has a process, which does not outlive it for long.
-        fuzz(
-            Listener(
-                "warm runs",
-                warm.pid,
-                connect,
-                launcher_messages,
-                ask,
-                held=8,
-                pause=0.3 if SEARCHING else 1.5,
-            )
-        )
-        eventually(lambda: not forks.children(), 60, "the end of the forks")
-    finally:
-        warm.terminate()
-        warm.wait(30)

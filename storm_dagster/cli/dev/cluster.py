@@ -30,7 +30,6 @@ from storm_dagster.host.endpoints import DevFile
 from storm_dagster.host.files import lock_file
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
-from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import Security, zookeeper_payload
@@ -224,17 +223,12 @@ class DevCluster:
         self._progress("supervisors", "SUCCESS")
 
     def _start_the_rest(self) -> None:
-        """Start what readiness does not include: Spark, for which placements wait meanwhile, and
-        warm runs.
-        """
+        """Start what readiness does not include: Spark, for which placements wait meanwhile."""
         if (os.cpu_count() or 1) < _ENOUGH_CORES:
             while not self._ready.wait(0.1):
                 if self._stop.is_set():
                     raise _Stopped
         self._deadline = time.monotonic() + self._plan.options.timeout
-        # Without them runs start the stock way.
-        if self._plan.options.warm_runs and warm_runs_tested(dagster_version()):
-            self._launch(self._plan.warm_runs_daemon())
         if self._plan.embeds_spark:
             try:
                 self._start_spark()

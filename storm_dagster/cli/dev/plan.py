@@ -42,7 +42,7 @@ class DevOptions:
     zookeepers: int = 1
     """Servers of the ZooKeeper ensemble."""
     warm_runs: bool = True
-    """Whether Dagster's runs start in forks of a process that has loaded everything."""
+    """Whether Dagster's runs start in forks of a process that has loaded their libraries."""
     spark_workers: int = 0
     """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run
     in the server.
@@ -291,38 +291,15 @@ class ClusterPlan:
         )
 
     def code_daemon(self) -> DaemonSpec:
-        """The code location, shared by webserver and daemon."""
-        argv = (
-            sys.executable,
-            "-m",
-            "dagster",
-            "api",
-            "grpc",
-            "--socket",
-            str(code_socket(self.home)),
-            "--module-name",
-            "storm_dagster.defs",
-            "--location-name",
-            "storm",
-            "--use-python-environment-entry-point",
-            "--lazy-load-user-code",
-        )
-        return DaemonSpec("dagster-code", "0", argv)
-
-    def warm_runs_daemon(self) -> DaemonSpec:
-        """Starts Dagster's runs; without it they start the stock way."""
-        argv = (
-            sys.executable,
-            "-m",
-            "storm_dagster",
-            "daemon",
-            "warm-runs",
-            "--home",
-            str(self.home),
-            "--module",
-            "storm_dagster.defs",
-        )
-        return DaemonSpec("warm-runs", "0", argv)
+        """The code location, shared by webserver and daemon; it starts Dagster's runs."""
+        where = ("--socket", str(code_socket(self.home)), "--lazy-load-user-code")
+        if self.options.warm_runs:
+            program = ("storm_dagster", "daemon", "code", "--home", str(self.home))
+            what = ("--module", "storm_dagster.defs", "--location", "storm")
+        else:
+            program = ("dagster", "api", "grpc", "--use-python-environment-entry-point")
+            what = ("--module-name", "storm_dagster.defs", "--location-name", "storm")
+        return DaemonSpec("dagster-code", "0", (sys.executable, "-m", *program, *what, *where))
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
         """Dagster's UI and GraphQL, guarded."""

@@ -300,21 +300,3 @@ def batch_messages(draw: random.Random) -> bytes:
     parts.append(draw.randbytes(draw.choice((0, 100, 60_000))))
     sizes = (draw.choice((len(part), len(part), len(part), 2**31 - 1, -1, 0)) for part in parts)
     return b"".join(struct.pack("!i", size) + part for size, part in zip(sizes, parts, strict=True))
-
-
-def launcher_messages(draw: random.Random) -> bytes:
-    """Lines of a launcher: requests for runs, and what comes after."""
-    request: Any = value(draw)
-    if draw.random() < 0.7:
-        request = {
-            "run_id": text(draw),
-            "arguments": value(draw),
-            "module": text(draw),
-            "python": text(draw),
-        }
-        request |= {
-            "working_directory": value(draw),
-            "dagster_home": value(draw),
-            "image": draw.choice((None, "a")),
-        }
-    return json.dumps(request).encode() + draw.choice((b"\n", b"\n", b'\n{"go": true}\n', b""))

@@ -516,10 +516,9 @@ def _places(struct: Any) -> Iterator[str]:
 def _dagster() -> Names:
     from storm_dagster.defs import defs
     from storm_dagster.launcher import WarmRunLauncher
-    from storm_dagster.launcher.wire import WARM_TAG
 
     definitions = defs()
-    found: Names = {"tags": [WARM_TAG, *_literals(re.compile(r"""["'](storm/\w+)["']"""))]}
+    found: Names = {"tags": [*_literals(re.compile(r"""["'](storm/\w+)["']"""))]}
     for job in definitions.get_repository_def().get_all_jobs():
         if not job.name.startswith("__"):
             for node in job.nodes:

@@ -10,7 +10,7 @@ healing waited for copies of its explanation          mutant "what is dead waits
 a frozen follower stalled blob writes                 ``blobstore/test_replication.py``
 a sensor that hangs disarmed the backstop             mutant "the leader never heals", faults of services;
                                                       ``nimbus/test_leader_work.py``
-the warm launcher lost a run                          ``launcher/test_handover.py``
+a run was lost with its code server                   ``code_server/test_forked_runs.py``
 an update undid what was acknowledged                 rule "acknowledged", mutant "the name is not looked at again
                                                       before publishing"; ``operations/test_interference.py``
 reads grew with topologies x supervisors              rule I8; ``operations/test_costs.py``, ``dagster/test_schedules.py``,

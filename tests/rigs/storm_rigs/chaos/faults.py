@@ -237,14 +237,6 @@ def spark_killed(ctx: FaultContext) -> Iterator[str | None]:
     yield kill_process(ctx.pick("spark"))
 
 
-@fault("warm runs killed")
-def warm_runs_killed(ctx: FaultContext) -> Iterator[str | None]:
-    """kill -9 of the process that runs are forked from; its runs go on, new ones start the stock
-    way.
-    """
-    yield kill_process(ctx.pick("warm-runs"))
-
-
 @fault("all CPU taken")
 def cpu_taken(ctx: FaultContext) -> Iterator[str | None]:
     """Four processes for each core compute for longer than a session: whoever holds one must get
@@ -266,4 +258,23 @@ def cpu_taken(ctx: FaultContext) -> Iterator[str | None]:
 @fault("run killed")
 def run_killed(ctx: FaultContext) -> Iterator[str | None]:
     """kill -9 of the process of a Dagster run; nothing where none runs now."""
-    yield kill_process(ctx.pick("dagster-run"))
+    runs = _forked_runs(ctx.pick("dagster-code"))
+    run = ctx.random.choice(runs) if runs else None
+    if run is not None:
+        _quietly(run.kill)
+    yield f"run of Dagster (pid {run.pid})" if run is not None else None
+
+
+def _forked_runs(code_server: RunFile | None) -> list[psutil.Process]:
+    """Processes of the runs that the code server has started."""
+    below = frozen_tree(code_server)[1:] if code_server is not None else []
+    runs: list[psutil.Process] = []
+    for process in below:
+        try:
+            is_fork_server = "multiprocessing.forkserver" in " ".join(process.cmdline())
+            # A fork has the command line of the process that it was forked from.
+            if is_fork_server and process.ppid() in {each.pid for each in below}:
+                runs.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return runs
