@@ -24,10 +24,12 @@ from storm_dagster.cli.output import (
     plain,
     print_answer,
     print_json,
+    print_operations,
     print_table,
     row_for_table,
     say,
 )
+from storm_dagster.client.waiting import list_operations
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
@@ -182,6 +184,7 @@ def status(invocation: Invocation) -> None:
         "nimbuses": [],
         "supervisors": [],
         "topologies": [],
+        "operations": [],
         "advice": advice(states, home),
     } | dict.fromkeys(("leader", "healer", "alarm", "dagster"))
     try:
@@ -193,6 +196,7 @@ def status(invocation: Invocation) -> None:
                 for name in ("nimbuses", "supervisors", "healer", "alarm")
                 if name in seen
             }
+            document["operations"] = list_operations(nimbus)
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
         document["problem"] = error.message
@@ -223,6 +227,7 @@ def status(invocation: Invocation) -> None:
         click.echo(healing_sensor(home, armed=False)[1])
     _print_members(document)
     print_table("topologies", "name status workers tasks uptime", document["topologies"])
+    print_operations(document["operations"])
 
 
 def _print_members(document: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from storm_dagster.model.operation_text import operation_text
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # JSON itself escapes those below.
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
@@ -105,6 +107,12 @@ def row_for_table(row: Mapping[str, Any]) -> dict[str, Any]:
     if down:
         columns["tasks"] = f"{row['tasks']} ({down} do not run: see `show`)"
     return columns
+
+
+def print_operations(rows: Iterable[Mapping[str, Any]]) -> None:
+    """A line for each operation under way."""
+    for row in rows:
+        click.echo(plain(f"{row['topology']}: {operation_text(row)}"))
 
 
 def print_answer(

@@ -17,12 +17,15 @@ from storm_dagster.cli.output import (
     plain,
     print_answer,
     print_json,
+    print_operations,
     print_table,
     row_for_table,
     say,
 )
+from storm_dagster.client.waiting import list_operations
 from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.operation_text import operation_text
 
 
 @verb("conf")
@@ -73,6 +76,21 @@ globals().update(
         if row and "get" in row
     }
 )
+
+
+@verb("list")
+def list_topologies(invocation: Invocation) -> None:
+    """List the topologies of the cluster, and the submissions and changes under way."""
+    with invocation.nimbus() as nimbus:
+        # Read first: a submission that ends in between is a topology by then.
+        operations = list_operations(nimbus)
+        topologies = nimbus.get("/v1/topologies")["topologies"]
+    if invocation.json:
+        print_json({"topologies": topologies, "operations": operations})
+        return
+    columns = "id name status uptime workers executors tasks"
+    print_table("", columns, map(row_for_table, topologies))
+    print_operations(operations)
 
 
 def _when(secs: float) -> str:
@@ -289,6 +307,8 @@ def show(invocation: Invocation, name: str) -> None:
     click.echo(
         f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}"
     )
+    for operation in document.get("operations", ()):
+        click.echo(plain(operation_text(operation)))
     for problem in document.get("problems", []):
         notify(f"warning: {problem}")
     print_table("workers", "node host:port pid uptime version tasks", document["workers"])

@@ -8,7 +8,9 @@ import httpx
 
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import (
+    NOT_LEADING_HEADER,
     InvalidRequest,
+    NotLeading,
     StormDagsterError,
     Unavailable,
     error_from_document,
@@ -221,6 +223,18 @@ def response_error(response: httpx.Response) -> StormDagsterError:
     )
 
 
+_REFUSALS_IN_WORDS = ("is a follower and takes no writes", "does not lead, and no other nimbus")
+"""Parts of the refusals of a nimbus of the release before, which sends no header."""
+
+
+def is_refused_by_follower(response: httpx.Response, failure: StormDagsterError) -> bool:
+    """True if the response proves that nothing was done: the nimbus does not lead."""
+    if NOT_LEADING_HEADER in response.headers:
+        return True
+    in_words = any(words in failure.message for words in _REFUSALS_IN_WORDS)
+    return response.status_code == NotLeading.http_status and in_words
+
+
 def call_leader(
     source: LeaderSource,
     send: Callable[[str], httpx.Response],
@@ -233,9 +247,10 @@ def call_leader(
     """The first good response of the leader to ``send(base_url)``; else the typed error.
 
     Until ``deadline`` (``time.monotonic()``) a call is repeated that reached no nimbus, or one that
-    does not lead. A call whose connection broke may have had its effect: it is repeated only with
-    ``resend``. An :class:`Unavailable` of a nimbus that still leads is its response, and raised as
-    :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``. ``doing`` says in
+    refused it because it does not lead. A call whose connection broke, or that got another
+    :class:`Unavailable` of a nimbus that no longer leads, may have had its effect: it is repeated
+    only with ``resend``. An :class:`Unavailable` of a nimbus that still leads is its response, and
+    raised as :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``. ``doing`` says in
     errors what was tried, ``error_of`` makes the error of a response that is not good.
     """
     pauses = Backoff(_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS)
@@ -257,8 +272,11 @@ def call_leader(
         else:
             if not isinstance(failure, Unavailable):
                 raise failure
-            if source.leads(base):
-                raise UnavailableAtLeader(failure.message)
+            if not is_refused_by_follower(response, failure):
+                if source.leads(base):
+                    raise UnavailableAtLeader(failure.message)
+                if not resend:
+                    raise failure
         source.forget()
         pause = pauses.next_pause()
         if time.monotonic() + pause >= deadline:

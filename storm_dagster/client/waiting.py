@@ -7,7 +7,13 @@ from typing import Any
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.leader import UnavailableAtLeader
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
 
 Progress = Callable[[str, str], None]
 """Called with (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
@@ -153,6 +159,15 @@ def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
         return nimbus.get(f"/v1/topologies/{name}")
     except NotAlive:
         return None
+
+
+def list_operations(nimbus: NimbusClient) -> list[dict[str, Any]]:
+    """Rows of ``GET /v1/operations``; none of a nimbus of the release before, which lacks it."""
+    try:
+        document = nimbus.get("/v1/operations")
+    except InvalidRequest:
+        return []
+    return list(document.get("operations", []))
 
 
 def wait_for_status(

@@ -49,6 +49,11 @@ LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", 
 nobody.
 """
 
+REQUEST_USER: ContextVar[str] = ContextVar("storm_dagster.request_user", default="")
+"""Name of the user whose request is being answered, an administrator's too; empty in a cluster that
+does not ask who its users are.
+"""
+
 
 def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
     return caller.name in (conf.get(users) or ()) or not caller.groups.isdisjoint(

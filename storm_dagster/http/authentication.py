@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from storm_dagster.core.authorization import (
     CLUSTER,
     LIMITED_USER,
+    REQUEST_USER,
     Caller,
     Operation,
     authorize,
@@ -55,13 +56,13 @@ _TOPOLOGY = re.compile(
     r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?"
 )
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
-_LIST = frozenset({"/v1/topologies", "/api/v1/topology/summary", "/"})
+_LIST = frozenset({"/v1/topologies", "/v1/operations", "/api/v1/topology/summary", "/"})
 _PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
 """Pages of nimbus, for which a browser asks its user for a password."""
 _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
 """The same for every cluster."""
 _READ = re.compile(
-    r"/metrics|/v1/(cluster|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
+    r"/metrics|/v1/(cluster|operations|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
 BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
 """Challenge to a browser."""
@@ -201,6 +202,7 @@ class Authentication:
         is_open = not self.administrators_only and _is_open(scope["method"], scope["path"])
         if is_open or not self._security.configured:
             _refuse_impersonation(scope, None)
+            REQUEST_USER.set("")
             return None
         caller = self._identify(scope)
         _refuse_impersonation(scope, caller)
@@ -208,6 +210,7 @@ class Authentication:
         # Also of an administrator: a pipelined request begins with what was set for the one
         # before.
         LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
+        REQUEST_USER.set(caller.name)
         if limited:
             await run_in_threadpool(self._authorize, caller, scope)
         return caller

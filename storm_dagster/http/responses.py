@@ -19,7 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import (
+    NOT_LEADING_HEADER,
+    InvalidRequest,
+    NotLeading,
+    StormDagsterError,
+)
 
 _INT = re.compile(r"-?[0-9]{1,18}")
 
@@ -77,7 +82,8 @@ _reads: RunVar[CapacityLimiter] = RunVar("storm_dagster_reads")
 
 def error_response(error: StormDagsterError) -> JSONResponse:
     """The error document with the status of its class."""
-    return JSONResponse(error.to_document(), status_code=error.http_status)
+    headers = {NOT_LEADING_HEADER: "true"} if isinstance(error, NotLeading) else None
+    return JSONResponse(error.to_document(), status_code=error.http_status, headers=headers)
 
 
 async def refuse_websocket(send: Send) -> None:

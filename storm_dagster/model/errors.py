@@ -103,6 +103,23 @@ class Unavailable(StormDagsterError):
     exit_code = 4
 
 
+class NotLeading(Unavailable):
+    """A nimbus that does not lead refused a write, before it did anything.
+
+    Clients know it by its header (:data:`NOT_LEADING_HEADER`): in documents it is an
+    ``Unavailable``, which clients of the release before retry.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The name by which documents and clients know it."""
+        return Unavailable.__name__
+
+
+NOT_LEADING_HEADER = "X-Storm-Not-Leading"
+"""Header of a response to a write that was refused because the nimbus does not lead; ``true``."""
+
+
 class MissingPart(Unavailable, ImportError):
     """A distribution that this host was installed without is needed here."""
 

@@ -23,6 +23,8 @@ EPOCH = "/epoch"
 BLACKLIST = "/blacklist"
 # Client tokens of submissions: what makes a repeated submission give the same topology id.
 TOKENS = "/tokens"
+# Accepted changes of running topologies that Dagster runs execute, by request.
+OPERATIONS = "/operations"
 # The counter inside topology ids: its data version is the number.
 COUNTER = "/counter"
 # Pinned Spark Connect sessions, one node for each use ("placement").
@@ -120,6 +122,8 @@ state_home = _child_of(TOPOLOGY, "/state")
 """Where the state of the topology's tasks lies; below its base, with which it goes."""
 token = _child_of(TOKENS)
 """The topology id that a client token was given at its first use."""
+operation = _child_of(OPERATIONS)
+"""Record of an accepted change of a running topology, until its run has ended."""
 spark_session = _child_of(SPARK_SESSIONS)
 """The pinned Spark Connect session id for one use."""
 

@@ -48,8 +48,10 @@ from storm_dagster.nimbus.leadership.start import (
 )
 from storm_dagster.nimbus.member import Identity, Nimbus, repeat
 from storm_dagster.nimbus.requests.action_listener import ActionNotifier
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.nimbus.requests.takeover import TakeOver
 from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
@@ -117,7 +119,9 @@ def _serve(
     reader = ClusterReader(nimbus, TopologyStats(security))
     stack.callback(reader.close)
     submissions = Submissions(nimbus)
-    thrift = ThriftService(nimbus, reader, submissions, thrift_listener)
+    lifecycle = LifecycleRequests(nimbus)
+    thrift = ThriftService(nimbus, reader, submissions, lifecycle, thrift_listener)
+    takeover = TakeOver(nimbus, submissions, lifecycle)
     ended = threading.Event()
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
@@ -125,6 +129,7 @@ def _serve(
         ("nimbus-reports", lambda: LeaderReports(nimbus).run(ended)),
         ("nimbus-healing", lambda: LeaderHealing(nimbus).run(ended)),
         ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
+        ("nimbus-takeover", lambda: takeover.run(ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
         ("nimbus-upkeep", lambda: _keep_up(nimbus, ended)),
     )
@@ -149,7 +154,7 @@ def _serve(
         else None
     )
     service = HttpService(
-        build_app(nimbus, reader, submissions),
+        build_app(nimbus, reader, submissions, lifecycle),
         listener,
         tls=tls,
         own_user_only=owners_only(security),

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.model.errors import Fenced, NotLeading
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class LeaderStatus:
     def require(self, claimed: int | None = None) -> int:
         """The epoch, for a write.
 
-        :class:`Unavailable`, naming the leader, when this nimbus does not lead; :class:`Fenced`
+        :class:`NotLeading`, naming the leader, when this nimbus does not lead; :class:`Fenced`
         when the writer acts for another epoch (``claimed``).
         """
         epoch = self.epoch
         if epoch is None:
             known = self.known
             if known.leader and known.leader != self.me:
-                raise Unavailable(
+                raise NotLeading(
                     f"nimbus {self.me} is a follower and takes no writes: send this to the leader {known.leader} "
                     f"at {known.leader_http or 'its HTTP address'}"
                 )
-            raise Unavailable(
+            raise NotLeading(
                 f"nimbus {self.me} does not lead, and no other nimbus does at the moment: try again in a few seconds"
             )
         if claimed is not None and claimed != epoch:

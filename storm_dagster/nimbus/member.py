@@ -20,6 +20,7 @@ from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.leader_status import LeaderStatus
+from storm_dagster.nimbus.requests.launches import Launches
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext
@@ -81,6 +82,7 @@ class Nimbus:
     uploads: Uploads
     dagster: DagsterClient
     unreported: LeaderOutbox
+    launches: Launches = field(default_factory=Launches)
     expiring: list[TimeCacheMap[str, Any]] = field(default_factory=list)
     """Transfers and tokens that expire when they are left idle; advanced by the upkeep thread."""
     alarm: str | None = None
@@ -94,6 +96,9 @@ class Nimbus:
     wake_election: Callable[[], None] = lambda: None
     verb_executed: threading.Event = field(default_factory=threading.Event)
     """Set when the leader has executed a verb: its duties poll at once what is due by it."""
+
+    def __post_init__(self) -> None:
+        self.expiring.append(self.launches.runs)
 
     @property
     def logs(self) -> Path:

@@ -71,6 +71,10 @@ class OperationsContext:
     """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a
     run does.
     """
+    verb: str = ""
+    """Verb that the leader executes: each transaction of it that changes the status of a topology
+    leaves an event for Dagster (:func:`~storm_dagster.operations.transactions.note_change`).
+    """
     run: str = ""
     """Id of the Dagster run that this process works for, which the history of an assignment
     names.

@@ -23,6 +23,7 @@ from storm_dagster.model.records import (
     decode_record,
     encode_record,
 )
+from storm_dagster.model.unreported import UnreportedEvent
 from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import notify_new_slots
@@ -323,6 +324,37 @@ def announce(
     if ctx.conf.get(NOTIFIER_KEY):
         record = _ActionRecord(topology_id=topology_id, action=action)
         transaction.create(f"{paths.ACTIONS}/a", encode_record(record), sequence=True)
+
+
+def note_change(
+    ctx: OperationsContext,
+    transaction: Transaction,
+    topology_id: str,
+    name: str,
+    *,
+    previous: str,
+    status: str,
+) -> None:
+    """Append the event of a verb that the leader executes, as a sequential node below
+    ``/unreported``, to the transaction that changes the status; nothing for other processes.
+
+    So Dagster is notified of each change that took place, also if the leader is lost right after
+    it. The leader moves the events into its record, and reports them.
+    """
+    if not ctx.verb:
+        return
+    event = UnreportedEvent(
+        asset=("storm", "active_topology"),
+        partition=name,
+        description=f"{ctx.verb}: {topology_id} is {status}",
+        metadata={
+            "verb": ctx.verb,
+            "topology_id": topology_id,
+            "status": status,
+            "previous": previous,
+        },
+    )
+    transaction.create(f"{paths.UNREPORTED}/e", encode_record(event), sequence=True)
 
 
 def pending_actions(ctx: OperationsContext) -> list[PendingAction]:

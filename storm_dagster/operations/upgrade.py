@@ -47,6 +47,7 @@ from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
     commit,
+    note_change,
     retry_on_conflict,
     with_change,
 )
@@ -392,6 +393,14 @@ def _write(
         create_lists_ops(transaction, ctx.cluster.state, topology.id)
     if made.action is not None:
         announce(ctx, transaction, topology.id, made.action)
+    note_change(
+        ctx,
+        transaction,
+        topology.id,
+        topology.base.name,
+        previous=topology.base.status,
+        status=made.base.status,
+    )
     commit(ctx, transaction, made.step or "")
     return assignment
 

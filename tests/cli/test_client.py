@@ -23,7 +23,13 @@ from storm_dagster.client.leader import UnavailableAtLeader
 from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import seed_urls
-from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    NOT_LEADING_HEADER,
+    AlreadyAlive,
+    InvalidRequest,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive
 from storm_dagster.worker.tasks.events import EventSender
@@ -42,6 +48,8 @@ class Peer:
         self.leader_http: str | None = None
         self.archives: set[str] = set()
         self.asked: list[tuple[str, str]] = []
+        self.marks_refusals = False
+        """Send the header of a nimbus that does not lead with each 503."""
         self.scripted: dict[str, list[tuple[int, Any]]] = {}
         peer = self
 
@@ -57,6 +65,8 @@ class Peer:
                     return
                 body = json.dumps(document).encode()
                 self.send_response(status)
+                if status == 503 and peer.marks_refusals:
+                    self.send_header(NOT_LEADING_HEADER, "true")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if self.command != "HEAD":
@@ -133,6 +143,49 @@ def test_a_change_of_leader_is_waited_for(peers: list[Peer]) -> None:
         nimbus.post("/v1/x")
         timer.join()
         assert ("POST", "/v1/x") in new.asked
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "nimbus a:1 is a follower and takes no writes: send this to the leader b:1 at http://b:2",
+        "nimbus a:1 does not lead, and no other nimbus does at the moment: try again",
+    ],
+)
+@pytest.mark.parametrize("is_marked", [True, False], ids=["header", "words"])
+def test_a_change_that_a_follower_refused_is_made_at_the_leader(
+    peers: list[Peer], refusal: str, is_marked: bool
+) -> None:
+    """A nimbus of the release before refuses in words only."""
+    old, new = peers
+    new.leads = False
+    path = "/v1/topologies/wc/restart"
+    with NimbusClient([old.url, new.url], patience=20) as nimbus:
+        assert nimbus.leader() == old.url
+        old.leads, new.leads = False, True
+        text = "refused" if is_marked else refusal
+        old.marks_refusals = is_marked
+        old.scripted[path] = [(503, {"error": {"type": "Unavailable", "message": text}})]
+        nimbus.post(path, repeat=False)
+    assert old.asked.count(("POST", path)) == new.asked.count(("POST", path)) == 1
+
+
+def test_a_change_that_may_have_taken_place_is_not_repeated_at_a_new_leader(
+    peers: list[Peer],
+) -> None:
+    old, new = peers
+    new.leads = False
+    path = "/v1/topologies/wc/restart"
+    late = (503, {"error": {"type": "Unavailable", "message": "Dagster did not answer"}})
+    with NimbusClient([old.url, new.url], patience=20) as nimbus:
+        assert nimbus.leader() == old.url
+        old.leads, new.leads = False, True
+        old.scripted[path] = [late]
+        with pytest.raises(Unavailable, match="Dagster did not answer"):
+            nimbus.post(path, repeat=False)
+        assert ("POST", path) not in new.asked
+        nimbus.post(path)
+        assert ("POST", path) in new.asked, "what is safe to repeat is repeated"
 
 
 def test_a_call_without_a_reply_is_sent_again_only_if_that_does_no_harm(

@@ -5,6 +5,7 @@ what they leave behind.
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -16,6 +17,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.model.verbs import VERBS
@@ -325,3 +327,24 @@ def test_every_job_has_a_described_form() -> None:
             fields = getattr(schema.config_type, "fields", {}) if schema else {}
             for name, field in fields.items():
                 assert field.description, f"{job.name}: {name} has no description"
+
+
+def test_a_run_that_a_former_leader_queued_behind_a_job_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader of the release before launches a second run, which a full queue does not start."""
+    monkeypatch.setattr(jobs, "_LONGEST_QUEUED_SECS", 0.0)
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = build_storm_defs().resolve_job_def("kill_topology")
+        queued = instance.create_run_for_job(job)
+        context: Any = SimpleNamespace(instance=instance)
+        config: Any = SimpleNamespace(name="wc")
+        unused: Any = None
+        run = jobs._VerbRun(VERBS["kill"], context, config, unused, unused, unused, unused)
+        check = run._refuse_full_queue()
+        check({"run_id": queued.run_id, "status": "STARTED"})
+        check({"run_id": "of-another-dagster", "status": "QUEUED"})
+        with pytest.raises(Unavailable, match=queued.run_id) as refused:
+            check({"run_id": queued.run_id, "status": "QUEUED"})
+    assert "kill of 'wc'" in refused.value.message
+    assert "max_concurrent_runs" in refused.value.message

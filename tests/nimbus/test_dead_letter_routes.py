@@ -34,6 +34,7 @@ def test_a_page_is_read_and_emitted_again() -> None:
         cast(Any, reader),
         cast(Any, Handle()),
         cast(Any, Handle()),
+        cast(Any, Handle()),
     )
     client = TestClient(Starlette(routes=api.routes()))
     assert client.get(PATH, params={"component": "lines", "limit": "7"}).json()["letters"] == []

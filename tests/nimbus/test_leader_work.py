@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -21,7 +22,9 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_names import REQUEST_TAG, TOKEN_TAG
 from storm_dagster.model.records import (
+    OperationRecord,
     StormBase,
     SupervisorInfo,
     TokenRecord,
@@ -36,6 +39,7 @@ from storm_dagster.nimbus.leadership.duties import (
     LeaderReports,
     LeaderTransitions,
 )
+from storm_dagster.nimbus.requests import takeover
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.cluster import run_cli
@@ -228,6 +232,149 @@ def test_an_accepted_operation_has_a_record_before_its_run_begins(
         assert record is not None
         assert (record.verb, record.name, record.epoch) == (verb, name, epoch)
         assert record.started_secs > 0 and not record.published
+
+
+def operations(nimbus: RunningNimbus) -> list[tuple[str, str]]:
+    """Verb and topology of each operation that the nimbus lists."""
+    rows = nimbus.get("/v1/operations").json()["operations"]
+    return [(row["verb"], row["topology"]) for row in rows]
+
+
+@pytest.mark.dagster
+def test_a_submission_is_listed_until_its_run_has_ended(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
+    """The runs of this Dagster do nothing: the topology never comes."""
+    answer = post(
+        with_dagster,
+        "/v1/submit",
+        {"name": "seen", "handle": upload(with_dagster), "token": "seen"},
+    ).json()
+    (row,) = with_dagster.get("/v1/operations").json()["operations"]
+    assert (row["verb"], row["topology"], row["step"]) == ("submit", "seen", "topology_conf")
+    assert row["run_id"] == answer["run_id"] and row["age_secs"] < 60
+    unknown = with_dagster.get("/v1/topologies/seen")
+    assert unknown.status_code == 404 and "submitting (checks conf and topology)" in unknown.text
+    assert "submitting" in with_dagster.get("/").text
+    eventually(lambda: operations(with_dagster) == [], timeout=120, what="the end of the record")
+    record = operation_of(cluster(), "seen")
+    assert record is not None and record.ended and record.request == {}
+
+
+@pytest.mark.dagster
+def test_a_change_is_listed_until_its_run_has_ended(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
+    add_base(cluster(), "wc-1-100")
+    answer = post(with_dagster, "/v1/topologies/wc/restart").json()
+    document = with_dagster.get("/v1/topologies/wc").json()
+    (row,) = document["operations"]
+    assert (row["verb"], row["step"], row["run_id"]) == ("restart", "workers", answer["run_id"])
+    eventually(lambda: operations(with_dagster) == [], timeout=120, what="the end of the record")
+    assert cluster().state.find_children(paths.OPERATIONS) == []
+
+
+@pytest.mark.dagster
+def test_a_leader_launches_what_a_lost_leader_accepted(
+    dagster_server: DagsterServer,
+    nimbuses: Nimbuses,
+    cluster: Callable[[], StormClusterState],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first leader writes records, and is lost before it launches a run of them."""
+    monkeypatch.setattr(takeover, "_LATE_SECS", 2.0)
+    first = nimbuses.start().await_leading()
+    state = cluster()
+    epoch = first.health()["epoch"]
+    add_base(state, "wc-1-100")
+    handle = upload(first)
+    submitted = {"name": "lost", "handle": handle, "token": "lost-1"}
+    started_secs = int(time.time())
+    token = TokenRecord(
+        topology_id="lost-7-100",
+        name="lost",
+        epoch=epoch,
+        started_secs=started_secs,
+        request=submitted,
+    )
+    state.state.create_node(paths.token("lost-1"), encode_record(token))
+    for request, topology_id, more in (
+        ("req-lost", "wc-1-100", {}),
+        ("req-abandoned", "wc-1-100", {"is_abandoned": True}),
+        ("req-old", "wc-1-100", {"started_secs": started_secs - 3600}),
+        ("req-gone", "gone-1-100", {}),
+    ):
+        fields = {"name": "wc", "verb": "restart", "epoch": epoch, "started_secs": started_secs}
+        change = OperationRecord(topology_id=topology_id, **{**fields, **more})
+        state.state.create_node(paths.operation(request), encode_record(change))
+    first.stop()
+    server = {"dagster__graphql__url": dagster_server.url, "dagster__graphql__timeout__secs": 20}
+    later = nimbuses.start("n2", **server).await_leading()
+
+    def runs(tag: str, value: str) -> list[str]:
+        tags = {"tags": [{"key": tag, "value": value}]}
+        response = ask_dagster(dagster_server, _RUNS, filter=tags)
+        return [run["runId"] for run in response["runsOrError"]["results"]]
+
+    eventually(lambda: runs(TOKEN_TAG, "lost-1"), timeout=120, what="the run of the submission")
+    eventually(lambda: runs(REQUEST_TAG, "req-lost"), timeout=120, what="the run of the restart")
+    # The runs of this Dagster do nothing.
+    eventually(lambda: operations(later) == [], timeout=180, what="the end of all records")
+    assert len(runs(TOKEN_TAG, "lost-1")) == len(runs(REQUEST_TAG, "req-lost")) == 1
+    for request in ("req-abandoned", "req-old", "req-gone"):
+        assert runs(REQUEST_TAG, request) == []
+    record = operation_of(state, "lost-1")
+    assert record is not None and record.ended and record.topology_id == "lost-7-100"
+
+
+@pytest.mark.dagster
+def test_an_update_is_one_run_per_token(
+    with_dagster: RunningNimbus,
+    dagster_server: DagsterServer,
+    cluster: Callable[[], StormClusterState],
+) -> None:
+    state = cluster()
+    add_supervisor(state, "s1")
+    stages(with_dagster, state, "twice", "twice-1")
+    request = {"handle": upload(with_dagster), "token": "twice-2"}
+    before = runs_of(dagster_server, "update_topology")
+    answers = [post(with_dagster, "/v1/topologies/twice/update", request) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {202}, [answer.text for answer in answers]
+    assert len({answer.json()["run_id"] for answer in answers}) == 1
+    assert len(runs_of(dagster_server, "update_topology")) == len(before) + 1
+
+
+def test_what_a_former_leader_accepted_by_thrift_gets_the_record(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
+    nimbus = nimbuses.start().await_leading()
+    handle = upload(nimbus)
+    pending = {"name": "old", "handle": handle, "token": "thrift-old", "inactive": True}
+    with NimbusBlobClient(nimbus.url) as blobs:
+        key = f"upload.{handle}.pending"
+        blobs.put(key, json.dumps(pending).encode())
+        record = eventually(
+            lambda: operation_of(cluster(), "thrift-old"), timeout=60, what="the record"
+        )
+        assert record.request == pending and not record.ended
+        eventually(lambda: not blobs.exists(key), timeout=60, what="the end of the former record")
+    assert operations(nimbus) == [("submit", "old")]
+
+
+def test_a_follower_says_by_a_header_that_it_did_nothing(nimbuses: Nimbuses) -> None:
+    nimbuses.start().await_leading()
+    follower = nimbuses.start("n2")
+    refused = eventually(
+        lambda: (
+            (answer := post(follower, "/v1/submit", {"name": "wc", "handle": "0" * 32})).status_code
+            == 503
+            and answer
+        ),
+        timeout=60,
+        what="the refusal",
+    )
+    assert refused.headers["X-Storm-Not-Leading"] == "true"
+    assert refused.json()["error"]["type"] == "Unavailable"
 
 
 def test_a_refused_submission_leaves_no_record(

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from storm_dagster.model.dagster_names import STAGES
+from storm_dagster.model.errors import Conflict
+from storm_dagster.model.operation_text import operation_text
+from storm_dagster.model.records import OperationRecord
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.change_records import (
+    end_change,
+    read_change,
+    release_change,
+    set_run,
+    write_change,
+)
 from storm_dagster.operations.read.under_way import operations_under_way
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import allocate_topology_id, discard_token, read_token
+from storm_dagster.operations.submit.staging import (
+    allocate_topology_id,
+    discard_token,
+    read_token,
+    release_token,
+)
 from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
 
 def listed(world: World) -> list[tuple[str, str, str, str]]:
-    """Token, verb, name and stage of each operation."""
+    """Token, verb, name and step of each operation."""
     return [
-        (operation.token, operation.record.verb, operation.record.name, operation.stage)
+        (operation.key, operation.verb, operation.topology, operation.step)
         for operation in operations_under_way(world.context())
     ]
 
@@ -73,3 +91,77 @@ def test_a_record_that_changed_is_not_discarded(world: World) -> None:
     assert published is not None
     discard_token(ctx, "t2", published[1] - 1, epoch)
     assert read_token(ctx, "t2") == published
+
+
+def change(world: World, verb: str, name: str = "wc", **more: Any) -> OperationRecord:
+    ctx = world.context()
+    return OperationRecord(
+        topology_id=world.named(name).id,
+        name=name,
+        verb=verb,
+        epoch=ctx.current_epoch(),
+        started_secs=ctx.now_secs(),
+        **more,
+    )
+
+
+def test_a_change_is_listed_until_it_has_ended(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    write_change(ctx, "r1", change(world, "restart", user="ada", request={"a": 1}))
+    assert listed(world) == [("r1", "restart", "wc", "launch")]
+    set_run(ctx, "r1", "run-1")
+    (operation,) = operations_under_way(ctx)
+    assert (operation.step, operation.run_id, operation.user) == ("workers", "run-1", "ada")
+    assert operation_text(operation.to_document(operation.started_secs + 3)) == (
+        "restarting (starts workers) for 3 s"
+    )
+    release_change(ctx, "r1")
+    stored = read_change(ctx, "r1")
+    assert stored is not None and stored[0].is_abandoned and stored[0].run_id == "run-1"
+    end_change(ctx, "r1")
+    end_change(ctx, "r1")
+    assert listed(world) == []
+
+
+def test_a_change_of_a_topology_that_is_gone_is_not_listed(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    write_change(ctx, "r1", change(world, "rebalance"))
+    lifecycle.kill(ctx, "wc", wait_secs=0)
+    assert listed(world) == []
+
+
+def test_a_request_belongs_to_one_topology(world: World) -> None:
+    world.submit("wc", "t1")
+    world.submit("other", "t2")
+    ctx = world.context()
+    write_change(ctx, "r1", change(world, "gray-upgrade"))
+    with pytest.raises(Conflict, match="token of its own"):
+        write_change(ctx, "r1", change(world, "gray-upgrade", "other"))
+
+
+def test_a_submission_that_has_ended_is_not_listed_until_it_is_repeated(world: World) -> None:
+    ctx = world.context()
+    epoch = ctx.current_epoch()
+    request = {"name": "wc", "handle": "h1", "token": "t1"}
+    first, _ = allocate_topology_id(ctx, "t1", "wc", epoch, request=request, user="ada")
+    assert (first.request, first.user) == (request, "ada")
+    release_token(ctx, "t1", ended=False)
+    assert listed(world) == [("t1", "submit", "wc", "topology_conf")]
+    release_token(ctx, "t1", ended=True)
+    assert listed(world) == []
+    again, _ = allocate_topology_id(ctx, "t1", "wc", epoch, request=request)
+    assert again.topology_id == first.topology_id and again.request == request
+    assert listed(world) == [("t1", "submit", "wc", "topology_conf")]
+
+
+def test_a_run_publishes_although_its_record_had_ended(world: World) -> None:
+    ctx = world.context()
+    world.upload("h1")
+    allocate_topology_id(ctx, "t1", "wc", ctx.current_epoch(), request={"handle": "h1"})
+    release_token(ctx, "t1", ended=True)
+    world.submit("wc", "t1")
+    stored = read_token(ctx, "t1")
+    assert stored is not None
+    assert (stored[0].published, stored[0].ended, stored[0].request) == (True, False, {})

@@ -1,83 +1,62 @@
-"""Submissions that were taken: their names, when another nimbus launches them."""
+"""Submissions that were taken: their names, until a run has them."""
 
 from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Unavailable
+from storm_dagster.model.errors import AlreadyAlive, Unavailable
+from storm_dagster.nimbus.requests.launches import Launches
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
+from storm_dagster.operations.submit.staging import read_token, release_token
+from storm_rigs.world import World
 
-
-class Blobs(dict[str, bytes]):
-    """Of a nimbus: those that all of them have."""
-
-    def put(self, key: str, raw: bytes) -> None:
-        self[key] = raw
-
-    def keys(self, prefix: str = "") -> Any:
-        return [key for key in self if key.startswith(prefix)]
-
-    def read(self, key: str) -> bytes:
-        return self[key]
-
-    def delete(self, key: str) -> None:
-        if self.pop(key, None) is None:
-            raise KeyNotFound(key)
-
-
-class Status:
-    epoch: int | None = 1
-    me = "a:1"
-
-    def __init__(self) -> None:
-        self.known = Leader()
-
-
-class Leader:
-    leader: str | None = "a:1"
-
-
-class Member:
-    def __init__(self) -> None:
-        self.blobs, self.status = Blobs(), Status()
+pytestmark = pytest.mark.zookeeper
 
 
 class Silent:
-    """Where Dagster does not answer."""
+    """A Dagster that does not answer."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
 
-    def submit(self, document: dict[str, Any]) -> None:
+    def submit(self, document: dict[str, Any], **_: bool) -> None:
         self.over.wait(60)
         raise Unavailable("Dagster does not answer")
 
 
-def test_a_name_is_free_at_a_nimbus_that_leads_again() -> None:
-    member: Any = Member()
-    silent = Silent()
-    pending = PendingSubmissions(member, silent)  # type: ignore[arg-type]
+def test_a_name_is_kept_until_its_submission_has_a_run(world: World) -> None:
+    ctx = world.context()
+    epoch = ctx.current_epoch()
+    member: Any = SimpleNamespace(
+        cluster=world.cluster,
+        launches=Launches(),
+        operations=lambda _: ctx,
+        status=SimpleNamespace(epoch=epoch, require=lambda: epoch),
+    )
+    silent: Any = Silent()
+    pending = PendingSubmissions(member, silent)
     taken = PendingSubmission("wc", "a" * 32, "thrift-1", inactive=False)
-    pending.reserve("wc")
-    pending.add(taken)
-    assert pending.launch(taken, time.monotonic() + 0.05) is False
-    with pytest.raises(AlreadyAlive):
-        pending.reserve("wc")
+    with pending.reserve("wc"):
+        with pytest.raises(AlreadyAlive), pending.reserve("wc"):
+            pass
+        pending.add(taken)
+        assert pending.launch(taken, time.monotonic() + 0.05) is False
     silent.over.set()
-    time.sleep(0.3)
-    # A pause of the connection is no other leader.
-    member.status.epoch = None
-    pending._launch_left()
-    with pytest.raises(AlreadyAlive):
-        pending.reserve("wc")
-    # Another one leads, launches it, and drops its record; the topology is killed.
-    member.status.known.leader = "b:1"
-    pending._launch_left()
-    member.blobs.clear()
-    member.status.epoch = 3
-    pending._launch_left()
-    pending.reserve("wc")
+    # Another nimbus sees the same: the record is in ZooKeeper.
+    for other in (pending, PendingSubmissions(member, silent)):
+        with pytest.raises(AlreadyAlive), other.reserve("wc"):
+            pass
+    stored = read_token(ctx, "thrift-1")
+    assert stored is not None and stored[0].request["handle"] == "a" * 32
+    member.launches.note_run("thrift-1", "run-1")
+    with pending.reserve("wc"):
+        pass
+    later: Any = SimpleNamespace(**{**vars(member), "launches": Launches()})
+    release_token(ctx, "thrift-1", ended=True)
+    with PendingSubmissions(later, silent).reserve("wc"):
+        pass

@@ -21,7 +21,7 @@ from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
 from storm_dagster.defs.metadata import step_errors, stored_metadata, table
-from storm_dagster.defs.resources.operating import Handles, operations
+from storm_dagster.defs.resources.operating import Handles, end_record, operations
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
@@ -41,6 +41,7 @@ _LONGEST_WAIT_SECS = 600
 _LONGEST_START_SECS = 60.0
 # A leader of a former release executes the verb in another run.
 _LONGEST_RUN_SECS = 300.0
+_LONGEST_QUEUED_SECS = 30.0
 
 
 @dataclass
@@ -73,7 +74,12 @@ class _VerbRun:
             )
             if change.run_id:
                 deadline = time.monotonic() + _LONGEST_RUN_SECS
-                wait_for_run(client, change.run_id, deadline=deadline)
+                wait_for_run(
+                    client,
+                    change.run_id,
+                    deadline=deadline,
+                    on_document=self._refuse_full_queue(),
+                )
         topology_id = str(change.id)
         base = self.ops.cluster.storm_base(topology_id)
         return LifecycleResult(
@@ -84,6 +90,26 @@ class _VerbRun:
             delay_secs=None if base is None else base.delay_secs,
             previous=previous,
         )
+
+    def _refuse_full_queue(self) -> Callable[[Mapping[str, Any]], None]:
+        """A check of the run that a leader of a former release launched: :class:`Unavailable` if it
+        is queued for long in the queue of this run, whose place it may be waiting for.
+        """
+        until = time.monotonic() + _LONGEST_QUEUED_SECS
+
+        def check(document: Mapping[str, Any]) -> None:
+            if document.get("status") != "QUEUED" or time.monotonic() < until:
+                return
+            run_id = str(document["run_id"])
+            if self.context.instance.get_run_by_id(run_id) is None:
+                return  # Of another Dagster, whose queue has no place for this run.
+            raise Unavailable(
+                f"the leading nimbus is of the release before and launched run {run_id} for the {self.verb.name} of "
+                f"{self.config.name!r}, which is queued while this run occupies a place of the queue: that run goes on "
+                "when this one has ended; raise concurrency.runs.max_concurrent_runs, or upgrade nimbus first"
+            )
+
+        return check
 
     def execute(self) -> LifecycleResult | UpgradeResult:
         """Have the verb executed: by the leader, or in this run when a leader launched it for that.
@@ -331,7 +357,10 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 )
                 return
             run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
-            result, more = effect(run, *handle)
+            try:
+                result, more = effect(run, *handle)
+            finally:
+                end_record(context, ops)
         outcome, metadata = _metadata(result)
         metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
         run.observe(result.name, outcome, metadata)

@@ -12,9 +12,10 @@ from storm_dagster.defs.keys import STAGED_BY_TAG
 from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
-from storm_dagster.model.dagster_names import TOKEN_TAG
+from storm_dagster.model.dagster_names import REQUEST_TAG, TOKEN_TAG
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, NotAlive
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.change_records import end_change
 from storm_dagster.operations.submit.staging import newest_token_key, read_record
 from storm_dagster.operations.submit.submission import take_over
 
@@ -56,6 +57,18 @@ def operations(
     """:func:`connect` for one step; typed errors leave as Dagster failures."""
     with step_errors(), connect(handles, context.log, context.run.run_id) as ops:
         yield ops
+
+
+def end_record(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
+) -> None:
+    """Delete the record of the operation that this run executes, if a leader launched it.
+
+    A run that is lost leaves its record, which the leader deletes.
+    """
+    request = context.run.tags.get(REQUEST_TAG)
+    if request is not None:
+        end_change(ops, request)
 
 
 def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:

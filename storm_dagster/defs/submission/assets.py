@@ -28,7 +28,14 @@ from storm_dagster.defs.metadata import (
     task_components,
     tasks_metadata,
 )
-from storm_dagster.defs.resources.operating import Handles, operations, tag_run, tags_of, token_for
+from storm_dagster.defs.resources.operating import (
+    Handles,
+    end_record,
+    operations,
+    tag_run,
+    tags_of,
+    token_for,
+)
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest
@@ -222,7 +229,11 @@ def assignment(
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
         if context.run.job_name == names.name(REBALANCE_JOB):
-            return _with_seconds(plan_rebalance(ops, name, config), began)
+            try:
+                return _with_seconds(plan_rebalance(ops, name, config), began)
+            except BaseException:
+                end_record(context, ops)
+                raise
         token = token_for(context, ops, name)
         report = submission.stage_assignment(ops, token=token)
         for warning in report.placement.warnings:
@@ -241,7 +252,10 @@ def published_assignment(
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
         if context.run.job_name == names.name(REBALANCE_JOB):
-            return _with_seconds(publish_rebalance(context, ops, name, names), began)
+            try:
+                return _with_seconds(publish_rebalance(context, ops, name, names), began)
+            finally:
+                end_record(context, ops)
         token = token_for(context, ops, name)
         report = submission.publish_assignment(ops, token=token)
         components = read_tasks(ops, token).table.component_of()

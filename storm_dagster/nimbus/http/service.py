@@ -54,7 +54,9 @@ _MOST_AT_ONCE = 4
 _MOST_EVENTS = 100
 
 
-def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> ASGIApp:
+def build_app(
+    nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, lifecycle: LifecycleRequests
+) -> ASGIApp:
     """The ASGI application of a nimbus."""
     metrics = Metrics(nimbus, reader)
     conf = nimbus.conf
@@ -63,7 +65,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     )
     api = HttpApi("storm_dagster nimbus", nimbus.identity.version)
     logs.add_to(api)
-    add_routes(api, nimbus, reader, submissions, metrics)
+    add_routes(api, nimbus, reader, submissions, lifecycle, metrics)
     routes = [*api.routes(), *page_routes(nimbus, reader)]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
@@ -74,10 +76,14 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
 
 
 def add_routes(
-    api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics
+    api: HttpApi,
+    nimbus: Nimbus,
+    reader: ClusterReader,
+    submissions: Submissions,
+    lifecycle: LifecycleRequests,
+    metrics: Metrics,
 ) -> None:
     """Add our own routes, and everything under ``/api/v1`` that is not about logs."""
-    lifecycle = LifecycleRequests(nimbus)
 
     def act(name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
         answer = lifecycle.act(name, verb, document)

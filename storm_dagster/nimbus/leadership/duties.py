@@ -9,6 +9,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -17,8 +18,9 @@ from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.host.clock import boot_clock, boot_id
+from storm_dagster.host.futures import in_thread
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Fenced, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import cleaner, healing, lifecycle
@@ -33,6 +35,7 @@ _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
 _DUE_SECS = 5.0
 """Seconds between two looks for due transitions while none waits for its time."""
+_MAX_REMOVALS = 8
 _REPORT_SECS = 10.0
 """Seconds between two attempts to report to a Dagster that did not answer."""
 
@@ -124,6 +127,7 @@ class LeaderReports(_Rounds):
 
     def _report(self, ctx: OperationsContext) -> None:
         outbox = self._nimbus.unreported
+        outbox.take_noted(ctx)
         if not len(outbox) or boot_clock() < self._next_report:
             return
         outbox.flush(ctx, self._nimbus.dagster)
@@ -134,9 +138,14 @@ class LeaderReports(_Rounds):
 class LeaderTransitions(_Rounds):
     """Due transitions: removals of killed topologies, delayed rebalances, activations.
 
-    They have a thread of their own: a removal waits for workers to end, and for Spark to end the
-    queries of the topology.
+    They have a thread of their own, and so has each removal, of which eight run at once: a removal
+    waits for workers to end, and for Spark to end the queries of the topology.
     """
+
+    def __init__(self, nimbus: Nimbus) -> None:
+        self._removals: dict[str, Future[None]] = {}
+        """Id of a topology -> its removal, which runs or has ended."""
+        super().__init__(nimbus)
 
     def _forget(self) -> None:
         self._due = DueMemory()
@@ -159,12 +168,42 @@ class LeaderTransitions(_Rounds):
         else:
             return
         self._next_due = now + _DUE_SECS
+        self._collect_removals()
         result = lifecycle.finish_due(
-            ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view, late_secs=late
+            ctx,
+            self._due,
+            boot_id=self._boot_id,
+            boot_now=now,
+            view=view,
+            late_secs=late,
+            start_removal=lambda topology_id, name: self._start_removal(ctx, topology_id, name),
         )
         self._due = result.memory
         for done in result.done:
             self._note_due(ctx, done)
+
+    def _collect_removals(self) -> None:
+        """Forget removals that have ended, and log those that failed: they are due again."""
+        ended = {key: future for key, future in self._removals.items() if future.done()}
+        for topology_id, future in ended.items():
+            del self._removals[topology_id]
+            duty = f"the removal of {topology_id}"
+            error = future.exception()
+            if error is None or isinstance(error, NotAlive):
+                self._failures.pop(duty, None)
+            elif isinstance(error, Exception):
+                self._log_failure(duty, error)
+
+    def _start_removal(self, ctx: OperationsContext, topology_id: str, name: str) -> None:
+        """Remove the topology in a thread of its own; later, if too many removals run."""
+        if topology_id in self._removals or len(self._removals) >= _MAX_REMOVALS:
+            return
+
+        def remove() -> None:
+            lifecycle.remove(ctx, topology_id)
+            self._note_due(ctx, lifecycle.DoneAction("remove", topology_id, name))
+
+        self._removals[topology_id] = in_thread("nimbus-removal", remove)
 
     def _note_due(self, ctx: OperationsContext, done: lifecycle.DoneAction) -> None:
         """Note for Dagster what was due and is done."""

@@ -6,26 +6,46 @@ with ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.
 uploaded parts.
 """
 
+import dataclasses
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from storm_dagster.core.authorization import REQUEST_USER
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.machine import check_ending
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.dagster_names import REQUEST_TAG
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    Misconfigured,
+    StormDagsterError,
+    Unavailable,
+)
+from storm_dagster.model.records import OperationRecord, TokenRecord
 from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.model.view import TopologyView
+from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.submitting import KeyedLocks, accepted, with_token
-from storm_dagster.operations.context import topology_by_name
+from storm_dagster.nimbus.requests.launches import KeyedLocks
+from storm_dagster.nimbus.requests.submitting import accepted, with_token
+from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.change_records import (
+    end_change,
+    read_change,
+    release_change,
+    set_run,
+    write_change,
+)
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.submit.staging import check_token
+from storm_dagster.operations.submit.staging import check_token, read_token
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import check_upgrade
+
+_log = logging.getLogger(__name__)
 
 
 class LifecycleRequests:
@@ -34,7 +54,7 @@ class LifecycleRequests:
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._locks = KeyedLocks()
-        """Of the tokens of updates."""
+        """Of tokens and requests."""
 
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Make or start the change: ``{"run_id", "id", "name", "status"}``, with new code also
@@ -63,6 +83,10 @@ class LifecycleRequests:
         }
         if row.executed_by == "leader" and not body.dry_run:
             return {"run_id": None, **answer, "status": self._execute(topology, row, fields, epoch)}
+        if not body.dry_run:
+            run_id = self._earlier_run(row, topology.base.name, fields, epoch)
+            if run_id is not None:
+                return {"run_id": run_id, **answer}
         # The run decides; what cannot be done now needs no run.
         if verb in ("activate", "deactivate", "kill", "rebalance"):
             apply_event(topology.base, verb)
@@ -84,8 +108,10 @@ class LifecycleRequests:
     def _execute(
         self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
     ) -> str:
-        """Make the change in one transaction, and note it for Dagster; the topology's status."""
-        ctx = self._nimbus.operations(epoch)
+        """Make the change in one transaction, its event for Dagster included; the topology's
+        status.
+        """
+        ctx = dataclasses.replace(self._nimbus.operations(epoch), verb=row.name)
         # The leader's duties remove a killed topology: its workers may need their time to end.
         operation = (
             lifecycle.mark_killed if row.name == "kill" else lifecycle.operation_of(row.name)
@@ -93,15 +119,7 @@ class LifecycleRequests:
         result = operation(ctx, topology.id, **fields)
         status = str(result.status)
         self._nimbus.verb_executed.set()
-        if result.changed:
-            metadata = {
-                "verb": row.name,
-                "topology_id": result.topology_id,
-                "status": status,
-                "previous": topology.base.status,
-            }
-            text = f"{row.name}: {result.topology_id} is {status}"
-            self._nimbus.unreported.add_change(ctx, result.name, text, metadata)
+        self._nimbus.unreported.take_noted(ctx)
         return status
 
     def _check_upload(
@@ -147,33 +165,158 @@ class LifecycleRequests:
             "warnings": list(placement.warnings) if placement else [],
         }
 
+    def relaunch_update(self, record: TokenRecord) -> str:
+        """Launch the run of an update that an earlier leader accepted; the id of the run."""
+        epoch = self._nimbus.status.require()
+        topology = topology_by_name(self._nimbus.cluster.load_view(), record.name)
+        return self._launch(topology, VERBS["update"], record.request, epoch, is_promised=True)
+
+    def relaunch(self, request: str, record: OperationRecord) -> str:
+        """Launch the run of a change that an earlier leader accepted; the id of the run.
+
+        :class:`NotAlive` when its topology is gone.
+        """
+        epoch = self._nimbus.status.require()
+        topology = topology_by_name(self._nimbus.cluster.load_view(), record.topology_id)
+        row = VERBS[record.verb]
+        change = _Change(topology, row, record.request, request, record.user, record.started_secs)
+        return self._launch_change(change, epoch, is_promised=True)
+
     def _launch(
-        self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
+        self,
+        topology: TopologyView,
+        row: Verb,
+        fields: Mapping[str, Any],
+        epoch: int,
+        *,
+        is_promised: bool = False,
     ) -> str:
         """Launch the run of the change, once; its id."""
-        dagster = self._nimbus.dagster
-        name = topology.base.name
-        tags = {"storm/topology": name, REQUEST_TAG: uuid.uuid4().hex}
-        if row.name == "rebalance":
-            ops = {dagster.names.stage_op("assignment"): {"config": dict(fields)}}
-            return dagster.launch_once(
-                row.job, {"ops": ops}, tags, identity=REQUEST_TAG, partition=name
-            )
-        config = {"name": name, **fields}
-        if row.name == "update":
-            config["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
-        ops = {dagster.names.name(f"{row.job}_op"): {"config": config}}
+        fields = dict(fields)
+        if row.brings_code:
+            # The token identifies the run, so that a repetition makes no other one.
+            fields["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
+        request = fields["token"] if row.brings_code else uuid.uuid4().hex
+        change = _Change(topology, row, fields, request, REQUEST_USER.get())
+        if row.name != "update":
+            return self._launch_change(change, epoch)
+        token, name = request, topology.base.name
+        ctx = self._nimbus.operations(epoch)
+        with (
+            self._nimbus.launches.hold(token),
+            self._locks.hold(token),
+            accepted(ctx, token, name, "update", fields, is_promised) as write_record,
+        ):
+            run_id = self._earlier_run(row, name, fields, epoch)
+            return run_id or self._launch_once(change, write_record)
 
+    def _earlier_run(
+        self, row: Verb, name: str, fields: Mapping[str, Any], epoch: int
+    ) -> str | None:
+        """The run of an earlier request with the same token, unless it failed.
+
+        Of a gray upgrade only one that goes on: its operation knows the token of each batch.
+        """
+        token = fields.get("token")
+        if not row.brings_code or token is None:
+            return None
+        ctx = self._nimbus.operations(epoch)
+        record: OperationRecord | TokenRecord
         if row.name == "update":
-            token = config["token"]
-            ctx = self._nimbus.operations(epoch)
-            with self._locks.hold(token), accepted(ctx, token, name, "update") as write:
-                return dagster.launch_once(
-                    row.job, {"ops": ops}, tags, identity=REQUEST_TAG, before_launch=write
-                )
+            known_token = read_token(ctx, token, name)
+            if known_token is None:
+                return None
+            record = known_token[0]
+        else:
+            known_change = read_change(ctx, check_token(token))
+            if known_change is None:
+                return None
+            record = known_change[0]
+        if record.verb != row.name:
+            return None
+        run = self._nimbus.dagster.find_run(REQUEST_TAG, token, job=row.job, patience=LOOKUP_SECS)
+        if run is None or run.failed or (run.finished and row.name != "update"):
+            return None
+        return run.run_id
+
+    def _launch_change(self, change: "_Change", epoch: int, *, is_promised: bool = False) -> str:
+        """Launch the run of a change, whose record is stored before; its id."""
+        ctx = self._nimbus.operations(epoch)
+        request, name = change.request, change.topology.base.name
+        record = OperationRecord(
+            topology_id=change.topology.id,
+            name=name,
+            verb=change.row.name,
+            epoch=epoch,
+            started_secs=change.started_secs or ctx.now_secs(),
+            user=change.user,
+            request=dict(change.fields),
+        )
+        with self._nimbus.launches.hold(request), self._locks.hold(request):
+            run_id = self._earlier_run(change.row, name, change.fields, epoch)
+            if run_id is not None:
+                return run_id
+            is_written: list[bool] = []
+
+            def write_record() -> None:
+                write_change(ctx, request, record)
+                is_written.append(True)
+
+            try:
+                run_id = self._launch_once(change, write_record)
+            except Unavailable as error:
+                # The run may exist: the record stays until that is known.
+                if is_written and not is_promised:
+                    release_change(ctx, request)
+                if change.row.brings_code:
+                    raise with_token(error, request) from error
+                raise
+            except (InvalidRequest, Misconfigured):
+                if is_written:
+                    end_change(ctx, request)
+                raise
+            self._nimbus.launches.note_run(request, run_id)
+            self._note_run(ctx, request, run_id)
+            return run_id
+
+    @staticmethod
+    def _note_run(ctx: OperationsContext, request: str, run_id: str) -> None:
+        """Store the run in the record; without it a later leader looks the run up by its tag."""
         try:
-            return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG)
-        except Unavailable as error:
-            if "token" in fields:
-                raise with_token(error, fields["token"]) from error
-            raise
+            set_run(ctx, request, run_id)
+        except StormDagsterError as error:
+            _log.info("run %s is not noted in its record: %s", run_id, error.message)
+
+    def _launch_once(self, change: "_Change", write_record: Callable[[], None]) -> str:
+        """Launch the run, whose record is written right before."""
+        dagster = self._nimbus.dagster
+        row, name = change.row, change.topology.base.name
+        tags = {"storm/topology": name, REQUEST_TAG: change.request}
+        if row.name == "rebalance":
+            config: dict[str, Any] = dict(change.fields)
+            op, partition = dagster.names.stage_op("assignment"), name
+        else:
+            config = {"name": name, **change.fields}
+            op, partition = dagster.names.name(f"{row.job}_op"), None
+        return dagster.launch_once(
+            row.job,
+            {"ops": {op: {"config": config}}},
+            tags,
+            identity=REQUEST_TAG,
+            partition=partition,
+            before_launch=write_record,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """A change that a Dagster run executes."""
+
+    topology: TopologyView
+    row: Verb
+    fields: Mapping[str, Any]
+    request: str
+    """Identity of the run: the client token of a change that brings code."""
+    user: str
+    started_secs: int = 0
+    """When it was accepted, epoch seconds; 0: now."""

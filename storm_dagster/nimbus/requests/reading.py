@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,8 +20,9 @@ from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topo
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.conf import CONF_KEYS, mask
-from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
+from storm_dagster.model.errors import Corrupt, KeyNotFound, NotAlive, StormDagsterError
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.operation_text import operation_text
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
@@ -34,6 +36,11 @@ from storm_dagster.operations.read.explaining import (
     explain_document,
     local_state_problems,
     problems,
+)
+from storm_dagster.operations.read.under_way import (
+    OpenOperations,
+    OperationStatus,
+    operations_under_way,
 )
 from storm_dagster.security.settings import Security
 
@@ -57,6 +64,8 @@ class ClusterReader:
         self._masters = masters
         self._stats, self._history = SharedAnswers(_STATS_SECS), SharedAnswers(_HISTORY_SECS)
         self._errors = SharedAnswers(_ERRORS_SECS)
+        self._operations = SharedAnswers(_VIEW_SECS)
+        self._operation_records = OpenOperations()
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
         self._http = httpx.Client(timeout=1.0, **self.security.client_options())
@@ -93,10 +102,50 @@ class ClusterReader:
             row["degraded"] = row["id"] in degraded
         return document
 
+    def list_operations(self) -> dict[str, Any]:
+        """Operations under way, oldest first; at most 0.2 s old."""
+        return {"operations": self.operations()}
+
+    def operations(self, topology: str | None = None) -> list[dict[str, Any]]:
+        """Rows of ``GET /v1/operations``; with ``topology`` those of the topology of that name."""
+        answer = self._operations.get("operations", self._read_operations) or {}
+        operations: list[OperationStatus] = answer.get("operations", [])
+        now_secs = int(time.time())
+        return [
+            operation.to_document(now_secs)
+            for operation in operations
+            if topology in (None, operation.topology)
+        ]
+
+    def _read_operations(self) -> Mapping[str, Any]:
+        runs = self._nimbus.launches.runs
+        operations = operations_under_way(
+            self._reading_context(), self.view(), self._operation_records
+        )
+        with_runs = [
+            replace(operation, run_id=operation.run_id or runs.get(operation.key) or "")
+            for operation in operations
+        ]
+        return {"operations": with_runs}
+
+    def _topology(self, view: ClusterView, name: str) -> TopologyView:
+        """The topology by name or id; a :class:`NotAlive` of one that is being submitted tells
+        that.
+        """
+        try:
+            return topology_by_name(view, name)
+        except NotAlive as error:
+            rows = self.operations(name)
+            if not rows:
+                raise
+            raise NotAlive(
+                f"topology {name!r} is not alive yet, it is {operation_text(rows[0])}: ask again when it has finished"
+            ) from error
+
     def show(self, name: str) -> dict[str, Any]:
         """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
         view = self.view()
-        topology = topology_by_name(view, name)
+        topology = self._topology(view, name)
         snapshot = self.snapshot(topology.id)
         state_home = self._nimbus.cluster.read_state_home(topology.id)
         return {
@@ -106,6 +155,7 @@ class ClusterReader:
                 *self._problems(view, topology, snapshot.down),
                 *local_state_problems(topology, state_home),
             ],
+            "operations": self.operations(topology.base.name),
             **self._upgrade_of(topology),
         }
 

@@ -2,21 +2,27 @@
 run.
 """
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
+from storm_dagster.core.authorization import REQUEST_USER
 from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
-from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    InvalidRequest,
+    Misconfigured,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.launches import KeyedLocks
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.submit.staging import (
@@ -24,6 +30,7 @@ from storm_dagster.operations.submit.staging import (
     check_token,
     discard_token,
     read_token,
+    release_token,
 )
 
 _REMEMBERED_SECS = 600.0
@@ -56,10 +63,15 @@ class Submissions:
         nimbus.expiring.append(self._names)
         self._locks = KeyedLocks()
 
-    def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def submit(
+        self, document: Mapping[str, Any], *, is_promised: bool = False, is_new: bool = False
+    ) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.
 
         A token that was used before answers with its run (or, when that failed, with a new one).
+        The leader that finds its record without a run launches it, also after an
+        :class:`Unavailable` if the submission ``is_promised``: its caller does not repeat it. The
+        token of one that ``is_new`` has a record and no run.
         :class:`AlreadyAlive` when a topology of the name exists under another token, or is being
         submitted.
         """
@@ -67,14 +79,18 @@ class Submissions:
         epoch = self._nimbus.status.require()
         name = check_topology_name(asked.name)
         token = check_token(asked.token or uuid.uuid4().hex)
-        with self._locks.hold(token), self._locks.hold(f"name {name}"):
+        with (
+            self._nimbus.launches.hold(token),
+            self._locks.hold(token),
+            self._locks.hold(f"name {name}"),
+        ):
             self._refuse_under_way(name, token)
             view = self._nimbus.cluster.load_view()
             alive = view.topology_named(name)
             own = (alive.id,) if alive is not None and alive.base.token == token else ()
             check_name_free(view, name, own)
             try:
-                run_id = self._earlier_run(token, name, epoch)
+                run_id = None if is_new else self._earlier_run(token, name, epoch)
             except (Misconfigured, Unavailable):
                 if not own:
                     raise
@@ -82,7 +98,7 @@ class Submissions:
             if run_id is None and not own:
                 self._nimbus.uploads.require(asked.handle)
                 config = asked.model_copy(update={"token": token}).model_dump(exclude={"name"})
-                run_id = self._launch(name, token, config, epoch)
+                run_id = self._launch(name, token, config, epoch, is_promised)
         return {"run_id": run_id, "token": token}
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
@@ -115,12 +131,15 @@ class Submissions:
             "another name"
         )
 
-    def _launch(self, name: str, token: str, config: Mapping[str, Any], epoch: int) -> str:
+    def _launch(
+        self, name: str, token: str, config: Mapping[str, Any], epoch: int, is_promised: bool
+    ) -> str:
         dagster = self._nimbus.dagster
         ops = {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}
         tags = {"storm/topology": name, TOKEN_TAG: token}
         ctx = self._nimbus.operations(epoch)
-        with accepted(ctx, token, name, "submit") as write_record:
+        request = {"name": name, **config}
+        with accepted(ctx, token, name, "submit", request, is_promised) as write_record:
             run_id = dagster.launch_once(
                 SUBMIT_JOB,
                 {"ops": ops},
@@ -129,32 +148,43 @@ class Submissions:
                 partition=name,
                 before_launch=write_record,
             )
+        self._nimbus.launches.note_run(token, run_id)
         self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
         return run_id
 
 
 @contextmanager
 def accepted(
-    ctx: OperationsContext, token: str, name: str, verb: Literal["submit", "update"]
+    ctx: OperationsContext,
+    token: str,
+    name: str,
+    verb: Literal["submit", "update"],
+    request: Mapping[str, Any],
+    is_promised: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """Yield the function that writes the record of the token, to be called right before the launch
-    of its run.
+    of its run. The record holds the ``request``, so that a later leader can launch the run.
 
     The record stays if the run may exist: of an :class:`Unavailable` Dagster may have launched it
-    before. If the launch was refused for good, the record goes, unless an earlier attempt wrote
-    it. An :class:`Unavailable` names the token.
+    before. Unless the submission ``is_promised``, no leader launches it then: the error names the
+    token, with which the caller repeats the request. If the launch was refused for good, the
+    record goes, unless an earlier attempt wrote it.
     """
     epoch = ctx.current_epoch()
     is_new = read_token(ctx, token, name) is None
     versions: list[int] = []
 
     def write_record() -> None:
-        _, version = allocate_topology_id(ctx, token, name, epoch, verb)
+        _, version = allocate_topology_id(
+            ctx, token, name, epoch, verb, request=request, user=REQUEST_USER.get()
+        )
         versions.append(version)
 
     try:
         yield write_record
     except Unavailable as error:
+        if versions and not is_promised:
+            _release(ctx, token)
         raise with_token(error, token) from error
     except (InvalidRequest, Misconfigured):
         if is_new and versions:
@@ -162,24 +192,18 @@ def accepted(
         raise
 
 
+def _release(ctx: OperationsContext, token: str) -> None:
+    """Let no leader launch the token's run, as far as that can be stored."""
+    try:
+        release_token(ctx, token, ended=False)
+    except StormDagsterError as error:
+        ctx.log.warning(
+            "the run of token %s may be launched by a later leader: %s", token, error.message
+        )
+
+
 def with_token(error: Unavailable, token: str) -> Unavailable:
     """The error of a launch, with the token under which the request can be repeated safely."""
     return Unavailable(
         f"{error.message}; repeat the request with its token (--token {token}): it is done once"
     )
-
-
-class KeyedLocks:
-    """One lock for each key in use: whoever holds it or waits for it keeps it there."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-
-    @contextmanager
-    def hold(self, key: str) -> Iterator[None]:
-        """Hold the key's lock."""
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            yield

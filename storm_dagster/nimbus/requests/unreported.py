@@ -15,22 +15,31 @@ from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.unreported import UnreportedEvent, UnreportedEvents
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.zk.state_protocol import read_children
 
 _log = logging.getLogger(__name__)
 
 _MAX_EVENTS = 200
 _MAX_TEXT = 1000
 _STORED_TOGETHER = 10
+_MAX_TAKEN = 100
 _ACTIVE_TOPOLOGY = ("storm", "active_topology")
 
 
 class LeaderOutbox:
-    """The unreported events of one leader, stored in ZooKeeper with each change."""
+    """The unreported events of one leader, in ZooKeeper.
+
+    The event of a verb is a node that the verb's own transaction creates; the leader moves it into
+    the record at once.
+    """
 
     def __init__(self) -> None:
         self._events: list[UnreportedEvent] = []
         self._record = UnreportedEvents()
         """The record as it was taken over, with the fields of a newer release."""
+        self._is_uncertain = False
+        """The reply to a change of the record was lost: the record is read again before it is
+        changed."""
         self._silence: str | None = None
         """Reason why the last report was not taken, as it was logged."""
         self._lock = threading.Lock()
@@ -42,14 +51,58 @@ class LeaderOutbox:
         """Begin as the leader, with what former leaders did not report; a damaged record counts as
         empty.
         """
+        with self._lock:
+            self._read(ctx)
+        self.take_noted(ctx)
+
+    def _read(self, ctx: OperationsContext) -> None:
         raw = ctx.cluster.state.get_data(paths.UNREPORTED)
         record = UnreportedEvents()
         try:
             record = decode_record(UnreportedEvents, raw, paths.UNREPORTED) if raw else record
         except Corrupt as error:
             _log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
-        with self._lock:
-            self._record, self._events = record, list(record.events)
+        self._record, self._events = record, list(record.events)
+        self._is_uncertain = False
+
+    def take_noted(self, ctx: OperationsContext) -> None:
+        """Move the events that transactions left below ``/unreported`` into the record.
+
+        Those that cannot be moved now stay, for the next call or a later leader.
+        """
+        try:
+            with self._lock:
+                while self._take_some(ctx):
+                    pass
+        except StormDagsterError as error:
+            _log.warning("events for Dagster are taken later: %s", error.message)
+
+    def _take_some(self, ctx: OperationsContext) -> bool:
+        """Move the oldest events, in one transaction; false when there are none."""
+        if self._is_uncertain:
+            self._read(ctx)
+        nodes = list(read_children(ctx.cluster.state, paths.UNREPORTED).items())
+        nodes = nodes[:_MAX_TAKEN]
+        if not nodes:
+            return False
+        before = self._events
+        transaction = ctx.cluster.fenced(ctx.current_epoch())
+        for name, (raw, _) in nodes:
+            path = f"{paths.UNREPORTED}/{name}"
+            transaction.delete(path)
+            try:
+                self._append(decode_record(UnreportedEvent, raw, path))
+            except Corrupt as error:
+                _log.error("an event for Dagster is dropped: %s", error.message)
+        record = self._record.model_copy(update={"events": tuple(self._events)})
+        transaction.set(paths.UNREPORTED, encode_record(record), -1)
+        try:
+            transaction.commit()
+        except StormDagsterError:
+            self._events = before
+            self._is_uncertain = True
+            raise
+        return True
 
     def add(
         self,

@@ -62,10 +62,16 @@ class NimbusHandler:
     left it out.
     """
 
-    def __init__(self, nimbus: Nimbus, reader: ClusterReader, pending: PendingSubmissions) -> None:
+    def __init__(
+        self,
+        nimbus: Nimbus,
+        reader: ClusterReader,
+        pending: PendingSubmissions,
+        lifecycle: LifecycleRequests,
+    ) -> None:
         self._nimbus = nimbus
         self._reader = reader
-        self._lifecycle = LifecycleRequests(nimbus)
+        self._lifecycle = lifecycle
         self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
         self.summaries = Summaries(nimbus, reader)
         self._levels = WorkerLevels(nimbus)

@@ -10,10 +10,18 @@ from typing import Any
 
 from thriftpy2.thrift import TApplicationException
 
-from storm_dagster.core.authorization import LIMITED_USER, Caller, Operation, authorize, is_admin
+from storm_dagster.core.authorization import (
+    LIMITED_USER,
+    REQUEST_USER,
+    Caller,
+    Operation,
+    authorize,
+    is_admin,
+)
 from storm_dagster.http.authentication import groups_of
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
@@ -73,6 +81,7 @@ class Access:
         Raises :class:`NotAuthenticated` and :class:`NotAuthorized`, which the audit log keeps.
         """
         LIMITED_USER.set(None)
+        REQUEST_USER.set(peer.user or "")
         if not self.security.configured:
             return
         try:
@@ -180,10 +189,11 @@ class ThriftService:
         nimbus: Nimbus,
         reader: ClusterReader,
         submissions: Submissions,
+        lifecycle: LifecycleRequests,
         listener: socket.socket,
     ) -> None:
-        self._pending = PendingSubmissions(nimbus, submissions)
-        self._handler = NimbusHandler(nimbus, reader, self._pending)
+        pending = PendingSubmissions(nimbus, submissions)
+        self._handler = NimbusHandler(nimbus, reader, pending, lifecycle)
         limits = ServerLimits(
             frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"],
             threads=nimbus.conf["nimbus.thrift.threads"],
@@ -197,20 +207,11 @@ class ThriftService:
             dispatcher.answer, listener, limits, tls=tls, own_user_only=owners_only(security)
         )
 
-        self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._pending.run, args=(self._ended,), name="nimbus-thrift-pending", daemon=True
-        )
-
     def start(self) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
         self._server.start()
-        self._thread.start()
 
     def stop(self) -> None:
         """End within a few seconds."""
-        self._ended.set()
         self._server.stop()
         self._handler.downloads.close()
-        if self._thread.is_alive():
-            self._thread.join(timeout=2)

@@ -81,13 +81,27 @@ class TopologySubmission:
         if checked.deploy is not None:
             self._deploy(checked, *checked.deploy, self._store(checked), deadline)
             return
-        self._pending.reserve(checked.name)
-        try:
+        with self._pending.reserve(checked.name):
             handle = self._store(checked)
-        except BaseException:
-            self._pending.release(checked.name)
-            raise
-        self._submit(checked, handle, deadline)
+            pending = PendingSubmission(checked.name, handle, _new_token(), checked.inactive)
+            with self._nimbus.launches.hold(pending.token):
+                try:
+                    self._pending.add(pending)
+                except BaseException:
+                    self._pending.drop(pending)
+                    raise
+                is_launched = self._pending.launch(pending, deadline)
+        if not is_launched:
+            _log.info(
+                "topology %s is taken; its run is launched when Dagster answers", checked.name
+            )
+            return
+        # Whoever lists topologies after submitting expects to see this one; the run goes on in any
+        # case.
+        try:
+            self._await_publication(pending.token, deadline)
+        except StormDagsterError as error:
+            _log.info("the publication of %s is not waited for: %s", checked.name, error)
 
     def _check(
         self,
@@ -167,25 +181,6 @@ class TopologySubmission:
             self._nimbus.uploads.cancel(handle)
             raise
         return handle
-
-    def _submit(self, checked: _Checked, handle: str, deadline: float) -> None:
-        pending = PendingSubmission(checked.name, handle, _new_token(), checked.inactive)
-        try:
-            self._pending.add(pending)
-        except BaseException:
-            self._pending.drop(pending)
-            raise
-        if not self._pending.launch(pending, deadline):
-            _log.info(
-                "topology %s is taken; its run is launched when Dagster answers", checked.name
-            )
-            return
-        # Whoever lists topologies after submitting expects to see this one; the run goes on in any
-        # case.
-        try:
-            self._await_publication(pending.token, deadline)
-        except StormDagsterError as error:
-            _log.info("the publication of %s is not waited for: %s", checked.name, error)
 
     def _await_publication(self, token: str, deadline: float) -> None:
         next_poll = time.monotonic() + 1.0

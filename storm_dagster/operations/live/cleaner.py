@@ -98,11 +98,22 @@ def find_garbage(
     expired: list[str] = []
     counting: set[str] = set(inventory.damaged_tokens)
     pinned_ids = set(alive)
+    # Accepted, and not known to be launched: also with a Dagster that is away for days. A leader of
+    # the release before has no token's record of a Storm client's submission by then.
+    pending = {
+        key[7:-8]
+        for key in inventory.blobs
+        if key.startswith("upload.") and key.endswith(".pending")
+    }
     for token, record in sorted(inventory.tokens.items()):
-        if record.topology_id in alive or age(f"token {token}") < token_secs:
+        waits = bool(record.request) and not record.published
+        limit_secs = max(token_secs, _PENDING_SECS) if waits else token_secs
+        if record.topology_id in alive or age(f"token {token}") < limit_secs:
             counting.add(token)
             if record.topology_id in alive or not record.published:
                 pinned_ids.add(record.topology_id)
+            if waits and (handle := record.request.get("handle")):
+                pending.add(str(handle))
         else:
             expired.append(token)
     pinned_handles = {
@@ -111,13 +122,6 @@ def find_garbage(
         if token in counting
         and not (token in inventory.tokens and inventory.tokens[token].published)
     }
-    # Accepted, and not launched yet: a Storm client's submission has no token's record before that.
-    pending = {
-        key[7:-8]
-        for key in inventory.blobs
-        if key.startswith("upload.") and key.endswith(".pending")
-    }
-
     handles = Counter(key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs)
 
     def limit_of(key: str) -> float | None:

@@ -29,6 +29,7 @@ from storm_dagster.operations.transactions import (
     bump_assignments_version,
     commit,
     delete_tree,
+    note_change,
     retry_on_conflict,
 )
 from storm_dagster.operations.upgrade import (  # noqa: F401 (see `operation_of`)
@@ -137,6 +138,14 @@ def _change(
                 paths.topology(topology.id), encode_record(after), topology.base_at.version
             )
             announce(ctx, transaction, topology.id, _ACTIONS[event])
+            note_change(
+                ctx,
+                transaction,
+                topology.id,
+                before.name,
+                previous=before.status,
+                status=after.status,
+            )
             commit(ctx, transaction, event)
             ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
         return LifecycleResult(
@@ -218,6 +227,7 @@ def finish_due(
     boot_now: float | None = None,
     view: ClusterView | None = None,
     late_secs: float = 0.0,
+    start_removal: Callable[[str, str], object] | None = None,
 ) -> DueResult:
     """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the
     leader and ``lifecycle_sensor``.
@@ -225,8 +235,10 @@ def finish_due(
     Pass the result's memory in again next time: delays run on the caller's boot clock
     (``boot_now``, default: the context's monotonic clock) from when it first saw the status.
     ``view`` spares a read of the cluster; what is done is decided by another. With ``late_secs``
-    only removals, and what another process should have done by then. Each topology fails alone;
-    only :class:`Fenced` ends the whole call.
+    only removals, and what another process should have done by then. ``start_removal`` (id and
+    name of the topology) begins a removal elsewhere, which is then not among the results; without
+    it removals are made here, one after the other. Each topology fails alone; only :class:`Fenced`
+    ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     view = view or ctx.cluster.load_view()
@@ -237,6 +249,9 @@ def finish_due(
     failed: dict[str, str] = {}
     for action in due:
         try:
+            if action.action == "remove" and start_removal is not None:
+                start_removal(action.topology_id, action.name)
+                continue
             if action.action == "remove":
                 remove(ctx, action.topology_id)
             elif action.action == "finish_rebalance":

@@ -1,53 +1,142 @@
-"""Operations under way: submissions and updates that are accepted, not ended."""
+"""Operations under way: submissions and changes that are accepted, not ended."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
+from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import STAGES
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import code_keys
-from storm_dagster.model.records import TokenRecord
+from storm_dagster.model.records import OperationRecord, TokenRecord, decode_record
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.cleaner import read_tokens
-from storm_dagster.operations.submit.staging import staging_key
+from storm_dagster.operations.live.change_records import read_changes
+from storm_dagster.operations.submit.staging import StagingRecord, staging_key
+from storm_dagster.zk.state_protocol import ClusterState
 
 
 @dataclass(frozen=True)
 class OperationStatus:
-    """A submission or update, and the stage that it comes to next."""
+    """An operation that has not ended, and the step that it comes to next."""
 
-    token: str
-    record: TokenRecord
-    stage: str
-    """One of :data:`STAGES`: that stage has not ended."""
+    key: str
+    """Client token of a submission or an update, request of another change."""
+    verb: str
+    topology: str
+    """Name of the topology."""
+    topology_id: str
+    started_secs: int
+    """When it was accepted, epoch seconds; 0: a former release wrote the record."""
+    step: str
+    """Of a submission or update one of :data:`STAGES`: that stage has not ended."""
+    run_id: str = ""
+    """Its Dagster run; empty: not known here."""
+    user: str = ""
+
+    def to_document(self, now_secs: int) -> dict[str, Any]:
+        """The row of ``GET /v1/operations``; ``now_secs``: epoch seconds."""
+        started = self.started_secs
+        return {
+            "verb": self.verb,
+            "topology": self.topology,
+            "topology_id": self.topology_id,
+            "step": self.step,
+            "started_secs": started,
+            "age_secs": max(0, now_secs - started) if started else None,
+            "run_id": self.run_id or None,
+            "user": self.user or None,
+        }
 
 
-def operations_under_way(ctx: OperationsContext) -> list[OperationStatus]:
+@dataclass
+class OpenOperations:
+    """Reads the records of operations that have not ended.
+
+    Remembers which tokens were published: their records do not change, and a cluster has one for
+    each topology.
+    """
+
+    _published: set[str] = field(default_factory=set)
+
+    def tokens(self, state: ClusterState) -> dict[str, TokenRecord]:
+        """Token -> record of each submission and update whose topology is not published.
+
+        Those that have ended and damaged ones are left out.
+        """
+        names = state.find_children(paths.TOKENS) or []
+        self._published.intersection_update(names)
+        unknown = [name for name in names if name not in self._published]
+        records: dict[str, TokenRecord] = {}
+        nodes = state.get_many([paths.token(name) for name in unknown])
+        for name, node in zip(unknown, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                record = decode_record(TokenRecord, node[0], paths.token(name))
+            except StormDagsterError:
+                continue
+            if record.published:
+                self._published.add(name)
+            elif not record.ended:
+                records[name] = record
+        return records
+
+
+def operations_under_way(
+    ctx: OperationsContext,
+    view: ClusterView | None = None,
+    records: OpenOperations | None = None,
+) -> list[OperationStatus]:
     """Operations that are accepted and have not ended, oldest first.
 
-    Records are read from ZooKeeper, stages from what is staged: any process sees the same, and a
-    later leader finds what a former one accepted. One that failed stays until its token expires
-    (``nimbus.inbox.jar.expiration.secs``).
+    Records are read from ZooKeeper, steps from what is staged and from the topologies: any process
+    sees the same, and a later leader finds what a former one accepted. ``view`` spares a read of
+    the cluster, ``records`` reads of tokens.
     """
-    tokens, _ = read_tokens(ctx)
-    operations: list[OperationStatus] = []
-    for token, record in tokens.items():
-        stage = _stage_of(ctx, token, record)
-        if stage is not None:
-            operations.append(OperationStatus(token, record, stage))
-    return sorted(
-        operations, key=lambda operation: (operation.record.started_secs, operation.token)
+    view = view or ctx.cluster.load_view()
+    state = ctx.cluster.state
+    tokens = (records or OpenOperations()).tokens(state)
+    operations = [_submission(ctx, token, record) for token, record in tokens.items()]
+    operations += _unfinished(ctx, view.topologies.values())
+    for request, change in read_changes(state).items():
+        if change.topology_id in view.topologies:
+            operations.append(_change(request, change, view.topologies[change.topology_id]))
+    return sorted(operations, key=lambda operation: (operation.started_secs, operation.key))
+
+
+def _submission(ctx: OperationsContext, token: str, record: TokenRecord) -> OperationStatus:
+    """The submission or update of a topology that is not published."""
+    staged = read_staging(ctx, token)
+    run_id = "" if staged is None else staged.run
+    return _of_token(token, record, _stage_of(ctx, token, record), run_id)
+
+
+def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
+    """The head of a staged submission; ``None`` if nothing is staged, or it cannot be read."""
+    key = staging_key(token, "record")
+    try:
+        raw = ctx.find_blob(key)
+        return None if raw is None else decode_record(StagingRecord, raw, key)
+    except StormDagsterError:
+        return None
+
+
+def _of_token(token: str, record: TokenRecord, step: str, run_id: str) -> OperationStatus:
+    return OperationStatus(
+        key=token,
+        verb=record.verb,
+        topology=record.name,
+        topology_id=record.topology_id,
+        started_secs=record.started_secs,
+        step=step,
+        run_id=run_id,
+        user=record.user,
     )
 
 
-def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str | None:
-    """The first stage that has not ended; ``None`` after the last one and a kill."""
-    if record.published:
-        base = ctx.cluster.storm_base(record.topology_id)
-        is_unfinished = (
-            base is not None
-            and base.token == token
-            and (base.status, base.wanted_status, base.delay_secs) == ("INACTIVE", "ACTIVE", None)
-        )
-        return "active_topology" if is_unfinished else None
+def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str:
+    """The first stage that has not ended, of a topology that is not published."""
     last_keys = (
         staging_key(token, "record"),
         code_keys(record.topology_id)[-1],
@@ -58,3 +147,51 @@ def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str | 
         if not ctx.blobs.exists(key):
             return stage
     return "published_assignment"
+
+
+def _unfinished(
+    ctx: OperationsContext, topologies: Iterable[TopologyView]
+) -> list[OperationStatus]:
+    """The submissions whose topology is published, and not active yet."""
+    operations: list[OperationStatus] = []
+    for topology in topologies:
+        base = topology.base
+        status = (base.status, base.wanted_status, base.delay_secs)
+        if status != ("INACTIVE", "ACTIVE", None):
+            continue
+        raw = ctx.cluster.state.get_data(paths.token(base.token)) if base.token else None
+        if raw is None:
+            continue
+        try:
+            record = decode_record(TokenRecord, raw, paths.token(base.token))
+        except StormDagsterError:
+            continue
+        if record.topology_id == topology.id:
+            staged = read_staging(ctx, base.token)
+            run_id = "" if staged is None else staged.run
+            operations.append(_of_token(base.token, record, "active_topology", run_id))
+    return operations
+
+
+def _change(request: str, record: OperationRecord, topology: TopologyView) -> OperationStatus:
+    return OperationStatus(
+        key=request,
+        verb=record.verb,
+        topology=record.name,
+        topology_id=record.topology_id,
+        started_secs=record.started_secs,
+        step=_step_of_change(record, topology.base.status),
+        run_id=record.run_id,
+        user=record.user,
+    )
+
+
+def _step_of_change(record: OperationRecord, status: str) -> str:
+    """The step of a change, by the status of its topology."""
+    if not record.run_id:
+        return "launch"
+    if record.verb == "rebalance":
+        return "delay" if status == "REBALANCING" else "assignment"
+    if record.verb == "gray-upgrade":
+        return "workers" if status == "UPGRADING" else "topology_code"
+    return "workers"

@@ -311,7 +311,8 @@ def _publish(
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     transaction = ctx.cluster.fenced(record.epoch)
-    published = claimed[0].model_copy(update={"published": True})
+    done = {"published": True, "ended": False, "request": {}}
+    published = claimed[0].model_copy(update=done)
     transaction.set(paths.token(token), encode_record(published), claimed[1])
     if replaced is not None:
         # The one that is replaced ends in the very same step; what is left of it is garbage.

@@ -5,6 +5,7 @@ process.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +48,8 @@ class StagingRecord(Record):
     """Topology id of the same name that the publication takes the place of."""
     former: str = ""
     """Code of that one, whose conf was read to make this. Empty: not checked."""
+    run: str = ""
+    """Id of the Dagster run that staged it."""
 
 
 class StagedTasks(Record):
@@ -140,17 +143,24 @@ def allocate_topology_id(
     name: str,
     epoch: int,
     verb: Literal["submit", "update"] = "submit",
+    *,
+    request: Mapping[str, Any] | None = None,
+    user: str = "",
 ) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new
     id.
 
-    A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when
-    the token belongs to a topology of another name.
+    A repetition after any crash, also after a lost reply, finds the same id. With ``request``, the
+    fields of the request of ``user``, the leader of ``epoch`` accepts it: a record that has ended,
+    or that no leader launches, begins again. :class:`Conflict` when the token belongs to a topology
+    of another name.
     """
     last: Exception | None = None
     for _ in range(50):
         if (known := read_token(ctx, token, name)) is not None:
-            return known
+            if request is None or known[0].published or known[0].request:
+                return known
+            return _accept_again(ctx, token, known, epoch, request, user)
         version = counter_version(ctx)
         now = ctx.now_secs()
         record = TokenRecord(
@@ -159,6 +169,8 @@ def allocate_topology_id(
             epoch=epoch,
             verb=verb,
             started_secs=now,
+            request=dict(request or {}),
+            user=user,
         )
         transaction = (
             ctx.cluster.fenced(epoch)
@@ -174,6 +186,56 @@ def allocate_topology_id(
         ctx.sleep(0.02 * ctx.jitter())
     assert last is not None
     raise last
+
+
+def _accept_again(
+    ctx: OperationsContext,
+    token: str,
+    known: tuple[TokenRecord, int],
+    epoch: int,
+    request: Mapping[str, Any],
+    user: str,
+) -> tuple[TokenRecord, int]:
+    """The record for a repetition with its token; as it was where a run changed it at that time."""
+    record, version = known
+    again = record.model_copy(
+        update={
+            "epoch": epoch,
+            "started_secs": ctx.now_secs(),
+            "request": dict(request),
+            "user": user,
+            "ended": False,
+        }
+    )
+    return (again, version + 1) if _set_token(ctx, token, again, version, epoch) else known
+
+
+def release_token(ctx: OperationsContext, token: str, *, ended: bool) -> None:
+    """Let no leader launch the token's run from now on: its caller repeats the request, or the run
+    has ``ended``.
+
+    A token that was published, or that expired, is left as it is.
+    """
+    known = read_token(ctx, token)
+    if known is None or known[0].published:
+        return
+    record, version = known
+    released = record.model_copy(update={"request": {}, "ended": ended})
+    if released != record:
+        _set_token(ctx, token, released, version, ctx.current_epoch())
+
+
+def _set_token(
+    ctx: OperationsContext, token: str, record: TokenRecord, version: int, epoch: int
+) -> bool:
+    """Replace the record of data version ``version``; false if it was changed in the meantime."""
+    transaction = ctx.cluster.fenced(epoch)
+    transaction.set(paths.token(token), encode_record(record), version)
+    try:
+        transaction.commit()
+    except Conflict:
+        return False
+    return True
 
 
 def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) -> None:

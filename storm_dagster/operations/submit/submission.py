@@ -129,6 +129,7 @@ def stage_conf(
         allow_degraded=allow_degraded,
         replaces=replaces,
         former=former,
+        run=ctx.run,
     )
     staging.write_part(ctx, token, "conf", conf)
     staging.write_part(ctx, token, "topology", spec)

@@ -163,7 +163,6 @@ def _zookeeper_paths() -> Names:
 
 def _blob_keys() -> Names:
     from storm_dagster.model import names
-    from storm_dagster.nimbus.thrift.pending import PendingSubmission
     from storm_dagster.operations.submit import staging
 
     makers = [
@@ -175,7 +174,8 @@ def _blob_keys() -> Names:
     ]
     makers += [staging.staging_key, staging.newest_token_key, staging.upload_key]
     keys = [key for maker in makers for key in _sampled(maker)]
-    keys.append(PendingSubmission(name="wc", handle="handle", token="token", inactive=False).key)
+    # Of the release before, which keeps submissions that wait for their run there.
+    keys.append(staging.upload_key("handle", "pending"))
     ids = [
         names.make_topology_id("wc", 1, 1700000000),
         names.ACKER,
@@ -381,7 +381,7 @@ def _handles() -> tuple[Any, Any]:
 def _nimbus_app() -> Any:
     from storm_dagster.nimbus.http.service import build_app
 
-    return build_app(*_handles(), submissions=Handle())  # type: ignore[arg-type]
+    return build_app(*_handles(), submissions=Handle(), lifecycle=Handle())  # type: ignore[arg-type]
 
 
 def _supervisor_app() -> Any:

@@ -26,6 +26,7 @@ from storm_dagster.http.responses import (
 )
 from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
+from storm_dagster.model.operation_text import operation_text
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import TopologyView
@@ -99,7 +100,12 @@ class PageFacts:
             rows.sort(key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
         # What does not run stands on top, however the rest is sorted.
         rows.sort(key=lambda row: not (row["not_running"] or row["degraded"]))
-        return {"rows": rows, "wanted": wanted, "sort": sort}
+        operations = [
+            {"topology": row["topology"], "text": operation_text(row)}
+            for row in self._reader.operations()
+            if wanted.lower() in row["topology"].lower()
+        ]
+        return {"rows": rows, "wanted": wanted, "sort": sort, "operations": operations}
 
     def topology(self, request: Request) -> dict[str, Any]:
         """One topology: findings, graph, charts, components, tasks, workers, timeline, errors."""
@@ -130,6 +136,9 @@ class PageFacts:
             "topology": topology,
             "uptime": max(0, now - topology.base.launch_time_secs),
             "age": age_secs if snapshot.answered else None,
+            "operations": [
+                operation_text(row) for row in self._reader.operations(topology.base.name)
+            ],
             "findings": flow.findings,
             "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
             "narrowed": flow.narrowed(focus),

@@ -1,0 +1,35 @@
+"""Operations under way in words, for the command line, pages and errors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from storm_dagster.model.amounts import duration
+
+_STEPS: Mapping[str, str] = {
+    "launch": "its run is being launched",
+    "topology_conf": "checks conf and topology",
+    "topology_code": "stores code blobs",
+    "task_info": "numbers tasks",
+    "assignment": "places tasks",
+    "published_assignment": "publishes the assignment",
+    "active_topology": "activates the spouts",
+    "delay": "waits for its delay",
+    "workers": "starts workers",
+}
+"""Step of an operation -> the step for people."""
+_VERBS: Mapping[str, str] = {
+    "submit": "submitting",
+    "update": "updating",
+    "rebalance": "rebalancing",
+    "restart": "restarting",
+    "gray-upgrade": "upgrading",
+}
+
+
+def operation_text(row: Mapping[str, Any]) -> str:
+    """A row of ``GET /v1/operations`` for people: "submitting (stores code blobs) for 3 s"."""
+    verb = str(row.get("verb"))
+    step = str(row.get("step"))
+    age = row.get("age_secs")
+    text = f"{_VERBS.get(verb, verb)} ({_STEPS.get(step, step)})"
+    return text if age is None else f"{text} for {duration(age)}"

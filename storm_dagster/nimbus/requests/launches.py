@@ -1,0 +1,63 @@
+"""Launches of Dagster runs that this nimbus makes now, and the runs that it launched."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakValueDictionary
+
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+
+_REMEMBERED_SECS = 600.0
+_MAX_RUNS = 10_000
+
+
+class Launches:
+    """Memory of launches, by client token or request. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy: Counter[str] = Counter()
+        self.runs: TimeCacheMap[str, str] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=_MAX_RUNS
+        )
+        """Key -> id of the run that this nimbus launched, or found."""
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """Mark the key as being launched: for this time no other thread takes its launch over."""
+        with self._lock:
+            self._busy[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy[key] -= 1
+                if not self._busy[key]:
+                    del self._busy[key]
+
+    def is_busy(self, key: str) -> bool:
+        """True while a thread launches the run of that key."""
+        with self._lock:
+            return key in self._busy
+
+    def note_run(self, key: str, run_id: str) -> None:
+        """Remember the run of that key."""
+        self.runs.put(key, run_id)
+
+
+class KeyedLocks:
+    """One lock for each key in use: whoever holds it or waits for it keeps it there."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """Hold the key's lock."""
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            yield
