@@ -23,6 +23,7 @@ from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import fuse
@@ -141,7 +142,14 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
-        merged = {**default_conf(), _ROUND_TRIPS: True, **spec.conf, **(conf or {})}
+        merged = merge_conf(
+            {
+                "defaults": default_conf(),
+                "cluster": {_ROUND_TRIPS: True},
+                "author": spec.conf,
+                "submission": conf or {},
+            }
+        )
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
         components: dict[int, str] = {}
         for component, _, part in spec.components():

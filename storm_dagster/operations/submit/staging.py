@@ -47,6 +47,10 @@ class StagingRecord(Record):
     """Topology id of the same name that the publication takes the place of."""
     former: str = ""
     """Code of that one, whose conf was read to make this. Empty: not checked."""
+    submitted_keys: tuple[str, ...] | None = None
+    """Conf keys that came with the submission. ``None``: the release before staged it, and its conf
+    names them.
+    """
 
 
 class StagedTasks(Record):
