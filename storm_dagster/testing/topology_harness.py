@@ -177,7 +177,8 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.dagster_up: bool = True
         """Whether a simulated Dagster stores events; otherwise their tuples wait."""
         self.shared.events.send = self._store
-        self._folder = TemporaryDirectory(prefix="storm-harness-") if state_dir is None else None
+        self._folder = TemporaryDirectory(prefix="storm-harness-")
+        self.shared.scratch = Path(self._folder.name)
         self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
@@ -186,7 +187,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             transport=None,
             slot=("harness", 0),
             archive=archive,
-            state_dir=state_dir if self._folder is None else Path(self._folder.name),
+            state_dir=Path(self._folder.name) if state_dir is None else state_dir,
         )
         slots, everything = dict.fromkeys(components, ("harness", 0)), frozenset(components)
         self.engine.place(Placement(0, slots, {}, components, everything, everything))
@@ -290,8 +291,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.engine.close()
         for thread in writers:
             thread.join(_WRITING_SECS)
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()
 
     def __exit__(self, *_: object) -> None:
         self.close()
