@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger(__name__)
-_MOST_PAUSE_SECS = 2.0
-_MOST_ALONE = 3
-"""Rows tried alone that may all raise before the function counts as at fault."""
+_MAX_PAUSE_SECS = 2.0
+_MAX_ALONE = 3
+"""Rows that are tried alone. If all of them raise, the function is at fault."""
 _MAX_LOSSES = 5
 """Times that Spark is lost while it runs one batch, before the batch fails as the cause."""
 
@@ -80,7 +80,7 @@ class SparkBolt(Bolt):
         self._waiting: list[Tuple] = []
         self._bytes = 0
         self._since = 0.0
-        self._pauses = Backoff(0.1, _MOST_PAUSE_SECS)
+        self._pauses = Backoff(0.1, _MAX_PAUSE_SECS)
         self._session: Any = None
         self._done = self._failed = self._bad = 0
         self._errors = spark_session.ErrorsOnce(self)
@@ -159,17 +159,14 @@ class SparkBolt(Bolt):
         self._run_batch()
 
     def _await_spark(self, kept: list[Tuple], error: Unavailable) -> None:
-        """Keep these tuples, take no others until Spark answers, and report that.
-
-        The report comes once a minute.
-        """
+        """Keep these tuples, accept no others until Spark answers, and report it once a minute."""
         self._waiting = kept
         self._retries.wait()
         if self._retries.may_report("Spark"):
             began = datetime.fromtimestamp(self._retries.since_ms // 1000, timezone.utc)
             waiting = f"{len(kept)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
-            what = f"{self._where}: {waiting}, and no others are taken until Spark answers"
-            self.raise_exception(Unavailable(f"{what}: {error.message}"))
+            state = f"{self._where}: {waiting}, and no others are taken until Spark answers"
+            self.raise_exception(Unavailable(f"{state}: {error.message}"))
 
     def _run_batch(self) -> None:
         """Run the batch, and then the halves of each part that raises, until the rows that raise
@@ -178,13 +175,14 @@ class SparkBolt(Bolt):
         If the first rows tried alone all raise, the function is at fault and not a row: the batch
         fails as a whole.
         """
-        # It is still gathered, and fails when the task restarts, if the function exits.
+        # The batch stays in ``_waiting``: if the function ends the process, its tuples fail when the
+        # task restarts.
         batch = self._waiting
         began = time.monotonic()
         parts, bad, acked = [batch], [], 0
         first: Exception | None = None
         acked_ids: set[int] = set()
-        while parts and (acked or len(bad) < _MOST_ALONE):
+        while parts and (acked or len(bad) < _MAX_ALONE):
             part = parts.pop()
             try:
                 session = self._session = spark_session.worker_session(
@@ -288,10 +286,10 @@ class SparkBolt(Bolt):
 
     def _fail(self, tups: list[Tuple], reason: Exception) -> None:
         """Fail tuples for one reason."""
-        # Of an error of Spark, the first line says least.
-        why = reason if isinstance(reason, StormDagsterError) else spark_session.innermost(reason)
+        # The first line of an error of Spark explains the least.
+        cause = reason if isinstance(reason, StormDagsterError) else spark_session.innermost(reason)
         for tup in tups:
-            self.fail(tup, why)
+            self.fail(tup, cause)
         self._errors.report(reason)
 
     def _bad_row(self, tup: Tuple, error: Exception) -> InvalidRequest:

@@ -20,7 +20,8 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
 from storm_dagster.host.endpoints import ClusterFile
-from storm_dagster.model.conf import parse_assignments, validate_conf, yaml_problem
+from storm_dagster.model.conf import Conf, parse_assignments, validate_conf, yaml_problem
+from storm_dagster.model.conf_layers import LayerName, overlay
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS, Flag, RequestModel, SubmitRequest, Verb, bounds_of
@@ -107,15 +108,17 @@ def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
     """Take the options of code out of what was ``given``, as arguments of the client's functions.
     The conf is ``-c topology.*``, then the file, then ``--conf``.
     """
-    conf = {
+    file = given.pop("conf_file")
+    pairs = given.pop("pairs")
+    requirements = given.pop("requirements")
+    options = {
         key: value for key, value in invocation.overrides.items() if key.startswith("topology.")
     }
-    file, pairs, requirements = (given.pop(name) for name in ("conf_file", "pairs", "requirements"))
+    layers: dict[LayerName, Conf] = {"option": options, "pair": parse_assignments(pairs)}
     if file is not None:
-        conf.update(_conf_file(Path(file)))
-    conf.update(parse_assignments(pairs))
+        layers["file"] = _conf_file(Path(file))
     return {
-        "conf": conf,
+        "conf": overlay(layers),
         "home": invocation.home,
         "requirements": Path(requirements) if requirements else None,
     }

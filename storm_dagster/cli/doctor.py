@@ -299,7 +299,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     """
     from storm_dagster.client.blobs import NimbusBlobClient
     from storm_dagster.core.invariants.rules import RULES
-    from storm_dagster.operations.context import OperationsContext, leader_http
+    from storm_dagster.operations.context import OperationsContext
     from storm_dagster.operations.read.inspection import inspect_cluster
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -311,9 +311,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
         )
     with (
         StormClusterState.open(invocation.conf.values) as cluster,
-        NimbusBlobClient(
-            lambda: leader_http(cluster), security=Security.of(invocation.conf)
-        ) as blobs,
+        NimbusBlobClient(cluster.leader_http, security=Security.of(invocation.conf)) as blobs,
         Steps("looking", quiet=invocation.json) as steps,
     ):
         log = logging.getLogger("storm_dagster.doctor")

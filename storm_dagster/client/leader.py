@@ -18,7 +18,7 @@ from storm_dagster.model.errors import (
 
 _HEALTH_SECS = 3.0
 _FIRST_PAUSE_SECS = 0.1
-_LONGEST_PAUSE_SECS = 1.0
+_MAX_PAUSE_SECS = 1.0
 _SEARCH_PAUSE_SECS = 0.2
 _QUIET_SECS = 3.0
 """A shorter wait for a leader is not worth a notice."""
@@ -33,18 +33,18 @@ class UnavailableAtLeader(Unavailable):
 # -- the search among nimbuses -----------------------------------------------------------------
 
 
-def read_health(http: httpx.Client, url: str) -> Any:
+def read_health(http: httpx.Client, url: str, timeout_secs: float = _HEALTH_SECS) -> Any:
     """The document of a nimbus's ``/healthz``.
 
     ``httpx.HTTPError`` or ``ValueError`` without one.
     """
-    return http.get(f"{url}/healthz", timeout=_HEALTH_SECS).json()
+    return http.get(f"{url}/healthz", timeout=timeout_secs).json()
 
 
 def is_nimbus(http: httpx.Client, url: str, timeout_secs: float) -> bool:
     """True if a nimbus is at the URL, also if it is frozen or refuses this client."""
     try:
-        document = http.get(f"{url}/healthz", timeout=timeout_secs).json()
+        document = read_health(http, url, timeout_secs)
     except httpx.ReadTimeout:
         return True
     except (httpx.HTTPError, ValueError) as error:
@@ -94,7 +94,7 @@ def remedy_without_leader(states: str) -> str:
     """Advice for a cluster in which :func:`find_leader` found the ``states``."""
     if _NO_ZOOKEEPER in states:
         return (
-            "ZooKeeper does not answer; topologies pause meanwhile and lose nothing. Start ZooKeeper again "
+            "ZooKeeper does not answer; topologies pause until it does, and lose nothing. Start ZooKeeper again "
             "(`storm-dagster dev` does so by itself), or see `storm-dagster doctor`"
         )
     if _NO_LEADER in states:
@@ -121,7 +121,7 @@ class LeaderSource(Protocol):
         ...
 
     def forget(self) -> None:
-        """Find the leader anew for the next call."""
+        """Find the leader again for the next call."""
         ...
 
 
@@ -189,7 +189,7 @@ class NamedLeader(LeaderSource):
     def url(self, deadline: float) -> str:
         if isinstance(self._url, str):
             return self._url.rstrip("/")
-        pauses = Backoff(_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS)
+        pauses = Backoff(_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS)
         while True:
             try:
                 return self._url().rstrip("/")
@@ -253,7 +253,7 @@ def call_leader(
     raised as :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``. ``doing`` says in
     errors what was tried, ``error_of`` makes the error of a response that is not good.
     """
-    pauses = Backoff(_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS)
+    pauses = Backoff(_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS)
     while True:
         base = source.url(deadline)
         try:

@@ -28,11 +28,6 @@ class Backoff:
         self._factor = factor
         self._upcoming = first
 
-    @property
-    def upcoming(self) -> float:
-        """The pause that :meth:`next_pause` returns next."""
-        return self._upcoming
-
     def next_pause(self) -> float:
         """The pause before the next retry; the one after it is longer."""
         pause = self._upcoming

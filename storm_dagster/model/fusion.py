@@ -8,6 +8,7 @@ bolts emit what components outside of it read.
 from collections.abc import Mapping
 from typing import Any
 
+from storm_dagster.model.conf_layers import merged_value
 from storm_dagster.model.groupings import Grouping
 from storm_dagster.model.topology import (
     DEFAULT_STREAM,
@@ -81,7 +82,7 @@ def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, s
 
 
 def _wanted(part: ComponentSpec, conf: Mapping[str, Any]) -> bool:
-    return bool({**conf, **part.conf}.get(FUSE_KEY, True))
+    return merged_value({"total": conf, "component": part.conf}, FUSE_KEY) is not False
 
 
 def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
@@ -145,5 +146,5 @@ def _part(
         "schema": bolt.object.args.get("schema"),
         "outputs": list(outputs.fields) if outputs else [],
         "stream": FUSED_ROWS + name if outside else "",
-        "counted": bool({**conf, **bolt.conf}.get(COUNTS_KEY, True)),
+        "counted": merged_value({"total": conf, "component": bolt.conf}, COUNTS_KEY) is not False,
     }

@@ -147,6 +147,10 @@ class StormBase(Record):
     """``isolation.scheduler.machines``: hosts that other topologies get no new work on."""
     last_upgrade: GrayUpgrade | None = None
     """The gray upgrade that ended last: a call that is repeated then is told of it."""
+    submitted_keys: dict[str, tuple[str, ...]] = {}
+    """Prefix of the blob keys of a code -> conf keys that came with its submission, which an update
+    keeps. Code that an older release stored is missing.
+    """
 
 
 class ComponentTasks(Record):

@@ -12,8 +12,9 @@ from storm_dagster.blobstore.store import BlobStore, ReplicatedStore
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.core.submission.conf import FORCED_SCHEDULER, split_stored_conf, total_conf
+from storm_dagster.core.submission.conf import submitted_keys_in, total_conf
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.conf_layers import FORCED_SCHEDULER
 from storm_dagster.model.errors import (
     AlreadyAlive,
     Corrupt,
@@ -135,16 +136,6 @@ class OperationsContext:
         return found[0]
 
 
-def leader_http(cluster: StormClusterState) -> str:
-    """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
-    known = cluster.epoch()
-    if known is None:
-        raise Unavailable(
-            "no nimbus has led this cluster yet: start one with `storm-dagster daemon nimbus` or `storm-dagster dev`"
-        )
-    return known[1].http
-
-
 def damaged_topology(view: ClusterView, name: str) -> str | None:
     """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is
     damaged.
@@ -204,31 +195,39 @@ def load_runnable(ctx: "OperationsContext", topology: TopologyView) -> Runnable:
     """Conf and topology of a running topology: those of the code that it runs now. Errors as of
     :func:`load_code`.
     """
-    return load_code(ctx, topology.code_dir)
+    runnable = load_code(ctx, topology.code_dir)
+    recorded = topology.base.submitted_keys.get(topology.code_dir)
+    return runnable if recorded is None else replace(runnable, submitted_keys=frozenset(recorded))
 
 
 def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
-    """Conf and topology from the blobs of this code.
+    """Conf and topology from the blobs of this code, with the submitted keys that its conf names.
 
     :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for
     that), :class:`Corrupt` when they are damaged.
     """
     try:
-        raw_conf = ctx.blobs.read(conf_key(code_dir))
+        conf = load_stored_conf(ctx, code_dir)
         raw_code = ctx.blobs.read(code_key(code_dir))
     except KeyNotFound as error:
         raise Unavailable(
             f"topology code {code_dir} is degraded, no nimbus holds its code ({error.message}): "
             "start the nimbus that holds it, or kill and submit it again"
         ) from None
-    conf = decode_json(raw_conf, conf_key(code_dir))
-    if not isinstance(conf, dict):
-        raise Corrupt(
-            f"blob {conf_key(code_dir)} is not a map: kill the topology and submit it again"
-        )
-    own, submitted_keys = split_stored_conf(conf)
     return Runnable(
         spec=decode_topology(raw_code),
-        conf=total_conf(ctx.values(), own),
-        submitted_keys=submitted_keys,
+        conf=total_conf(ctx.values(), conf),
+        submitted_keys=frozenset(submitted_keys_in(conf)),
     )
+
+
+def load_stored_conf(ctx: "OperationsContext", code_dir: str) -> dict[str, Any]:
+    """The conf that is stored with this code, not merged with the cluster's.
+
+    :class:`KeyNotFound` when nobody holds it now, :class:`Corrupt` when it is damaged.
+    """
+    key = conf_key(code_dir)
+    conf = decode_json(ctx.blobs.read(key), key)
+    if not isinstance(conf, dict):
+        raise Corrupt(f"blob {key} is not a map: kill the topology and submit it again")
+    return conf

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import causes_still_true
-from storm_dagster.core.submission.conf import UPGRADE_KEYS, total_conf
+from storm_dagster.core.submission.conf import (
+    UPGRADE_KEYS,
+    stored_document,
+    submitted_keys,
+    total_conf,
+)
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
@@ -137,12 +142,13 @@ def gray_upgrade(
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
     _sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
+    keys = submitted_keys(submitted)
     stored = store_code(
         ctx,
         code_dir,
         name=base.name,
         archive=archive,
-        conf=conf,
+        conf=stored_document(conf, keys),
         spec=spec,
         keep=False,
         allow_degraded=allow_degraded,
@@ -155,7 +161,13 @@ def gray_upgrade(
         token=token,
         code=stored.hashes,
     )
-    event = UpgradeEvent("begin", selection=selection, record=begun, former=topology.code_dir)
+    event = UpgradeEvent(
+        "begin",
+        selection=selection,
+        record=begun,
+        former=topology.code_dir,
+        submitted_keys=keys,
+    )
     return _execute(ctx, topology.id, event, epoch)
 
 

@@ -18,6 +18,7 @@ from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import read_json_object
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, worker_processes
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.security.settings import Security
@@ -38,6 +39,10 @@ _KEPT_BACK = frozenset(
         *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
     }
 )
+_OF_A_SPARE = ("topology.environment", "topology.python")
+"""Keys that a spare has from the supervisor's conf: it becomes no worker of a topology with other
+values.
+"""
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
 
@@ -152,13 +157,10 @@ class Launcher:
         Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an
         environment that is not valid, :class:`Unavailable` if the interpreter cannot be started.
         """
-        conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
+        stored = read_json_object(code.path / "stormconf.ser", "it is fetched again")
+        conf = merge_conf({"cluster": self._conf, "stored": stored})
         user = worker_user(self._conf, conf)
-        alike = (
-            user is None
-            and not conf.get("topology.environment")
-            and not conf.get("topology.python")
-        )
+        alike = user is None and all(conf.get(key) == self._conf.get(key) for key in _OF_A_SPARE)
         worker_id, spare = self.spares.take(alike)
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
@@ -235,9 +237,9 @@ class Launcher:
         )
 
     def _spare(self, worker_id: str) -> subprocess.Popen[bytes]:
-        command = [*worker_command({}, self._home / "workers" / worker_id / SPEC), SPARE]
+        command = [*worker_command(self._conf, self._home / "workers" / worker_id / SPEC), SPARE]
         allowed = self._conf["supervisor.worker.environment"]
-        environment = worker_environment(dict(os.environ), {}, None, self._home, allowed)
+        environment = worker_environment(dict(os.environ), self._conf, None, self._home, allowed)
         return self._spawn(
             command, self._home, environment, Path(os.devnull), None, subprocess.PIPE
         )

@@ -23,6 +23,7 @@ from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import fuse
@@ -141,7 +142,14 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
-        merged = {**default_conf(), _ROUND_TRIPS: True, **spec.conf, **(conf or {})}
+        merged = merge_conf(
+            {
+                "defaults": default_conf(),
+                "cluster": {_ROUND_TRIPS: True},
+                "author": spec.conf,
+                "submission": conf or {},
+            }
+        )
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
         components: dict[int, str] = {}
         for component, _, part in spec.components():
@@ -169,7 +177,8 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.dagster_up: bool = True
         """Whether a simulated Dagster stores events; otherwise their tuples wait."""
         self.shared.events.send = self._store
-        self._folder = TemporaryDirectory(prefix="storm-harness-") if state_dir is None else None
+        self._folder = TemporaryDirectory(prefix="storm-harness-")
+        self.shared.scratch = Path(self._folder.name)
         self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
@@ -178,7 +187,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             transport=None,
             slot=("harness", 0),
             archive=archive,
-            state_dir=state_dir if self._folder is None else Path(self._folder.name),
+            state_dir=Path(self._folder.name) if state_dir is None else state_dir,
         )
         slots, everything = dict.fromkeys(components, ("harness", 0)), frozenset(components)
         self.engine.place(Placement(0, slots, {}, components, everything, everything))
@@ -282,8 +291,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.engine.close()
         for thread in writers:
             thread.join(_WRITING_SECS)
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -263,6 +263,15 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         found = self._record(records.EpochRecord, paths.EPOCH)
         return None if found is None else (found[1].version, found[0])
 
+    def leader_http(self) -> str:
+        """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
+        current = self.epoch()
+        if current is None:
+            raise Unavailable(
+                "no nimbus has led this cluster yet: start one with `storm-dagster daemon nimbus` or `storm-dagster dev`"
+            )
+        return current[1].http
+
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
         """Version and data of ``/assignments``: every change of an assignment raises it. See
         ``append_change`` of operations.

@@ -269,7 +269,6 @@ class TestValidation:
         ("conf", "message"),
         [
             ({"topology.workers": 0}, "at least 1"),
-            ({"topology.workers": None}, "not set"),
             ({"topology.acker.executors": -1}, "at least 0"),
             ({"topology.bolt.parallelism": {"b": "2"}}, "whole number"),
             (
@@ -281,6 +280,11 @@ class TestValidation:
     def test_wrong_numbers_are_refused(self, conf: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidTopology, match=message):
             check(topology(bolts={"b": component(1, reads("s"))}), **conf)
+
+    def test_a_conf_without_workers_is_refused(self) -> None:
+        with pytest.raises(InvalidTopology, match=r"topology\.workers is not set"):
+            validate_topology(topology(), {})
+        assert check(topology(), **{"topology.workers": None}), "null: the cluster's value"
 
 
 class TestTasks:

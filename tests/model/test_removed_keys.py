@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.submission.conf import SUBMITTED_KEYS
+from storm_dagster.core.submission.validation import check_confs
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import CONF_KEYS, keys_without_meaning, validate_conf
+from storm_dagster.model.conf_layers import SUBMITTED_KEYS
 from storm_dagster.model.removed_keys import REMOVED_KEYS, RENAMED_KEYS
 from storm_dagster.model.topology import decode_topology
-from storm_dagster.operations.submit.submission import check_confs
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.world import WORD_COUNT

@@ -88,7 +88,10 @@ def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> No
     lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="bare")
     conf = json.loads(world.blobs.read(conf_key(topology.record.code_dir)))
     assert {key: conf[key] for key in (*CONF, "my.key")} == {**CONF, "my.key": 1}
-    assert conf["topology.submitted.keys"] == sorted([*CONF, "my.key"])
+    keys = tuple(sorted([*CONF, "my.key"]))
+    assert conf["topology.submitted.keys"] == list(keys)
+    recorded = topology.topology.base.submitted_keys
+    assert recorded == {topology.id: tuple(sorted(CONF)), topology.record.code_dir: keys}
 
 
 def test_the_new_code_keeps_the_version_that_it_was_declared_with(topology: Upgraded) -> None:

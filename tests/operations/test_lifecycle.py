@@ -275,6 +275,14 @@ def conf_of(world: World, topology_id: str) -> dict[str, Any]:
     return json.loads(world.blobs.read(conf_key(topology_id)))
 
 
+def forget_submitted_keys(world: World, topology_id: str) -> None:
+    """Make the topology's record one of the release before."""
+    path = paths.topology(topology_id)
+    document = json.loads(world.cluster.state.get_data(path) or b"")
+    del document["submitted_keys"]
+    world.cluster.state.set_data(path, json.dumps(document).encode())
+
+
 def test_new_code_keeps_the_conf_of_the_submission(world: World) -> None:
     """What was given is kept, what is given again counts, what came with the old code goes with
     it.
@@ -328,18 +336,61 @@ def test_a_whole_conf_replaces_the_former_one(world: World) -> None:
 
 
 def test_readers_do_not_see_which_keys_were_submitted(world: World) -> None:
-    """The stored code says it, where the release before looks for it, too."""
+    """The topology's record names them, and the stored conf, where the release before reads them."""
     topology_id = world.submit("wc", conf={"my.key": "a"})
     assert conf_of(world, topology_id)["topology.submitted.keys"] == ["my.key"]
     (topology,) = world.cluster.load_view().topologies.values()
+    assert topology.base.submitted_keys == {topology_id: ("my.key",)}
     runnable = load_runnable(world.context(), topology)
     assert runnable.submitted_keys == {"my.key"}
     assert "topology.submitted.keys" not in runnable.conf
 
 
+def test_the_record_of_the_topology_decides_which_keys_were_submitted(world: World) -> None:
+    """A later release need not write them into the stored conf."""
+    topology_id = world.submit("wc", conf={"my.key": "a", "topology.workers": 3})
+    document = conf_of(world, topology_id)
+    del document["topology.submitted.keys"]
+    world.blobs.put(conf_key(topology_id), json.dumps(document).encode())
+    lifecycle.restart(world.context(), "wc")
+    world.upload("new")
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    conf = conf_of(world, report.topology_id)
+    assert (conf["my.key"], conf["topology.workers"]) == ("a", 3)
+    assert base(world).submitted_keys == {report.topology_id: ("my.key", "topology.workers")}
+
+
+def test_a_topology_of_the_release_before_keeps_its_submitted_conf(world: World) -> None:
+    """Its record does not name the keys, and its stored conf does."""
+    topology_id = world.submit("wc", conf={"my.key": "a"})
+    forget_submitted_keys(world, topology_id)
+    world.upload("new")
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    assert conf_of(world, report.topology_id)["my.key"] == "a"
+    assert base(world).submitted_keys == {report.topology_id: ("my.key",)}
+
+
+def test_a_null_takes_back_what_was_submitted(world: World) -> None:
+    world.submit("wc", conf={"topology.workers": 3, "topology.max.spout.pending": 5})
+    world.upload("new", conf={"topology.workers": None, "topology.max.spout.pending": None})
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    (topology,) = world.cluster.load_view().topologies.values()
+    conf = load_runnable(world.context(), topology).conf
+    assert conf["topology.workers"] == 1, "null under a key with a default: not submitted"
+    assert conf["topology.max.spout.pending"] is None, "a value of its own, also over the cluster's"
+    assert conf_of(world, report.topology_id)["topology.max.spout.pending"] is None
+
+
+def test_conf_keys_that_no_record_has_room_for_are_refused(world: World) -> None:
+    with pytest.raises(InvalidTopology, match="names of the 500 submitted conf keys"):
+        world.submit("wc", conf={f"my.{number:04}.{'x' * 60}": number for number in range(500)})
+    assert not world.cluster.load_view().topologies
+
+
 def test_an_update_does_not_keep_a_removed_key(world: World) -> None:
     """A topology of the release before may have been submitted with one."""
     topology_id = world.submit("wc", conf={"my.key": "a"})
+    forget_submitted_keys(world, topology_id)
     former = {
         **conf_of(world, topology_id),
         "topology.state.remember.secs": 600,
@@ -359,6 +410,7 @@ def test_a_topology_of_an_older_release_is_updated_as_ever(world: World) -> None
     kept.
     """
     topology_id = world.submit("wc", conf={"topology.workers": 3})
+    forget_submitted_keys(world, topology_id)
     conf = {
         key: v for key, v in conf_of(world, topology_id).items() if key != "topology.submitted.keys"
     }

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,13 @@ def archive(tmp_path: Path, **scripts: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "worker"
+def _current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A harness leaves no file in the current directory, which is its user's."""
+    folder = tmp_path / "current"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    yield
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["pystorm", "streamparse"])
@@ -256,6 +260,7 @@ def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
         assert lines.index("[7]") < len(lines) - 1
     finally:
         process.end()
+    assert not (tmp_path / "pids").exists()
 
 
 def test_messages_are_framed_by_end() -> None:

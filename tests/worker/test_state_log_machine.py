@@ -47,7 +47,7 @@ class LogOfATask(RuleBasedStateMachine):
         self.folder = task_folder(self.root, "wc", "count", 4)
         self.patches = [
             # So that short logs are rewritten, too.
-            patch.object(state_log, "_LEAST_COMPACTED", 300),
+            patch.object(state_log, "_MIN_COMPACTED", 300),
         ]
         for patched in self.patches:
             patched.start()

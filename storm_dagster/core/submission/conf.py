@@ -4,18 +4,13 @@ from collections.abc import Collection
 from typing import Any
 
 from storm_dagster.model.conf import Conf
+from storm_dagster.model.conf_layers import FORCED_SCHEDULER, SUBMITTED_KEYS, merge_conf
 from storm_dagster.model.errors import InvalidTopology, NotAuthorized
 from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_dagster.model.topology import TopologySpec
 
-# Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
-SUBMITTED_KEYS = "topology.submitted.keys"
-"""Field of a code's stored conf with the keys that came with the submission, not from the
-topology's code. No conf key: :func:`split_stored_conf` takes it out for every reader.
-
-It has the name that releases before this one read there, so that an upgrade can be taken back.
-"""
+"""Keys that the cluster sets: no update keeps them, and no difference of them is shown."""
 OWNER_KEY = "topology.submitter.user"
 _LISTS = ("topology.users", "topology.groups")
 _KEEP_CONF = "topology.update.keep.conf"
@@ -30,14 +25,8 @@ UPGRADE_KEYS = frozenset(
 """Keys that ask for a gray upgrade and choose its first workers: no version of the topology stores
 them.
 """
-_ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"}
+_ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, "declared.code.version"}
 """Keys that speak of the one submission that they came with: no later one keeps them."""
-
-
-FORCED_SCHEDULER = "forced scheduler of nimbus.inimbus.class"
-"""Under this key the cluster's values name the strategy that a plug-in demands; no file can hold
-it.
-"""
 
 
 def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
@@ -46,18 +35,29 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
     Only the scheduler that the cluster forces (:data:`FORCED_SCHEDULER`) wins over the topology's
     own.
     """
-    total = {**cluster, **topology}
-    total.pop(FORCED_SCHEDULER, None)
-    if cluster.get(FORCED_SCHEDULER):
-        total["topology.scheduler.strategy"] = cluster[FORCED_SCHEDULER]
-    return total
+    strategy = cluster.get(FORCED_SCHEDULER)
+    forced = {"topology.scheduler.strategy": strategy} if strategy else {}
+    return merge_conf({"cluster": cluster, "stored": topology, "forced": forced})
 
 
-def split_stored_conf(document: Conf) -> tuple[dict[str, Any], frozenset[str]]:
-    """The conf in a code's stored document, and the keys of it that came with the submission."""
-    conf = dict(document)
-    submitted = conf.pop(SUBMITTED_KEYS, None)
-    return conf, frozenset(submitted or ())
+def submitted_keys(submitted: Conf) -> tuple[str, ...]:
+    """Keys of a ``submitted`` conf that a later update keeps, sorted."""
+    return tuple(sorted(set(submitted) - _ONE_TIME_KEYS - set(_SYSTEM_KEYS)))
+
+
+def stored_document(conf: Conf, keys: Collection[str]) -> dict[str, Any]:
+    """The normalized ``conf`` as it is stored, with its submitted ``keys``.
+
+    Daemons of the release before look for the keys there, and their updates keep nothing otherwise.
+    """
+    return {**conf, SUBMITTED_KEYS: sorted(keys)} if keys else dict(conf)
+
+
+def submitted_keys_in(document: Conf) -> tuple[str, ...]:
+    """The submitted keys that a code's stored conf names: all that a topology of an older release
+    has of them.
+    """
+    return tuple(document.get(SUBMITTED_KEYS) or ())
 
 
 def kept_conf(
@@ -71,7 +71,8 @@ def kept_conf(
     kept. A conf that was stored before submissions were told from code names no keys: nothing of it
     is kept, either.
     """
-    if not {**cluster, **submitted}.get(_KEEP_CONF, True):
+    total = merge_conf({"cluster": cluster, "submission": submitted})
+    if not total.get(_KEEP_CONF, True):
         return {}
     kept = set(former_keys) - _ONE_TIME_KEYS - REMOVED_KEYS.keys() - set(submitted)
     return {key: former[key] for key in sorted(kept) if key in former}
@@ -125,13 +126,8 @@ def normalize_conf(
     conf does not change a running topology. Normalizing twice changes nothing. Raises
     :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
     """
-    own = {**topology.conf, **submitted}
-    given = submitted.get(SUBMITTED_KEYS)
-    given = (
-        sorted(set(submitted) - _ONE_TIME_KEYS - set(_SYSTEM_KEYS))
-        if given is None
-        else list(given)
-    )
+    own = merge_conf({"author": topology.conf, "submission": submitted})
+    own.pop(_KEEP_CONF, None)
     local_dir = own.get("storm.local.dir")
     if local_dir is not None and local_dir != cluster.get("storm.local.dir"):
         raise InvalidTopology(
@@ -140,17 +136,13 @@ def normalize_conf(
         )
     total = total_conf(cluster, own)
     ackers = total.get("topology.acker.executors")
-    return {
-        **{
-            key: value
-            for key, value in own.items()
-            if key not in (*_SYSTEM_KEYS, SUBMITTED_KEYS, _KEEP_CONF)
-        },
-        **({SUBMITTED_KEYS: given} if given else {}),
+    decided = {
         "topology.name": topology.name,
-        **({"topology.id": topology_id} if topology_id else {}),
         "storm.cluster.mode": cluster.get("storm.cluster.mode", "distributed"),
         "topology.workers": total.get("topology.workers", 1),
         "topology.acker.executors": 1 if ackers is None else ackers,
         "topology.max.task.parallelism": total.get("topology.max.task.parallelism"),
     }
+    if topology_id:
+        decided["topology.id"] = topology_id
+    return merge_conf({"author": own, "system": decided})

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from storm_dagster.model.conf import Conf
+from storm_dagster.model.conf_layers import LayerName, merged_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.names import ACKER, SYSTEM, TOPOLOGY_MASTER
@@ -104,14 +105,18 @@ def _normalized(
         raise InvalidTopology(
             f"component {component_id!r} has parallelism {parallelism!r}: give a whole number of at least 1"
         )
-    own = {**conf, **{key: value for key, value in part.conf.items() if value is not None}}
-    tasks, most = own.get("topology.tasks"), own.get("topology.max.task.parallelism")
+    layers: dict[LayerName, Conf] = {"total": conf, "component": part.conf}
+    tasks = merged_value(layers, "topology.tasks")
+    most = merged_value(layers, "topology.max.task.parallelism")
     if most is not None:
         parallelism = min(parallelism, most)
         tasks = None if tasks is None else min(tasks, most)
     kept = {key: value for key, value in part.conf.items() if key != "topology.tasks"}
     if tasks is not None and (tasks >= parallelism or tasks == 0):
         kept["topology.tasks"] = tasks
+    elif conf.get("topology.tasks") is not None and part.conf.get("topology.tasks", 0) is None:
+        # It takes back the topology's value, also when this is normalized again.
+        kept["topology.tasks"] = None
     return part.model_copy(update={"parallelism": parallelism, "conf": kept})
 
 

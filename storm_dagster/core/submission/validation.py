@@ -4,19 +4,21 @@ Every message names the component, the reason and the remedy, with the closest e
 name is wrong.
 """
 
+import json
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from storm_dagster.core.scheduling.build import user_workers
-from storm_dagster.core.submission.conf import normalize_conf, total_conf
+from storm_dagster.core.submission.conf import normalize_conf, submitted_keys, total_conf
 from storm_dagster.core.submission.tasks import (
     normalize_topology,
     number_tasks,
     with_system_components,
 )
 from storm_dagster.core.window_state import window_shape
-from storm_dagster.model.conf import Conf, check_value
+from storm_dagster.model.conf import Conf, check_value, validate_conf
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS
 from storm_dagster.model.names import (
@@ -34,8 +36,29 @@ from storm_dagster.model.topology import (
     check_inputs,
 )
 
+MAX_SUBMITTED_KEYS_BYTES = 30 * 1024
+"""Room for the names of submitted conf keys in a topology's record. The release before accepts
+64 KiB of fields that it does not know, and two versions of the code may be there.
+"""
 _IDENTIFIER = r"[^\W\d]\w*"
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
+
+
+def check_confs(
+    document: Any, spec: TopologySpec, source: str, unknown: Literal["error", "warn"]
+) -> tuple[dict[str, Any], TopologySpec, list[str]]:
+    """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for
+    a wrong one.
+    """
+    conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
+    own, more = validate_conf(
+        spec.conf, source="the topology's own conf", unknown=unknown, submitted=True
+    )
+    warnings.extend(more)
+    for component_id, kind, part in spec.components():
+        source = f"conf of {kind} {component_id!r}"
+        warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
+    return conf, spec.model_copy(update={"conf": own}), warnings
 
 
 def normalize_submission(
@@ -49,9 +72,19 @@ def normalize_submission(
     normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
     validate_topology(normal, total)
     _check_limits(cluster, normal, total)
+    _check_submitted_keys(submitted)
     # Refused here when no node could hold the table.
     encode_record(number_tasks(with_system_components(normal, total), total))
     return conf, normal
+
+
+def _check_submitted_keys(submitted: Conf) -> None:
+    size = len(json.dumps(submitted_keys(submitted)))
+    if size > MAX_SUBMITTED_KEYS_BYTES:
+        raise InvalidTopology(
+            f"the names of the {len(submitted)} submitted conf keys take {size} bytes, a topology's record has room for "
+            f"{MAX_SUBMITTED_KEYS_BYTES}: use fewer keys, such as one map"
+        )
 
 
 def validate_topology(spec: TopologySpec, conf: Conf) -> None:
@@ -84,7 +117,8 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
             key.startswith("topology.bolts.") and value is not None
             for key, value in part.conf.items()
         ):
-            window_shape({**conf, **part.conf}, f"{kind} {component_id!r}")
+            own = merge_conf({"total": conf, "component": part.conf})
+            window_shape(own, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
         streams = check_inputs(spec, component_id)
         for given in part.inputs:

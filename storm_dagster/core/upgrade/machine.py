@@ -177,6 +177,8 @@ class UpgradeEvent:
     """With ``begin``: the record without its batch."""
     former: str = ""
     """With ``begin``: the topology's code when the new code was stored."""
+    submitted_keys: tuple[str, ...] = ()
+    """With ``begin``: conf keys that came with the new code's submission."""
     token: str = ""
     """With ``continue``: the client token of the call."""
 
@@ -236,7 +238,11 @@ def transition(
         if snapshot.assignment.code_dir != event.former:
             raise Conflict(f"topology {base.name!r} was replaced meanwhile: upgrade it again")
         check_selection(event.selection, snapshot)
-        base, after = apply_event(base, "upgrade"), _request(event.record, event.selection)
+        after = _request(event.record, event.selection)
+        running = snapshot.assignment.code_dir
+        keys = {code: part for code, part in base.submitted_keys.items() if code == running}
+        keys[after.code_dir] = event.submitted_keys
+        base = apply_event(base, "upgrade").model_copy(update={"submitted_keys": keys})
         return UpgradeTransition("begun", base, after, step="gray_upgrade", action="grayUpgrade")
     if event.action == "continue":
         after = _request(

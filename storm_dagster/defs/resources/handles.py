@@ -25,7 +25,6 @@ from storm_dagster.host.processes import RunFile
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
-from storm_dagster.operations.context import leader_http
 from storm_dagster.security.settings import Security
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -211,6 +210,4 @@ class BlobStoreResource(_Connected):
         """A client whose writes end with the leadership epoch of now, like those of the run."""
         known = cluster.epoch()
         epoch = None if known is None else known[0]
-        return NimbusBlobClient(
-            lambda: leader_http(cluster), epoch=epoch, security=Security.of(self.conf())
-        )
+        return NimbusBlobClient(cluster.leader_http, epoch=epoch, security=Security.of(self.conf()))

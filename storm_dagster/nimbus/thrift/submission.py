@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.core.submission.validation import normalize_submission
+from storm_dagster.core.submission.validation import check_confs, normalize_submission
 from storm_dagster.core.upgrade.selection import selection_of_conf
-from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import InvalidTopology, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import check_topology_name
@@ -112,12 +111,10 @@ class TopologySubmission:
         options: Any,
     ) -> _Checked:
         checked = check_topology_name(name)
-        source = f"the conf of topology {checked!r}"
-        conf, warnings = validate_conf(
-            read_conf(json_conf, f"topology {checked!r}"),
-            source=source,
-            unknown="warn",
-            submitted=True,
+        document = read_conf(json_conf, f"topology {checked!r}")
+        spec = read_topology_struct(topology, checked)
+        conf, spec, warnings = check_confs(
+            document, spec, f"the conf of topology {checked!r}", unknown="warn"
         )
         deploy = ("update", {}) if conf.get("topology.hot.deploy.enable") else None
         if conf.get("topology.upgrade"):  # It counts before a hot deploy, as in JStorm.
@@ -125,12 +122,6 @@ class TopologySubmission:
         if deploy is None:
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
             check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
-        spec = read_topology_struct(topology, checked)
-        for component_id, kind, part in spec.components():
-            source = f"conf of {kind} {component_id!r}"
-            warnings.extend(
-                validate_conf(part.conf, source=source, unknown="warn", submitted=True)[1]
-            )
         # Refused in the answer, not only by the run's first stage.
         normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:

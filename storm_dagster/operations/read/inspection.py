@@ -20,13 +20,14 @@ from storm_dagster.core.invariants.snapshot import (
     WorkerPid,
     confirm_violations,
 )
+from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.host.worker_spec import worker_processes as all_workers
 from storm_dagster.model import names, paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import conf_key, jar_key, placement_key
+from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.context import OperationsContext, decode_json
+from storm_dagster.operations.context import OperationsContext, decode_json, load_stored_conf
 from storm_dagster.operations.live.cleaner import read_tokens, survey
 
 _BETWEEN_SECS = 1.0
@@ -117,15 +118,11 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
 
 
 def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
-    key = conf_key(topology.code_dir)
-    conf: Any = {}
+    stored: dict[str, Any] = {}
     with suppress(StormDagsterError):  # That it is missing or damaged is another rule's business.
-        conf = decode_json(ctx.blobs.read(key), key)
-    own = conf.get("topology.min.replication.count") if isinstance(conf, dict) else None
-    wanted = (
-        own if isinstance(own, int) else int(ctx.conf.get("topology.min.replication.count") or 1)
-    )
-    return min(wanted, max(1, nimbuses))
+        stored = load_stored_conf(ctx, topology.code_dir)
+    copies = total_conf(ctx.values(), stored).get("topology.min.replication.count")
+    return min(int(copies or 1), max(1, nimbuses))
 
 
 def _unschedulable(

@@ -308,6 +308,9 @@ def _publish(
         token=token,
         owner=staged.owner,
         isolation=staged.isolation,
+        submitted_keys=(
+            {} if record.submitted_keys is None else {topology_id: record.submitted_keys}
+        ),
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     transaction = ctx.cluster.fenced(record.epoch)

@@ -50,6 +50,10 @@ class StagingRecord(Record):
     """Code of that one, whose conf was read to make this. Empty: not checked."""
     run: str = ""
     """Id of the Dagster run that staged it."""
+    submitted_keys: tuple[str, ...] | None = None
+    """Conf keys that came with the submission. ``None``: the release before staged it, and its conf
+    names them.
+    """
 
 
 class StagedTasks(Record):

@@ -5,7 +5,7 @@ Nothing of a topology is visible before :func:`publish_assignment`; every stage 
 alone, after any crash, and the whole ends in exactly one topology for one client token.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from storm_dagster.core.submission.conf import (
     OWNER_KEY,
@@ -13,6 +13,8 @@ from storm_dagster.core.submission.conf import (
     kept_conf,
     limited_conf,
     normalize_conf,
+    stored_document,
+    submitted_keys,
     total_conf,
 )
 from storm_dagster.core.submission.tasks import (
@@ -20,8 +22,9 @@ from storm_dagster.core.submission.tasks import (
     wanted_executors,
     with_system_components,
 )
-from storm_dagster.core.submission.validation import normalize_submission
-from storm_dagster.model.conf import mask, validate_conf
+from storm_dagster.core.submission.validation import check_confs, normalize_submission
+from storm_dagster.model.conf import mask
+from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec, decode_topology
@@ -114,8 +117,11 @@ def stage_conf(
         conf, spec = normalize_submission(
             ctx.values(), submitted, spec.model_copy(update={"name": name})
         )
+        keys = submitted_keys(submitted)
     else:
-        conf, spec, archive, former = _read_staged(ctx, name, token, handle)
+        staged = _read_staged_record(ctx, name, token, handle)
+        conf, spec = staging.read_topology(ctx, token)
+        archive, former, keys = staged.archive, staged.former, staged.submitted_keys
     verb = "submit" if replaces is None else "update"
     topology_id = staging.allocate_topology_id(ctx, token, name, epoch, verb)[0].topology_id
     conf["topology.id"] = topology_id
@@ -130,8 +136,10 @@ def stage_conf(
         replaces=replaces,
         former=former,
         run=ctx.run,
+        submitted_keys=keys,
     )
-    staging.write_part(ctx, token, "conf", conf)
+    document = conf if keys is None else stored_document(conf, keys)
+    staging.write_part(ctx, token, "conf", document)
     staging.write_part(ctx, token, "topology", spec)
     staging.write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
@@ -143,9 +151,8 @@ def _conf_result(
     token: str, record: staging.StagingRecord, conf: dict[str, Any], spec: TopologySpec, **more: Any
 ) -> ConfResult:
     ids = {"topology_id": record.topology_id, "name": record.name, "epoch": record.epoch}
-    return ConfResult(
-        **ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **more
-    )
+    own = merge_conf({"stored": conf})
+    return ConfResult(**ids, token=token, conf=own, topology=spec, replaces=record.replaces, **more)
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
@@ -188,12 +195,10 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     return _conf_result(token, record, conf, spec, published=True)
 
 
-def _read_staged(
+def _read_staged_record(
     ctx: OperationsContext, name: str, token: str, handle: str | None
-) -> tuple[dict[str, Any], TopologySpec, str, str]:
-    """Conf and topology as they were staged before, the blob key of the archive, and what they were
-    made from.
-    """
+) -> staging.StagingRecord:
+    """The head of what was staged before; :class:`Conflict` if it is of another name."""
     if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
@@ -205,7 +210,7 @@ def _read_staged(
         raise Conflict(
             f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own"
         )
-    return *staging.read_topology(ctx, token), record.archive, record.former
+    return record
 
 
 def read_source(
@@ -232,30 +237,14 @@ def read_source(
     conf, spec, warnings = check_confs(document, spec, where, "warn" if whole else "error")
     submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
     old = None if former is None else load_runnable(ctx, former)
+    layers: dict[LayerName, dict[str, Any]] = {"submission": conf}
     if submitter is not None:
-        given = {**spec.conf, **conf}
-        conf.update(limited_conf(submitter.decode(), given, None if old is None else old.conf))
+        lists = merge_conf({"author": spec.conf, "submission": conf})
+        former_conf = None if old is None else old.conf
+        layers["owner"] = limited_conf(submitter.decode(), lists, former_conf)
     if old is not None and not whole:
-        kept = kept_conf(ctx.values(), old.conf, old.submitted_keys, document)
-        conf = {**kept, **conf}
-    return conf, spec, warnings, staging.upload_key(handle, "archive")
-
-
-def check_confs(
-    document: Any, spec: TopologySpec, source: str, unknown: Literal["error", "warn"]
-) -> tuple[dict[str, Any], TopologySpec, list[str]]:
-    """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for
-    a wrong one.
-    """
-    conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
-    own, more = validate_conf(
-        spec.conf, source="the topology's own conf", unknown=unknown, submitted=True
-    )
-    warnings.extend(more)
-    for component_id, kind, part in spec.components():
-        source = f"conf of {kind} {component_id!r}"
-        warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
-    return conf, spec.model_copy(update={"conf": own}), warnings
+        layers["former"] = kept_conf(ctx.values(), old.conf, old.submitted_keys, document)
+    return overlay(layers), spec, warnings, staging.upload_key(handle, "archive")
 
 
 def _no_upload(handle: str) -> NotAlive:

@@ -15,6 +15,7 @@ import msgspec
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.host.resolve import load_plugin
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
@@ -168,7 +169,7 @@ class NativeEngine:
             tasks=self.placement.components,
             task_id=task,
             component=component,
-            conf={**self.conf, **part.conf},
+            conf=merge_conf({"total": self.conf, "component": part.conf}),
             host=self.host,
             port=self.slot[1],
             node=self.slot[0],

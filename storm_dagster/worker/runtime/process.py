@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.core.submission.conf import split_stored_conf
 from storm_dagster.host.files import read_json_object
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.conf import default_conf, mask_text
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.fusion import fuse
@@ -116,18 +116,10 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
     code = Path(spec.code_dir)
     stored = read_json_object(code / "stormconf.ser", "the supervisor must fetch it again")
-    own_conf, _ = split_stored_conf(stored)
-    topology_conf = resolve_references(own_conf)
     topology = decode_topology((code / "stormcode.ser").read_bytes())
-    # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
-    conf = {
-        **default_conf(),
-        **spec.conf,
-        **{k: v for k, v in topology_conf.items() if v is not None},
-    }
-    conf.update(
-        {key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")}
-    )
+    own_conf = resolve_references(merge_conf({"stored": stored}))
+    # The supervisor keeps some keys of its conf back: here these have their defaults.
+    conf = merge_conf({"defaults": default_conf(), "cluster": spec.conf, "stored": own_conf})
     users = {
         "bolts": {name: part for name, part in topology.bolts.items() if not name.startswith("__")},
         "spouts": {

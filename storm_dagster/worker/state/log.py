@@ -32,7 +32,7 @@ from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, f
 from storm_dagster.model.errors import Corrupt, Unavailable
 
 _LOG = re.compile(r"(\d+)\.(\d+)\.log")
-_LEAST_COMPACTED = 1 << 20
+_MIN_COMPACTED = 1 << 20
 _LAST_COPIED, _BLOCK = 64 << 10, 1 << 20
 _SLICE, _YIELD_SECS = 1000, 0.0001
 _READ_ATTEMPTS = 20
@@ -295,7 +295,7 @@ class StateLog:
                 "the state was divided over another number of tasks: its tuples will be replayed"
             )
         if not os.fstat(self._file).st_nlink:
-            raise Unavailable("another worker had the task meanwhile: its tuples will be replayed")
+            raise Unavailable("another worker has run the task since: its tuples will be replayed")
 
     def compact(self) -> bool:
         """Rewrite the log into a new file, if it is much longer than the state. Whether that was
@@ -306,7 +306,7 @@ class StateLog:
         """
         running = self._compaction
         if running is None:
-            if self.size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
+            if self.size - self._full_size > max(_MIN_COMPACTED, self._full_size):
                 self._compaction = _Compaction(self)
             return False
         if running.thread.is_alive():
@@ -389,8 +389,8 @@ def read_newest(folder: Path, index: int) -> Contents:
 
 
 class _Compaction:
-    """Compaction of a log in a thread, as far as the log reached when it began; then what was
-    appended meanwhile.
+    """Compaction of a log in a thread, as far as the log reached when it began; then of the entries
+    that were appended since.
     """
 
     def __init__(self, log: StateLog) -> None:

@@ -176,12 +176,6 @@ class EventSender:
                     )
                 self.on_response(response)
 
-    def _leader_url(self) -> str:
-        epoch = self.cluster.epoch()
-        if epoch is None:
-            raise Unavailable("no nimbus has led yet: start one")
-        return epoch[1].http
-
     def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
         from storm_dagster.client.leader import NamedLeader, call_leader
 
@@ -194,7 +188,7 @@ class EventSender:
 
         # One try: the outbox sends the batch again, with what has been added to it.
         response = call_leader(
-            NamedLeader(self._leader_url),
+            NamedLeader(self.cluster.leader_http),
             send,
             doing=f"storing {len(batch)} events",
             deadline=time.monotonic(),

@@ -85,17 +85,18 @@ class ShellProcess:
 
     def __post_init__(self, first: Mapping[str, Any]) -> None:
         command, folder = self.command, self.folder
-        self.pid_dir.mkdir(parents=True, exist_ok=True)
         self._full = False
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
         """Responses to emits, which are sent before any queued tuple."""
+        self.pid_dir.mkdir(parents=True, exist_ok=True)
         try:
             argv = [_program(command[0]), *command[1:]]
             self.process = subprocess.Popen(
                 argv, cwd=folder if folder.is_dir() else None, **_PIPES, **_GROUP
             )
         except OSError as error:
+            self._remove_pid_dir()
             raise InvalidRequest(
                 f"shell component: {command[0]!r} cannot be started: {error}"
             ) from None
@@ -147,6 +148,12 @@ class ShellProcess:
             (self.pid_dir / str(self.reported_pid or self.process.pid)).unlink(missing_ok=True)
         except OSError as error:
             _log.debug("%s: %s", self.name, error)
+        self._remove_pid_dir()
+
+    def _remove_pid_dir(self) -> None:
+        # It stays if the program has left other files there.
+        with contextlib.suppress(OSError):
+            self.pid_dir.rmdir()
 
     def _read(self, stream: IO[bytes]) -> None:
         reason = "its output ended"

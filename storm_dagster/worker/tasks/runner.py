@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -88,6 +89,10 @@ class Shared:
         self.sliced = True
         """Whether a pass limits the time of each task. The test harness sets ``False``, so that the
         order of tuples does not depend on the machine's speed.
+        """
+        self.scratch: Path | None = None
+        """Folder for files of running programs; ``None``: the current one, which a worker has for
+        itself.
         """
         self.catches: tuple[type[BaseException], ...] = (BaseException,)
         """What a user's method may raise without ending the process. A worker survives everything

@@ -80,8 +80,8 @@ class ShellRunner(Runner):
         assert self.part.object.shell is not None
         archive = self.context.archive
         resources = archive / "resources" if archive is not None else Path.cwd()
-        folder = self.context._state_dir if archive is None else None
-        pid_dir = ((folder or Path.cwd()) / "shell" / f"{self.task_id}-{next(_starts)}").absolute()
+        scratch = self.shared.scratch or Path.cwd()
+        pid_dir = (scratch / f"shell-{self.task_id}-{next(_starts)}").absolute()
         conf = {key: value for key, value in self.conf.items() if value is not None}
         first = {"conf": conf, "pidDir": str(pid_dir), "context": dict(self.context)}
         name = f"{self.component}-{self.task_id}"

@@ -18,7 +18,6 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.healing.memory import REASSIGN_OP, HealingCursor
-from storm_dagster.defs.resources.handles import leader_http
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.operations.context import OperationsContext
@@ -40,7 +39,7 @@ def operations(cluster: Cluster) -> Iterator[OperationsContext]:
     """The context of a run, as ``defs.resources.operating.connect`` makes it."""
     conf = cluster.conf()
     with StormClusterState.open(conf.values) as state:
-        with NimbusBlobClient(lambda: leader_http(state)) as blobs:
+        with NimbusBlobClient(state.leader_http) as blobs:
             yield OperationsContext(
                 cluster=state, blobs=blobs, conf=conf, planner=plan_placement, log=_LOG
             )
