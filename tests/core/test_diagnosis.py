@@ -90,7 +90,7 @@ def worker(host: str, port: int, silent_secs: float = 0.0, restarts: int = 0) ->
         pid=1,
         uptime_secs=100,
         executors=0,
-        tasks_by_component={},
+        components={},
         memory_mb=0.0,
         cpu=0.0,
         reported=True,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from storm_dagster.core.snapshot.workers import WorkerSnapshot, workers_of
 from storm_dagster.core.submission.tasks import executors_of
@@ -22,7 +22,19 @@ class SupervisorSnapshot:
     blacklisted: bool
     used_memory_mb: float = 0.0
     used_cpu: float = 0.0
-    workers: tuple[WorkerSnapshot, ...] = field(default=())
+    workers: tuple[WorkerSnapshot, ...] = ()
+    """In order of their ports."""
+
+    @property
+    def slots(self) -> dict[int, WorkerSnapshot | None]:
+        """Port -> the worker in it, ``None`` in a free slot, in order of the ports.
+
+        A worker may run in a slot that the supervisor no longer offers.
+        """
+        slots: dict[int, WorkerSnapshot | None] = dict.fromkeys(self.info.ports)
+        for worker in self.workers:
+            slots[worker.port] = worker
+        return dict(sorted(slots.items()))
 
 
 @dataclass(frozen=True)

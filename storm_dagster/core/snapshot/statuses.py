@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from storm_dagster.core.snapshot.workers import last_placed_secs
 from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -38,8 +39,8 @@ class TaskStatuses:
             supervisor = view.supervisors.get(worker.node)
             if supervisor is None:
                 continue
-            placed = max((starts.get(task, 0) for task in worker.ids), default=0)
-            if worker.port in supervisor.restarting or now_secs - placed <= launch_secs:
+            placed_secs = last_placed_secs(worker, starts)
+            if worker.port in supervisor.restarting or now_secs - placed_secs <= launch_secs:
                 self._waiting.add(worker.slot)
         self._dead = topology.dead_tasks
 

@@ -34,7 +34,7 @@ from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
-from storm_dagster.model.records import TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.records import AssignmentChange, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _DEFAULT_TIMEOUT_SECS = 30.0
@@ -167,6 +167,8 @@ class TopologySnapshot:
     """
     errors: tuple[tuple[str, TaskError], ...] = ()
     """(component, error), newest first."""
+    changes: tuple[AssignmentChange, ...] = ()
+    """Of its assignment, newest first."""
     timeout_secs: float = _DEFAULT_TIMEOUT_SECS
     """Longest time that a tuple tree may take."""
     report_secs: float = _DEFAULT_REPORT_SECS
@@ -278,6 +280,7 @@ def snapshot_topology(
         measured="components" in values,
         edges=_edges(components, code),
         errors=errors,
+        changes=topology.assignment.history if topology.assignment is not None else (),
         timeout_secs=values.get("timeout_secs", _DEFAULT_TIMEOUT_SECS),
         report_secs=values.get("report_secs", _DEFAULT_REPORT_SECS),
     )
