@@ -75,6 +75,12 @@ class Totals:
         """Mean time to complete a tuple tree, in milliseconds; 0 if none was acked."""
         return _mean_ms(self.complete_ns, self.acked)
 
+    @property
+    def failed_ratio(self) -> float:
+        """Share of the ended tuples that failed, from 0 to 1; 0 if none has ended."""
+        ended = self.acked + self.failed
+        return self.failed / ended if ended else 0.0
+
 
 _SUMS = tuple(part.name for part in fields(Totals))
 
