@@ -1,4 +1,4 @@
-"""Picture of supervisors x slots, as SVG text made without any drawing library.
+"""Picture of supervisors x slots, as SVG text without a drawing library.
 
 Every text in it is escaped: component, host and supervisor names come from users. Metadata show it
 as an ``<img>`` with a data URI, in which browsers run no scripts and load nothing.
@@ -25,7 +25,7 @@ from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import PlacedWorker
 
 MAX_SLOTS = 160
-"""Slots that are drawn; of the supervisors behind them only the number is shown."""
+"""Number of slots that are drawn; supervisors beyond them are counted."""
 MAX_SQUARES = 600
 """Tasks of which each has a square; more of them are bars."""
 
@@ -55,8 +55,9 @@ class DrawnSlot:
 
 @dataclass(frozen=True)
 class DrawnSupervisor:
-    """A supervisor as it is drawn; with ``gone``, one that assignments name but that does not
-    live.
+    """A supervisor as it is drawn.
+
+    With ``gone``, assignments name it but it does not live.
     """
 
     id: str
@@ -66,7 +67,10 @@ class DrawnSupervisor:
 
 
 def drawn_slots(workers: Mapping[int, WorkerSnapshot | None]) -> list[DrawnSlot]:
-    """The slots of a supervisor from port -> the worker in it, ``None`` in a free slot."""
+    """Slots of a supervisor.
+
+    ``workers`` maps ports to the worker in them, ``None`` in a free slot.
+    """
     slots: list[DrawnSlot] = []
     for port, worker in workers.items():
         if worker is None:

@@ -13,7 +13,7 @@ from storm_dagster.core.snapshot.windows import is_system_name
 
 @dataclass(frozen=True)
 class StreamMetric:
-    """A count of each output stream of a component, of all time."""
+    """Count by output stream of a component, of all time."""
 
     key: str
     """In documents."""

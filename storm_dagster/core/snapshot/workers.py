@@ -1,4 +1,4 @@
-"""Workers of a snapshot: the slots of one topology, and the processes in them."""
+"""Workers of a snapshot: slots of a topology, and processes in them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from storm_dagster.model.view import TopologyView
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """One worker: a slot that holds tasks of the topology."""
+    """Worker of a topology: a slot that holds tasks of it."""
 
     topology_id: str
     topology_name: str
@@ -24,7 +24,7 @@ class WorkerSnapshot:
     uptime_secs: int
     executors: int
     components: Mapping[int, str]
-    """Task -> component, of the tasks that the assignment puts into the slot, ascending."""
+    """Task -> component, of the tasks of the slot, ascending."""
     memory_mb: float
     """Assigned to it, in MiB."""
     cpu: float
@@ -32,21 +32,25 @@ class WorkerSnapshot:
     placed_secs: int = 0
     """Epoch seconds at which the newest of its tasks was placed here."""
     started_secs: float | None = None
-    """Epoch seconds at which its process started, by the clock of its host; ``None`` without a
-    process.
+    """Epoch seconds at which its process started, by the clock of its host.
+
+    ``None`` without a process.
     """
     code: str | None = None
     """Hash of the code that its process runs; ``None`` without a process."""
     state: str = "dead"
     """``starting``, ``running``, ``paused``; ``dead`` without a process."""
     reported: bool = False
-    """True if its process has reported to the topology master; the fields below come from there."""
+    """True if the topology master has a report of its process.
+
+    The fields below are of that report.
+    """
     silent_secs: float | None = None
-    """Since its last report to the topology master."""
+    """Time since its last report to the topology master."""
     restarts: int | None = None
-    """In the last ten minutes."""
+    """Number of restarts in the last ten minutes."""
     cpu_used: float | None = None
-    """Cores, over the last ten seconds."""
+    """Number of cores that it used over the last ten seconds."""
     memory_used_mb: float | None = None
     holds_spouts: bool = False
     """True while its full queues make spouts wait."""
@@ -103,7 +107,10 @@ def workers_of(
 
 
 def last_placed_secs(worker: WorkerSlot, starts: Mapping[int, int]) -> int:
-    """Epoch seconds at which the newest of its tasks was placed, from task -> seconds."""
+    """Epoch seconds at which the newest of its tasks was placed.
+
+    ``starts`` maps tasks to epoch seconds.
+    """
     return max((starts.get(task, 0) for task in worker.ids), default=0)
 
 
@@ -123,7 +130,7 @@ def _process_fields(
 
 
 def _uptime_secs(started_ms: int, entry: Mapping[str, Any] | None, now_secs: int) -> int:
-    """By the worker's own clock if it has reported, else by this one."""
+    """Seconds by the worker's clock if it has reported, else by this one."""
     reported = entry.get("uptime_secs") if entry is not None else None
     if isinstance(reported, int | float):
         return int(reported)

@@ -112,7 +112,7 @@ class WorkersResource(_Finder):
     """The workers that live now, of all topologies or of one."""
 
     def live(self, topology: str | None = None) -> list[WorkerSnapshot]:
-        """Workers with a live process, by topology (name or id), host and port."""
+        """Workers with a live process, in order of host and port."""
         with self._zookeeper().cluster() as cluster:
             view = cluster.load_view()
         now_secs = int(time.time())

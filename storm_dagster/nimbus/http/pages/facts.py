@@ -132,7 +132,7 @@ class PageFacts:
         tasks = flow.tasks(focus)
         return {
             "topology": snapshot,
-            "age": age_secs if snapshot.answered else None,
+            "age": age_secs if snapshot.reported else None,
             "findings": flow.findings,
             "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
             "narrowed": flow.narrowed(focus),
