@@ -71,7 +71,7 @@ def diagnose(topology: TopologySnapshot) -> list[Finding]:
     """
     if topology.status != "ACTIVE" or topology.uptime_secs < _STARTING_SECS:
         return []
-    if not topology.answered:
+    if not topology.reported:
         where = f" on {topology.master.address}" if topology.master else ""
         return [_finding("silent-master", where=where, name=topology.name)]
     if not topology.measured:

@@ -13,13 +13,14 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.pictures.slots import placed_supervisors, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
+from storm_dagster.core.reassignment import placed_workers
 from storm_dagster.model import paths
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.placement import TopologyPlacement
+from storm_dagster.model.placement import PlacedWorker, TopologyPlacement
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable
 from storm_dagster.model.topology import TopologySpec
@@ -132,21 +133,23 @@ def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[
     return dict(sorted(Counter(components.get(task, "?") for task in ids).items()))
 
 
-def slots_table(slots: Sequence[SlotTasks], components: Mapping[int, str]) -> dg.TableMetadataValue:
+def slots_table(
+    workers: Sequence[PlacedWorker], components: Mapping[int, str]
+) -> dg.TableMetadataValue:
     """The assignment: which slot runs which tasks of which components."""
     rows: list[Sequence[Cell]] = []
-    for slot in slots:
-        counts = component_counts(slot.tasks, components)
+    for worker in workers:
+        counts = component_counts(worker.tasks, components)
         names = ", ".join(f"{name} x{count}" for name, count in counts.items())
         rows.append(
             (
-                slot.host,
-                slot.port,
-                slot.node,
-                encode_ranges(slot.tasks),
-                len(slot.tasks),
+                worker.host,
+                worker.port,
+                worker.node,
+                encode_ranges(worker.tasks),
+                len(worker.tasks),
                 names,
-                slot.kept,
+                worker.kept,
             )
         )
     return table("host port:int supervisor tasks count:int components kept:bool", rows)
@@ -172,16 +175,23 @@ def unassigned_table(
 
 
 def assignment_metadata(
-    slots: Sequence[SlotTasks], components: Mapping[int, str], title: str
+    workers: Sequence[PlacedWorker],
+    components: Mapping[int, str],
+    name: str,
+    caption: str = "tasks on slots",
 ) -> dict[str, Any]:
-    """Table, picture and the numbers that Dagster plots over time, for one assignment."""
-    sizes = [len(slot.tasks) for slot in slots]
+    """Table, picture and the numbers that Dagster plots over time, for one assignment of the
+    topology ``name``.
+    """
+    sizes = [len(worker.tasks) for worker in workers]
+    drawn = placed_supervisors(workers, components, name)
+    picture = slots_picture(drawn, f"{name}: {caption}", by_component=True)
     return {
-        "assignment": slots_table(slots, components),
-        "tasks_on_slots": picture_markdown(slots_picture(slots, components, title)),
-        "workers": len(slots),
+        "assignment": slots_table(workers, components),
+        "tasks_on_slots": picture_markdown(picture),
+        "workers": len(workers),
         "tasks": sum(sizes),
-        "hosts": len({slot.host for slot in slots}),
+        "hosts": len({worker.host for worker in workers}),
         "tasks_per_worker_max": max(sizes, default=0),
         "tasks_per_worker_min": min(sizes, default=0),
         # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice
@@ -241,15 +251,16 @@ def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
 
 
 def placement_metadata(
-    placement: TopologyPlacement, components: Mapping[int, str], title: str
+    placement: TopologyPlacement,
+    components: Mapping[int, str],
+    caption: str = "tasks on slots",
 ) -> dict[str, Any]:
     """A planner's outcome: slots, picture, what moved, what has no slot and why."""
-    slots = [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in placement.workers]
     reasons = [
         (task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())
     ]
     return {
-        **assignment_metadata(slots, components, title),
+        **assignment_metadata(placement.workers, components, placement.name, caption),
         "outcome": placement.status,
         "moved_tasks": placement.moved,
         "unassigned_tasks": len(placement.unassigned),
@@ -265,7 +276,7 @@ def planned_metadata(
     """Stage 4: the placement, who computed it and how long it took."""
     return {
         **fields_of(report, "topology_id planner"),
-        **placement_metadata(report.placement, components, f"{report.name}: tasks on slots"),
+        **placement_metadata(report.placement, components),
         "session_seconds": round(report.session_secs, 3),
         "assign_seconds": round(report.assign_secs, 3),
         "supervisors_offered": report.supervisors,
@@ -276,9 +287,8 @@ def stored_metadata(
     assignment: Assignment, components: Mapping[int, str], name: str
 ) -> dict[str, Any]:
     """An assignment as it stands in ZooKeeper."""
-    slots = [SlotTasks(w.node, w.host, w.port, w.ids) for w in assignment.workers]
     return {
-        **assignment_metadata(slots, components, f"{name}: tasks on slots"),
+        **assignment_metadata(placed_workers(assignment), components, name),
         "assignment_type": assignment.type,
         "assigned_at": dg.MetadataValue.timestamp(assignment.timestamp_ms / 1000),
     }

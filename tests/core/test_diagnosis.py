@@ -90,7 +90,7 @@ def worker(host: str, port: int, silent_secs: float = 0.0, restarts: int = 0) ->
         pid=1,
         uptime_secs=100,
         executors=0,
-        tasks_by_component={},
+        components={},
         memory_mb=0.0,
         cpu=0.0,
         reported=True,
@@ -115,7 +115,7 @@ def topology_of(parts: Iterable[ComponentSnapshot], ackers: int = 1, **of: Any) 
         "components": {part.id: part for part in every},
         "tasks": {},
         "workers": (),
-        "answered": True,
+        "reported": True,
         "measured": True,
     }
     return TopologySnapshot(**{**values, **of})
@@ -301,7 +301,7 @@ def test_a_host_on_which_everything_is_slower() -> None:
 
 def test_no_ackers_is_a_note_and_a_silent_master_is_all_that_is_known() -> None:
     assert [(one.kind, one.severity) for one in found(spout(), ackers=0)] == [("no-ackers", "note")]
-    silent = found(spout(), bolt("b", "lines", busy=1.0), answered=False)
+    silent = found(spout(), bolt("b", "lines", busy=1.0), reported=False)
     assert kinds(silent) == [("silent-master", "")] and "h1:6700" in silent[0].text
 
 

@@ -190,7 +190,7 @@ def test_every_reader_has_the_same_mean_which_is_weighted_by_tuples() -> None:
 
 def test_a_silent_topology_master_means_zeros_and_says_so() -> None:
     page = snapshot_alone(topology(), None, now_secs=1001)
-    assert not page.answered
+    assert not page.reported
     assert page.totals(":all-time").emitted == 0
     assert page.components["lines"].executors[0].host == "h1"
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.core.pictures.slots import DrawnSlot, DrawnSupervisor, slots_picture
 from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.sensors import workers_observation
@@ -110,9 +110,10 @@ def test_a_recovery_is_timed_from_loss_to_return(world: DagsterWorld) -> None:
 
 def test_pictures_are_well_formed_whatever_the_names() -> None:
     nasty = '<script>"&\x00'
-    slots = [DrawnSlot(1), DrawnSlot(2, nasty, {nasty: 2, "b": 1}), DrawnSlot(3, "t", {})]
-    many = [DrawnSupervisor(f"{nasty}{n}", nasty, slots, gone=n == 1) for n in range(45)]
-    picture = ET.fromstring(cluster_picture(many, nasty))
+    in_slot = {1: nasty, 2: nasty, 3: "b"}
+    slots = [DrawnSlot(1), DrawnSlot(2, nasty, in_slot), DrawnSlot(3, "t")]
+    many = [DrawnSupervisor(f"{nasty}{n}", nasty, slots, gone=n == 1) for n in range(58)]
+    picture = ET.fromstring(slots_picture(many, nasty))
     assert "and 5 more supervisors" in " ".join(picture.itertext())
     assert not [element for element in picture.iter() if element.tag.endswith("script")]
-    ET.fromstring(cluster_picture([], "no supervisors"))
+    ET.fromstring(slots_picture([], "no supervisors"))

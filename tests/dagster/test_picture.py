@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import base64
 import xml.dom.minidom
+from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.pictures.slots import placed_supervisors, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
+from storm_dagster.model.placement import PlacedWorker
 
-SLOTS = [
-    SlotTasks("s1", "h1", 6900, (1, 2, 3)),
-    SlotTasks("s1", "h1", 6901, (4,), kept=True),
-    SlotTasks("s2", "h2", 6900, (5, 6)),
-]
 COMPONENTS = {1: "count", 2: "count", 3: "split", 4: "__acker", 5: "lines", 6: "__topology_master"}
+
+
+def placed(
+    node: str, host: str, port: int, tasks: tuple[int, ...], kept: bool = False
+) -> PlacedWorker:
+    return PlacedWorker(node=node, host=host, port=port, tasks=tasks, kept=kept)
+
+
+WORKERS = [
+    placed("s2", "h2", 6900, (5, 6)),
+    placed("s1", "h1", 6901, (4,), kept=True),
+    placed("s1", "h1", 6900, (1, 2, 3)),
+]
+
+
+def drawn(
+    workers: Sequence[PlacedWorker], components: Mapping[int, str], title: str, name: str = "wc"
+) -> str:
+    supervisors = placed_supervisors(workers, components, name)
+    return slots_picture(supervisors, title, by_component=True)
 
 
 def texts(svg: str) -> list[str]:
@@ -28,15 +45,15 @@ def texts(svg: str) -> list[str]:
 
 
 def test_every_task_slot_supervisor_and_component_is_named() -> None:
-    found = texts(slots_picture(SLOTS, COMPONENTS, "wc on three slots"))
+    found = texts(drawn(WORKERS, COMPONENTS, "wc on three slots"))
     for task in COMPONENTS:
         assert str(task) in found
-    assert {"wc on three slots", "s1 on h1", "s2 on h2", "slot 6900", "slot 6901"} <= set(found)
+    assert {"wc on three slots", "s1 on h1", "s2 on h2", "6900", "6901"} <= set(found)
     assert {"count (2)", "split (1)", "__acker (1)", "lines (1)"} <= set(found)
 
 
 def test_one_component_has_one_colour_and_two_have_two() -> None:
-    svg = slots_picture(SLOTS, COMPONENTS, "")
+    svg = drawn(WORKERS, COMPONENTS, "")
     document = xml.dom.minidom.parseString(svg)
     colours: dict[str, set[str]] = {}
     for group in document.getElementsByTagName("g"):
@@ -50,37 +67,65 @@ def test_one_component_has_one_colour_and_two_have_two() -> None:
     assert len({next(iter(found)) for found in colours.values()}) == len(colours)
 
 
-def test_many_tasks_become_bars_and_many_slots_are_counted() -> None:
-    slots = [
-        SlotTasks(f"s{n:03}", f"h{n}", 6900, tuple(range(10 * n + 1, 10 * n + 11)))
+def test_a_kept_slot_has_a_dashed_frame() -> None:
+    assert drawn(WORKERS, COMPONENTS, "").count("stroke-dasharray") == 1
+    assert "stroke-dasharray" not in drawn(WORKERS[:1], COMPONENTS, "")
+
+
+def test_many_tasks_become_bars_and_many_supervisors_are_counted() -> None:
+    workers = [
+        placed(f"s{n:03}", f"h{n:03}", 6900, tuple(range(10 * n + 1, 10 * n + 11)))
         for n in range(200)
     ]
     components = {task: f"c{task % 3}" for task in range(1, 2001)}
-    svg = slots_picture(slots, components, "large")
+    svg = drawn(workers, components, "large")
     found = texts(svg)
-    assert "and 160 more supervisors" in found
-    assert "c0 x4" in found
+    assert "and 40 more supervisors" in found
+    assert "c0 x4" in found and "c0 (666)" in found
     assert len(svg) < 200_000
-    few = slots_picture(
-        [SlotTasks(s.node, s.host, s.port, s.tasks[:2]) for s in slots], components, "small"
-    )
-    assert "and 80 more slots" in texts(few)
+    fewer = [worker.model_copy(update={"tasks": worker.tasks[:2]}) for worker in workers]
+    assert {"and 40 more supervisors", "1", "2"} <= set(texts(drawn(fewer, components, "small")))
+
+
+def test_squares_of_a_full_slot_stay_inside_its_frame() -> None:
+    """Every square lies inside a frame, and no two squares are in the same place."""
+    components = dict.fromkeys(range(1, 101), "count")
+    svg = drawn([placed("s1", "h1", 6900, tuple(components))], components, "one full slot")
+    document = xml.dom.minidom.parseString(svg)
+    rects = document.getElementsByTagName("rect")
+    frames = [box(rect) for rect in rects if "frame" in rect.getAttribute("class")]
+    groups = document.getElementsByTagName("g")
+    squares = [box(group.getElementsByTagName("rect")[0]) for group in groups]
+    assert len(set(squares)) == 100
+    for left, top, right, bottom in squares:
+        inside = [
+            frame
+            for frame in frames
+            if frame[0] <= left and frame[1] <= top and right <= frame[2] and bottom <= frame[3]
+        ]
+        assert len(inside) == 2, "of the supervisor and of the slot"
+
+
+def box(rect: xml.dom.minidom.Element) -> tuple[float, float, float, float]:
+    """Left, top, right, bottom."""
+    x, y, width, height = (float(rect.getAttribute(name)) for name in ("x", "y", "width", "height"))
+    return x, y, x + width, y + height
 
 
 def test_an_empty_assignment_is_still_a_picture() -> None:
-    xml.dom.minidom.parseString(slots_picture([], {}, "nothing placed"))
+    xml.dom.minidom.parseString(drawn([], {}, "nothing placed"))
 
 
 @given(name=st.text(max_size=60), host=st.text(max_size=60), title=st.text(max_size=60))
 def test_no_text_breaks_out_of_the_picture(name: str, host: str, title: str) -> None:
-    svg = slots_picture([SlotTasks(name, host, 1, (1,))], {1: name}, title)
+    svg = drawn([placed(name, host, 1, (1,))], {1: name}, title, name)
     document = xml.dom.minidom.parseString(svg)
     elements = {node.tagName for node in document.getElementsByTagName("*")}
     assert elements <= {"svg", "rect", "text", "title", "g"}
 
 
 def test_the_data_uri_decodes_to_the_picture() -> None:
-    svg = slots_picture(SLOTS, COMPONENTS, "\u00fcml\u00e4ut <&>")
+    svg = drawn(WORKERS, COMPONENTS, "\u00fcml\u00e4ut <&>")
     head, _, body = data_uri(svg).partition(",")
     assert head == "data:image/svg+xml;base64"
     assert base64.b64decode(body).decode() == svg

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from storm_dagster.core.snapshot.topology import TopologySnapshot
 from storm_dagster.model.records import (
     Assignment,
     AssignmentChange,
@@ -12,11 +15,16 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.facts import timeline
+from storm_rigs.snapshots import snapshot_alone
 
 PLACED = 1_700_000_000
 
 
-def view(history: tuple[AssignmentChange, ...], started_secs: int = PLACED + 3) -> TopologyView:
+def snapshot(
+    history: tuple[AssignmentChange, ...] = (),
+    errors: Sequence[tuple[str, TaskError]] = (),
+    started_secs: int = PLACED + 3,
+) -> TopologySnapshot:
     slot = WorkerSlot(node="s1", host="h1", port=6700, tasks="1-2")
     assignment = Assignment(
         topology_id="wc-1-1",
@@ -34,7 +42,7 @@ def view(history: tuple[AssignmentChange, ...], started_secs: int = PLACED + 3) 
         pid=77, token="t", version=0, tasks="1-2", started_ms=started_secs * 1000, status="running"
     )
     at = Versioned(0, 0)
-    return TopologyView(
+    topology = TopologyView(
         "wc-1-1",
         base,
         at,
@@ -42,6 +50,7 @@ def view(history: tuple[AssignmentChange, ...], started_secs: int = PLACED + 3) 
         assignment_at=at,
         live_workers={("s1", 6700): node},
     )
+    return snapshot_alone(topology, now_secs=PLACED + 900, errors=errors)
 
 
 def url(run: str) -> str:
@@ -58,7 +67,7 @@ def test_a_healing_says_why_how_long_and_by_which_run() -> None:
         run="r1",
     )
     submitted = AssignmentChange(at_secs=PLACED - 50, action="submitted", why="as wc-1-1")
-    found = timeline(view((healed, submitted)), (), url)
+    found = timeline(snapshot((healed, submitted)), url)
     assert [event.action for event in found] == ["healed", "submitted"]
     assert (
         found[0].text == "worker h2:6700 did not come back, 2 tasks moved, silent for 31 s before"
@@ -67,8 +76,8 @@ def test_a_healing_says_why_how_long_and_by_which_run() -> None:
 
 
 def test_a_process_that_was_replaced_in_its_slot_is_told_from_one_that_was_placed() -> None:
-    assert timeline(view(()), (), url) == []
-    (event,) = timeline(view((), started_secs=PLACED + 600), (), url)
+    assert timeline(snapshot(), url) == []
+    (event,) = timeline(snapshot(started_secs=PLACED + 600), url)
     assert event.action == "started" and event.text == "worker h1:6700 in its place, process 77"
     assert event.at_secs == PLACED + 600
 
@@ -84,7 +93,7 @@ def test_errors_stand_between_the_changes_by_time_and_a_page_holds_so_many() -> 
         )
         for at in range(0, 100, 10)
     ]
-    found = timeline(view((change,)), errors, url)
+    found = timeline(snapshot((change,), errors), url)
     assert [event.at_secs - PLACED for event in found] == [
         90,
         80,
@@ -99,4 +108,4 @@ def test_errors_stand_between_the_changes_by_time_and_a_page_holds_so_many() -> 
         0,
     ]
     assert found[0].text == "split[2] on h1:6700: ValueError: x"
-    assert len(timeline(view((change,)), errors * 10, url)) == 40
+    assert len(timeline(snapshot((change,), errors * 10), url)) == 40

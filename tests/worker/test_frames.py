@@ -41,14 +41,15 @@ def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 10))
-def test_the_bytes_of_each_stream_are_counted_as_they_travel(sizes: list[int], most: int) -> None:
+def test_bytes_and_tuples_of_each_stream_are_counted_as_they_travel(
+    sizes: list[int], most: int
+) -> None:
     """Also where a stream fills several frames, and where a tuple cannot be encoded."""
     peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
-    counted = Counter[str]()
+    counted = {"remote_bytes": Counter[str](), "remote_tuples": Counter[str]()}
 
     def count(name: str, stream: str, number: int) -> None:
-        assert name == "remote_bytes"
-        counted[stream] += number
+        counted[name][stream] += number
 
     for task, size in enumerate(sizes, 1):
         link = RemoteLink(task, 99, f"stream{task % 2}", peer, count=count)
@@ -56,11 +57,15 @@ def test_the_bytes_of_each_stream_are_counted_as_they_travel(sizes: list[int], m
             broken = number == 3 and task == 2
             send_remote(link, Tree(1, task * 100 + number + 1, 0), [object() if broken else "text"])
     frames = [decode_frame(raw) for raw in peer.frames("token", most, lambda *_: None)]
-    received = Counter[str]()
+    received_bytes = Counter[str]()
+    received_tuples = Counter[str]()
     for frame in frames:
         for group in frame.groups:
-            received[group[2]] += len(msgspec.msgpack.encode(group))
-    assert counted == received and counted
+            _, _, stream, bundles = group
+            received_bytes[stream] += len(msgspec.msgpack.encode(group))
+            received_tuples[stream] += sum(len(many) for _, _, many in bundles)
+    assert received_bytes
+    assert counted == {"remote_bytes": received_bytes, "remote_tuples": received_tuples}
 
 
 def test_acks_and_reports_are_no_bytes_of_a_stream() -> None:

@@ -1,1 +1,1 @@
-"""Snapshot of a running topology: the one value that all readers of it format."""
+"""Snapshot of a running topology, the value that every format is made of."""

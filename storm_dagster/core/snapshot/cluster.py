@@ -1,19 +1,19 @@
-"""Snapshots of supervisors, owners and sizes: what is shown of a cluster without statistics."""
+"""Snapshots of supervisors, owners and sizes, which need no statistics."""
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from storm_dagster.core.snapshot.workers import WorkerSnapshot, workers_of
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.records import SupervisorInfo
+from storm_dagster.model.records import SupervisorInfo, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 
 
 @dataclass(frozen=True)
 class SupervisorSnapshot:
-    """One supervisor and what runs on it."""
+    """One supervisor and its workers."""
 
     id: str
     info: SupervisorInfo
@@ -22,12 +22,24 @@ class SupervisorSnapshot:
     blacklisted: bool
     used_memory_mb: float = 0.0
     used_cpu: float = 0.0
-    workers: tuple[WorkerSnapshot, ...] = field(default=())
+    workers: tuple[WorkerSnapshot, ...] = ()
+    """In order of their ports."""
+
+    @property
+    def slots(self) -> dict[int, WorkerSnapshot | None]:
+        """Port -> its worker, ``None`` in a free slot, in order of the ports.
+
+        A worker may run in a slot that the supervisor no longer offers.
+        """
+        slots: dict[int, WorkerSnapshot | None] = dict.fromkeys(self.info.ports)
+        for worker in self.workers:
+            slots[worker.port] = worker
+        return dict(sorted(slots.items()))
 
 
 @dataclass(frozen=True)
 class TopologySize:
-    """What a topology has and was given, which needs no statistics."""
+    """Size of topologies: tasks, executors, workers, assigned resources."""
 
     tasks: int
     executors: int
@@ -37,16 +49,18 @@ class TopologySize:
 
     @staticmethod
     def of(*topologies: TopologyView) -> "TopologySize":
-        """The size of all of them together."""
+        """The size of all these topologies together."""
         tasks = 0
         executors = 0
         for topology in topologies:
             if topology.tasks is None:
                 continue
-            tasks += sum(len(part.ids) for part in topology.tasks.components.values())
+            tasks += len(topology.tasks.component_of())
             groups = executors_of(topology.tasks, topology.base.executors)
             executors += sum(map(len, groups.values()))
-        workers = [worker for topology in topologies for worker in topology.workers]
+        workers: list[WorkerSlot] = []
+        for topology in topologies:
+            workers += topology.workers
         return TopologySize(
             tasks=tasks,
             executors=executors,
@@ -59,27 +73,31 @@ class TopologySize:
 def topologies_by_owner(
     view: ClusterView, owner: str | None = None
 ) -> dict[str, list[TopologyView]]:
-    """Owner -> his topologies; those without one belong to ``""``. With ``owner`` only his."""
-    topologies = (
-        topology for topology in view.topologies.values() if owner in (None, topology.base.owner)
-    )
-    return dict(
-        sorted(multimap((topology.base.owner, topology) for topology in topologies).items())
-    )
+    """Owner -> topologies, in order of the owners.
+
+    Topologies without an owner belong to ``""``. With ``owner``, only the topologies of that owner.
+    """
+    by_owner = multimap((topology.base.owner, topology) for topology in view.topologies.values())
+    if owner is None:
+        return dict(sorted(by_owner.items()))
+    return {owner: by_owner[owner]} if owner in by_owner else {}
 
 
 def supervisors_of(
     view: ClusterView, *, now_secs: int, workers: bool = False
 ) -> list[SupervisorSnapshot]:
-    """Every live supervisor in order of host and id; with ``workers`` also what runs on it."""
+    """Live supervisors in order of host and id.
+
+    They have their workers only with ``workers``.
+    """
     used = view.used_ports()
     running = workers_by_supervisor(view, now_secs=now_secs) if workers else {}
     memory_bytes = Counter[str]()
     cpu = Counter[str]()
     for topology in view.topologies.values():
-        for slot in topology.workers:
-            memory_bytes[slot.node] += slot.memory_bytes
-            cpu[slot.node] += slot.cpu
+        for worker in topology.workers:
+            memory_bytes[worker.node] += worker.memory_bytes
+            cpu[worker.node] += worker.cpu
     return [
         SupervisorSnapshot(
             id=supervisor_id,
@@ -100,12 +118,12 @@ def supervisors_of(
 def workers_by_supervisor(
     view: ClusterView, *, now_secs: int
 ) -> Mapping[str, list[WorkerSnapshot]]:
-    """Supervisor id -> the workers on it by port, also of a supervisor that is gone."""
-    by_supervisor = multimap(
-        (worker.node, worker)
-        for topology in view.topologies.values()
-        for worker in workers_of(topology, now_secs=now_secs)
-    )
-    for workers in by_supervisor.values():
-        workers.sort(key=lambda worker: (worker.port, worker.topology_id))
-    return by_supervisor
+    """Supervisor id -> its workers in order of their ports.
+
+    A supervisor that is gone is included while an assignment uses it.
+    """
+    workers: list[WorkerSnapshot] = []
+    for topology in view.topologies.values():
+        workers += workers_of(topology, now_secs=now_secs)
+    workers.sort(key=lambda worker: (worker.port, worker.topology_id))
+    return multimap((worker.node, worker) for worker in workers)

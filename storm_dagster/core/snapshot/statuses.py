@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from storm_dagster.core.snapshot.workers import last_placed_secs
 from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -13,11 +14,11 @@ LAUNCH_SECS = 120.0
 
 
 class TaskStatuses:
-    """Statuses of the tasks of one topology; each record is decoded once.
+    """Statuses of the tasks of one topology; records are decoded once.
 
-    Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its
-    launch time (seconds since it was placed) has not passed, else ``dead``. This is for display;
-    healing uses its own clock.
+    While its worker has no node in ZooKeeper, a task is ``starting`` if its supervisor lives and
+    either restarts the worker or had less than ``launch_secs`` since the placement; else it is
+    ``dead``. The statuses are for display; healing has a clock of its own.
     """
 
     def __init__(
@@ -28,25 +29,24 @@ class TaskStatuses:
         launch_secs: float = LAUNCH_SECS,
     ) -> None:
         self._topology = topology
-        self._opened = {
-            slot: frozenset(decode_ranges(node.tasks))
-            for slot, node in topology.live_workers.items()
-        }
+        self._opened: dict[tuple[str, int], frozenset[int]] = {}
+        for slot, node in topology.live_workers.items():
+            self._opened[slot] = frozenset(decode_ranges(node.tasks))
         starts = topology.assignment.start_secs() if topology.assignment else {}
         self._waiting: set[tuple[str, int]] = set()
         for worker in topology.workers:
             supervisor = view.supervisors.get(worker.node)
             if supervisor is None:
                 continue
-            placed = max((starts.get(task, 0) for task in worker.ids), default=0)
-            if worker.port in supervisor.restarting or now_secs - placed <= launch_secs:
+            placed_secs = last_placed_secs(worker, starts)
+            if worker.port in supervisor.restarting or now_secs - placed_secs <= launch_secs:
                 self._waiting.add(worker.slot)
         self._dead = topology.dead_tasks
 
     def of(
         self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None
     ) -> TaskStatus:
-        """The status of one task; ``entry`` is the topology master's for it."""
+        """Status of a task; ``entry`` is the topology master's entry."""
         if worker is None:
             return "unassigned"
         live = self._topology.live_workers.get(worker.slot)
@@ -63,18 +63,22 @@ class TaskStatuses:
 def not_running(
     view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
 ) -> int:
-    """Number of tasks that have no slot, or whose worker is gone and is not being restarted."""
+    """Number of tasks without a slot, or with a worker that is gone for good.
+
+    A worker that is being restarted is not gone.
+    """
     if topology.tasks is None or topology.base.status == "KILLED":
         return 0
     slots = topology_slots(topology)
     tasks = topology.tasks.component_of()
-    if (
-        len(slots) == len(tasks)
-        and {worker.slot for worker in slots.values()} <= topology.live_workers.keys()
-    ):
+    if len(slots) == len(tasks) and not topology.missing_workers:
         return len(topology.dead_tasks & tasks.keys())
     statuses = TaskStatuses(view, topology, now_secs, launch_secs)
-    return sum(statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in tasks)
+    count = 0
+    for task in tasks:
+        if statuses.of(task, slots.get(task), None) in ("dead", "unassigned"):
+            count += 1
+    return count
 
 
 def topology_slots(topology: TopologyView) -> dict[int, WorkerSlot]:

@@ -1,4 +1,4 @@
-"""Metrics of streams that every format shows: ``show``, ``/v1``, pages and Prometheus.
+"""Metrics of streams in every format: ``show``, ``/v1``, pages and Prometheus.
 
 A new metric is counted in the worker (``RemoteLink.count``) and has a row here.
 """
@@ -13,7 +13,7 @@ from storm_dagster.core.snapshot.windows import is_system_name
 
 @dataclass(frozen=True)
 class StreamMetric:
-    """A count of each output stream of a component, of all time."""
+    """Count by output stream of a component, of all time."""
 
     key: str
     """In documents."""
@@ -45,6 +45,13 @@ STREAM_METRICS = (
         metric="storm_stream_remote_bytes",
         text="Bytes of encoded tuples for other workers since their tasks were opened",
         by_stream=sum_of_tasks("remote_bytes"),
+    ),
+    StreamMetric(
+        key="remote_tuples",
+        title="tuples to other workers",
+        metric="storm_stream_remote_tuples",
+        text="Tuples sent to other workers since their tasks were opened",
+        by_stream=sum_of_tasks("remote_tuples"),
     ),
 )
 

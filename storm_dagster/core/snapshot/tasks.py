@@ -1,4 +1,4 @@
-"""Tasks and executors of a snapshot, with what the topology master knows of them."""
+"""Tasks and executors of a snapshot, with their statistics."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from storm_dagster.core.snapshot.windows import (
 from storm_dagster.model.records import WorkerSlot
 
 CAPACITY_WINDOW = "600"
-"""The window of capacity and of the latencies that say how loaded a component is now."""
+"""Window of capacity and of the latencies of the present load."""
 
 PartitionLag = tuple[float | None, float | None]
 """Records and seconds that a source is behind."""
@@ -33,14 +33,17 @@ class TaskSnapshot:
     component: str
     kind: Kind
     worker: WorkerSlot | None
-    """The slot that the assignment gives it; ``None`` while it waits for one."""
+    """The worker of its slot; ``None`` while it has no slot."""
     status: TaskStatus
     entry: Mapping[str, Any] | None = field(default=None, repr=False)
-    """The topology master's entry; ``None`` if it knows of none. Read it by the properties."""
+    """The topology master's entry; ``None`` without a report.
+
+    Readers use the properties.
+    """
 
     @property
     def reported(self) -> bool:
-        """True if the topology master knows of the task."""
+        """True if the topology master has a report of the task."""
         return self.entry is not None
 
     @property
@@ -59,12 +62,12 @@ class TaskSnapshot:
 
     @property
     def rate(self) -> float | None:
-        """Tuples per second over the last ten seconds; ``None`` if that is not known."""
+        """Tuples per second over ten seconds; ``None`` if not measured."""
         return self._values.get("rate")
 
     @property
     def busy(self) -> float | None:
-        """Share of the last ten seconds in ``execute``; ``None`` if that is not known."""
+        """Share of ten seconds in ``execute``; ``None`` if not measured."""
         return self._values.get("busy")
 
     @property
@@ -73,7 +76,10 @@ class TaskSnapshot:
         return self._values.get("metrics") or {}
 
     def stream_counts(self, name: str) -> Mapping[str, int]:
-        """A count by output stream, of all time; empty if its worker does not report that one."""
+        """Output stream -> the count of that name, of all time.
+
+        Empty if its worker does not report that count.
+        """
         streams: Mapping[str, Any] = self._values.get("streams") or {}
         return streams.get(name) or {}
 
@@ -100,7 +106,7 @@ class TaskSnapshot:
 
     @cached_property
     def windows(self) -> Mapping[str, WindowStats]:
-        """Every one of :data:`~.windows.WINDOWS`, by stream."""
+        """Window -> statistics by stream, of all ``WINDOWS``."""
         return task_windows(self.entry, self.kind)
 
 
@@ -120,7 +126,7 @@ def partition_lags(tasks: Iterable[TaskSnapshot]) -> dict[str, PartitionLag]:
 
 @dataclass(frozen=True)
 class ExecutorSnapshot:
-    """One executor: a run of tasks of one component on one slot."""
+    """One executor: consecutive tasks of one component in one slot."""
 
     component: str
     kind: Kind
@@ -161,7 +167,7 @@ class ExecutorSnapshot:
 
     @property
     def reported(self) -> bool:
-        """True if the topology master knows of one of its tasks."""
+        """True if the topology master has a report of one of its tasks."""
         return any(task.reported for task in self.tasks)
 
     @property
@@ -177,8 +183,9 @@ class ExecutorSnapshot:
 
     @cached_property
     def capacity(self) -> float:
-        """Share of the last ten minutes (or of its life) that a bolt's executor spent in
-        ``execute``.
+        """Share of time that a bolt's executor spent in ``execute``.
+
+        It is 0 for a spout. It covers the last ten minutes, or its life if that is shorter.
         """
         if self.kind != "bolt" or not self.uptime_secs:
             return 0.0

@@ -1,8 +1,8 @@
 """Snapshot of one running topology.
 
-Pure: made of a view of the cluster, the topology master's response, the errors and, where edges
-without traffic or fused bolts are wanted, the submitted code. Whoever shows or judges a running
-topology formats this value, and reads neither the response nor the records.
+Pure: it is made of a view of the cluster, the topology master's response and the errors. The
+submitted code adds edges without traffic and fused bolts. Formats and rules about a running
+topology read this value, and neither the response nor the records.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
-from storm_dagster.model.records import TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.records import AssignmentChange, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _DEFAULT_TIMEOUT_SECS = 30.0
@@ -43,11 +43,11 @@ _DEFAULT_REPORT_SECS = 3.0
 
 @dataclass(frozen=True)
 class Flow:
-    """Figures of a component over the last ten seconds; ``None``: not known.
+    """Metrics of a component over the last ten seconds.
 
-    Rates are per second. ``capacity`` and ``held`` are shares of time, of the busiest task in
-    ``execute`` and of the task that back pressure held back longest. Latencies are of ``execute``
-    (bolts) or of whole trees (spouts).
+    ``None`` means that a metric is not measured. Rates are per second. ``capacity`` is the share of time of its busiest task in ``execute``,
+    ``held`` the longest share of time that back pressure stopped one of its tasks. Latencies are of
+    ``execute`` (bolts) or of whole trees (spouts). The names are those of the response.
     """
 
     rate: float | None = None
@@ -76,12 +76,12 @@ class ComponentSnapshot:
     tasks: tuple[TaskSnapshot, ...]
     executors: tuple[ExecutorSnapshot, ...]
     parallelism: int
-    """Executors that it is to have."""
+    """Number of its executors by the topology's record."""
     errors: tuple[TaskError, ...] = ()
     """Newest first."""
     flow: Flow = field(default_factory=Flow)
     inputs: Mapping[str, float] = field(default_factory=dict)
-    """Input ``component:stream`` -> tuples per second, of those that carry any."""
+    """Input ``component:stream`` with traffic -> tuples per second."""
     fused_in: str = ""
     """The spout whose query runs this bolt; empty for any other."""
 
@@ -97,18 +97,18 @@ class ComponentSnapshot:
 
     @property
     def lag(self) -> float | None:
-        """Sum of the metrics named ``lag`` of its tasks; ``None`` without any."""
+        """Sum of its tasks' metrics named ``lag``; ``None`` without any."""
         lags = [task.lag for task in self.tasks if task.lag is not None]
         return sum(lags) if lags else None
 
     @cached_property
     def lag_by_partition(self) -> Mapping[str, PartitionLag]:
-        """Of a source."""
+        """Lag of the partitions that its tasks read."""
         return partition_lags(self.tasks)
 
     @property
     def capacity(self) -> float:
-        """Capacity of the busiest executor, as in Storm."""
+        """Capacity of its busiest executor, as in Storm."""
         return max((executor.capacity for executor in self.executors), default=0.0)
 
     @cached_property
@@ -157,20 +157,23 @@ class TopologySnapshot:
     """In ascending order."""
     workers: tuple[WorkerSnapshot, ...]
     """In order of host and port."""
-    answered: bool
+    reported: bool
     """True if the topology master gave statistics; without them all are 0."""
     measured: bool = False
-    """True if it gave rates: those of the first release do not."""
+    """True if it gave rates; topology masters of the first release do not."""
     edges: Mapping[Edge, float] = field(default_factory=dict)
-    """Tuples per second between components of users; with the submitted code also edges without
-    traffic.
+    """Tuples per second between components of users.
+
+    Edges without traffic are included only with the submitted code.
     """
     errors: tuple[tuple[str, TaskError], ...] = ()
     """(component, error), newest first."""
+    changes: tuple[AssignmentChange, ...] = ()
+    """Of its assignment, newest first."""
     timeout_secs: float = _DEFAULT_TIMEOUT_SECS
-    """Longest time that a tuple tree may take."""
+    """Time after which a tuple tree fails."""
     report_secs: float = _DEFAULT_REPORT_SECS
-    """Between two reports of a worker."""
+    """Interval between two reports of a worker."""
 
     @property
     def tasks_total(self) -> int:
@@ -189,55 +192,62 @@ class TopologySnapshot:
 
     @property
     def workers_live(self) -> int:
-        """Of them, those with a live process."""
+        """Slots that hold its tasks and have a live process."""
         return sum(1 for worker in self.workers if worker.pid is not None)
 
     @property
     def back_pressure(self) -> int:
-        """Workers whose queues hold the spouts back."""
+        """Number of workers whose full queues make spouts wait."""
         return sum(worker.holds_spouts for worker in self.workers)
 
     @property
     def ackers(self) -> int:
-        """Tasks that track tuple trees."""
+        """Number of tasks that track tuple trees."""
         return len(self.components[ACKER].tasks) if ACKER in self.components else 0
 
     @property
     def master(self) -> WorkerSlot | None:
-        """The worker that runs the topology master; ``None`` while it has no slot."""
+        """The topology master's worker; ``None`` while it has no slot."""
         part = self.components.get(TOPOLOGY_MASTER)
         return part.tasks[0].worker if part is not None and part.tasks else None
 
     @property
     def down(self) -> list[int]:
-        """Tasks that do not run and are not about to."""
+        """Tasks that are dead or have no slot."""
         return [task.id for task in self.tasks.values() if task.status in ("dead", "unassigned")]
 
     @property
     def metrics(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """(component, task) -> values of ``report_metric``, in order of the tasks' text."""
+        """(component, task) -> its metrics, in text order of the tasks."""
         tasks = sorted(self.tasks.values(), key=lambda task: str(task.id))
         return {(task.component, str(task.id)): task.metrics for task in tasks if task.metrics}
 
-    def shown(self, kind: Kind, include_sys: bool) -> list[ComponentSnapshot]:
-        """Its spouts or bolts in order of their ids; those of the system only with
-        ``include_sys``.
+    def components_of(self, kind: Kind, include_sys: bool) -> list[ComponentSnapshot]:
+        """Its spouts or bolts in order of their ids.
+
+        Components of the system are included only with ``include_sys``.
         """
         parts = [part for _, part in sorted(self.components.items()) if part.kind == kind]
         return [part for part in parts if include_sys or not part.is_system]
 
     def totals(self, window: str, *, include_sys: bool = False) -> Totals:
-        """Storm's topology-wide totals of a window: tuples sent by all; acks, failures and latency
-        of spouts.
+        """Storm's totals of a topology in a window.
+
+        Tuples are counted of all components, acks, failures and latency of spouts.
         """
-        shown = [part for part in self.components.values() if include_sys or not part.is_system]
-        parts = [part.windows[window].totals(include_sys=include_sys) for part in shown]
-        spouts = sum_totals(
-            totals for part, totals in zip(shown, parts, strict=True) if part.kind == "spout"
-        )
+        every: list[Totals] = []
+        of_spouts: list[Totals] = []
+        for part in self.components.values():
+            if part.is_system and not include_sys:
+                continue
+            totals = part.windows[window].totals(include_sys=include_sys)
+            every.append(totals)
+            if part.kind == "spout":
+                of_spouts.append(totals)
+        spouts = sum_totals(of_spouts)
         return Totals(
-            emitted=sum(totals.emitted for totals in parts),
-            transferred=sum(totals.transferred for totals in parts),
+            emitted=sum(totals.emitted for totals in every),
+            transferred=sum(totals.transferred for totals in every),
             acked=spouts.acked,
             failed=spouts.failed,
             complete_ns=spouts.complete_ns,
@@ -274,10 +284,11 @@ def snapshot_topology(
         components=components,
         tasks=tasks,
         workers=tuple(workers_of(topology, report, now_secs=now_secs)),
-        answered=report is not None,
+        reported=report is not None,
         measured="components" in values,
         edges=_edges(components, code),
         errors=errors,
+        changes=topology.assignment.history if topology.assignment is not None else (),
         timeout_secs=values.get("timeout_secs", _DEFAULT_TIMEOUT_SECS),
         report_secs=values.get("report_secs", _DEFAULT_REPORT_SECS),
     )
@@ -317,18 +328,19 @@ def _components(
     components: dict[str, ComponentSnapshot] = {}
     for component, groups in executors_of(table, topology.base.executors).items():
         part = table.components[component]
-        figures = flows.get(component) or {}
+        flow = flows.get(component) or {}
+        executors: list[ExecutorSnapshot] = []
+        for group in groups:
+            members = tuple(tasks[task] for task in group)
+            executors.append(ExecutorSnapshot(component, part.type, members))
         components[component] = ComponentSnapshot(
             id=component,
             kind=part.type,
             tasks=tuple(tasks[task] for task in part.ids),
-            executors=tuple(
-                ExecutorSnapshot(component, part.type, tuple(tasks[task] for task in group))
-                for group in groups
-            ),
+            executors=tuple(executors),
             parallelism=topology.base.executors.get(component, len(part.ids)),
             errors=tuple(errors.get(component, ())),
-            flow=Flow(**{name: figures.get(name) for name in _FLOW}),
+            flow=Flow(**{name: flow.get(name) for name in _FLOW}),
             inputs=edges.get(component) or {},
             fused_in=fused.get(component, ""),
         )
@@ -339,7 +351,8 @@ def _edges(components: Mapping[str, ComponentSnapshot], code: Runnable | None) -
     edges: dict[Edge, float] = {}
     if code is not None:
         for target, _, part in code.spec.components():
-            edges.update((Edge(item.component, target, item.stream), 0.0) for item in part.inputs)
+            for item in part.inputs:
+                edges[Edge(item.component, target, item.stream)] = 0.0
     for target, part in components.items():
         for key, rate in part.inputs.items():
             source, stream = split_input(key)

@@ -1,9 +1,9 @@
 """Statistics by window and stream, read from the reports of a topology master.
 
-A task reports exact counts of each window, and by stream what it emitted, transferred and executed.
-What a bolt acked and failed and its latencies are known for the task as a whole; with one input
-they belong to it, with several they are shared out by what was executed from each. A spout's acks
-are shared out in the same way by what it emitted on each stream.
+A task reports exact counts of a window, and the emitted, transferred and executed tuples by stream.
+The acked and failed tuples of a bolt and its latencies are reported for the whole task. With one
+input they belong to it; with several inputs they are divided by the tuples executed from them. The
+acks of a spout are divided in the same way by the tuples emitted on its streams.
 
 A latency is a sum of nanoseconds over the tuples that it belongs to, and buckets of the sampled
 tuples: both add up, so that a mean over several tasks is weighted by their tuples.
@@ -36,12 +36,12 @@ _NANOS_PER_MILLI = 1_000_000
 
 
 def check_window(window: str | None) -> str:
-    """The window of that name; Storm's rule: everything unknown means all time."""
+    """The window of that name; as in Storm, an unknown name means all time."""
     return window if window in WINDOWS else ALL_TIME
 
 
 def is_system_name(name: str) -> bool:
-    """True if a stream or component belongs to the system (Storm's ``sys=false`` hides it)."""
+    """True if a stream or component belongs to the system."""
     return name.startswith("__")
 
 
@@ -67,26 +67,32 @@ class Totals:
 
     @property
     def execute_ms(self) -> float:
-        """Mean time in ``execute``, in milliseconds; 0 if no tuple was executed."""
+        """Mean milliseconds in ``execute``; 0 if no tuple was executed."""
         return _mean_ms(self.execute_ns, self.executed)
 
     @property
     def complete_ms(self) -> float:
-        """Mean time to complete a tuple tree, in milliseconds; 0 if none was acked."""
+        """Mean milliseconds to complete a tuple tree; 0 if none was acked."""
         return _mean_ms(self.complete_ns, self.acked)
+
+    @property
+    def failed_ratio(self) -> float:
+        """Failed tuples by acked and failed ones; 0 without any."""
+        ended = self.acked + self.failed
+        return self.failed / ended if ended else 0.0
 
 
 _SUMS = tuple(part.name for part in fields(Totals))
 
 
 def sum_totals(parts: Iterable[Totals]) -> Totals:
-    """Several tasks or components as one."""
+    """Add up the totals of tasks or components."""
     parts = list(parts)
     return Totals(**{name: sum(getattr(part, name) for part in parts) for name in _SUMS})
 
 
 def read_totals(metrics: Mapping[str, Any]) -> Totals:
-    """The statistics of one task as it reports them: counts, and means in milliseconds."""
+    """Totals of a task's report, which has counts and mean milliseconds."""
     executed = int(metrics.get("executed") or 0)
     acked = int(metrics.get("acked") or 0)
     return Totals(
@@ -120,38 +126,43 @@ class WindowStats:
     """Of the sampled tuples; a bolt has ``execute``, a spout ``complete``."""
 
     def buckets(self, kind: str) -> Buckets:
-        """The latency of that kind over all streams but those of the system."""
+        """Latency of that kind over all streams of users."""
         return sum_buckets(_of_users(self.latencies.get(kind, {})).values())
 
     def percentiles(self) -> dict[str, dict[str, float]]:
-        """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is
-        no sample.
+        """Kind of latency -> p50, p95 and p99 over all streams.
+
+        Kinds without a sample are left out.
         """
         by_kind = {kind: percentiles(self.buckets(kind)) for kind in sorted(self.latencies)}
-        return {kind: figures for kind, figures in by_kind.items() if figures}
+        return {kind: values for kind, values in by_kind.items() if values}
 
     def stream_percentiles(self, key: str) -> dict[str, dict[str, float]]:
         """As :meth:`percentiles`, of one stream."""
-        by_kind = {
-            kind: percentiles(by_key.get(key, {}))
-            for kind, by_key in sorted(self.latencies.items())
-        }
-        return {kind: figures for kind, figures in by_kind.items() if figures}
+        by_kind: dict[str, dict[str, float]] = {}
+        for kind, by_key in sorted(self.latencies.items()):
+            values = percentiles(by_key.get(key, {}))
+            if values:
+                by_kind[kind] = values
+        return by_kind
 
-    def shown(self, include_sys: bool) -> WindowStats:
-        """The numbers without the streams of the system, unless with ``include_sys``."""
+    def filter_system(self, include_sys: bool) -> WindowStats:
+        """The statistics without the streams of the system.
+
+        With ``include_sys``, all of them.
+        """
         if include_sys:
             return self
         return replace(self, **{name: _of_users(getattr(self, name)) for name in _SUMS})
 
     @property
     def outputs(self) -> list[str]:
-        """Output streams on which something was sent."""
+        """Output streams with an emitted or transferred tuple."""
         return sorted({*self.emitted, *self.transferred})
 
     @property
     def inputs(self) -> list[str]:
-        """Inputs ``component:stream`` of which a bolt executed something."""
+        """Inputs ``component:stream`` with an executed tuple."""
         return sorted(self.executed)
 
     def of(self, key: str) -> Totals:
@@ -160,27 +171,25 @@ class WindowStats:
 
     @property
     def execute_ms(self) -> dict[str, float]:
-        """Mean time in ``execute`` by input, in milliseconds; without those that took none."""
-        return {
-            key: _mean_ms(nanos, self.executed.get(key, 0))
-            for key, nanos in self.execute_ns.items()
-        }
+        """Input with a time -> mean milliseconds in ``execute``."""
+        return _means_ms(self.execute_ns, self.executed)
 
     @property
     def complete_ms(self) -> dict[str, float]:
-        """Mean time to complete a tuple tree by output stream, in milliseconds."""
-        return {
-            key: _mean_ms(nanos, self.acked.get(key, 0)) for key, nanos in self.complete_ns.items()
-        }
+        """Output stream -> mean milliseconds to complete a tuple tree."""
+        return _means_ms(self.complete_ns, self.acked)
 
     def totals(self, *, include_sys: bool = False) -> Totals:
-        """The sum over streams; those of the system only with ``include_sys``."""
-        part = self.shown(include_sys)
+        """Sums over the streams.
+
+        Streams of the system count only with ``include_sys``.
+        """
+        part = self.filter_system(include_sys)
         return Totals(**{name: sum(getattr(part, name).values()) for name in _SUMS})
 
 
 def latency_document(by_kind: Mapping[str, Any]) -> dict[str, Any]:
-    """Latencies by kind as documents have them: ``process`` repeats ``execute``.
+    """Latencies by kind for documents: ``process`` repeats ``execute``.
 
     A tuple is processed when its call returns; Storm's clients read both.
     """
@@ -190,8 +199,9 @@ def latency_document(by_kind: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, WindowStats]:
-    """Window -> statistics of one task, from the topology master's entry for it (``None``: it
-    reported nothing).
+    """Window -> statistics of one task.
+
+    ``entry`` is the topology master's entry for it, ``None`` without a report.
     """
     if not entry:
         return {window: WindowStats() for window in WINDOWS}
@@ -199,43 +209,39 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, Windo
     by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
     latest = entry.get("windows") or {}
     latencies = entry.get("latencies") or {}
-    return {
-        window: replace(
-            _one_window(
-                by_window.get(window, lifetime),
-                latest.get(window) or entry.get("stats") or {},
-                kind,
-            ),
-            latencies=read_latencies(latencies.get(window, latencies.get(ALL_TIME))),
-        )
-        for window in WINDOWS
-    }
+    windows: dict[str, WindowStats] = {}
+    for window in WINDOWS:
+        totals = latest.get(window) or entry.get("stats") or {}
+        stats = _window_stats(by_window.get(window, lifetime), totals, kind)
+        buckets = read_latencies(latencies.get(window, latencies.get(ALL_TIME)))
+        windows[window] = replace(stats, latencies=buckets)
+    return windows
 
 
-def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Kind) -> WindowStats:
+def _window_stats(streams: Mapping[str, Any], totals: Mapping[str, Any], kind: Kind) -> WindowStats:
     emitted: dict[str, int] = dict(streams.get("emitted") or {})
     executed: dict[str, int] = dict(streams.get("executed") or {})
-    if not executed and latest.get("executed"):
+    if not executed and totals.get("executed"):
         # System components count their messages without a stream.
-        executed = {":__system": int(latest["executed"])}
+        executed = {":__system": int(totals["executed"])}
     if kind == "spout":
         weights = {stream: count for stream, count in emitted.items() if not is_system_name(stream)}
     else:
         weights = executed
-    acked = _share(int(latest.get("acked") or 0), weights)
+    acked = _share(int(totals.get("acked") or 0), weights)
     return WindowStats(
         emitted=emitted,
         transferred=dict(streams.get("transferred") or {}),
         executed=executed,
         acked=acked,
-        failed=_share(int(latest.get("failed") or 0), weights),
-        execute_ns=_nanos(latest.get("execute_ms"), executed),
-        complete_ns=_nanos(latest.get("complete_ms"), acked) if kind == "spout" else {},
+        failed=_share(int(totals.get("failed") or 0), weights),
+        execute_ns=_nanos(totals.get("execute_ms"), executed),
+        complete_ns=_nanos(totals.get("complete_ms"), acked) if kind == "spout" else {},
     )
 
 
 def merge(parts: Iterable[WindowStats]) -> WindowStats:
-    """Several tasks as one."""
+    """Add up the statistics of several tasks."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
@@ -250,7 +256,10 @@ def _of_users(by_key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _share(total: int, weights: Counts) -> dict[str, int]:
-    """``total`` in whole numbers by weight; the sum is exact (the rest goes to the last key)."""
+    """Divide ``total`` by weight into whole numbers.
+
+    The sum is exact: the last key has the rest.
+    """
     whole = sum(weights.values())
     if not total or not weights:
         return {}
@@ -261,18 +270,24 @@ def _share(total: int, weights: Counts) -> dict[str, int]:
 
 
 def _mean_ns(mean_ms: Any) -> int:
-    """A mean of a report, which has four decimals of a millisecond, in nanoseconds."""
+    """Nanoseconds of a reported mean in milliseconds with four decimals."""
     return round(float(mean_ms or 0.0) * _NANOS_PER_MILLI)
 
 
 def _nanos(mean_ms: Any, counts: Counts) -> dict[str, int]:
-    """The sum by stream, of a mean that holds for each of them."""
+    """Stream -> nanoseconds, if this mean is that of every stream."""
     nanos = _mean_ns(mean_ms)
-    return {key: nanos * number for key, number in counts.items() if number} if nanos else {}
+    if not nanos:
+        return {}
+    return {key: nanos * number for key, number in counts.items() if number}
 
 
 def _mean_ms(nanos: int, tuples: int) -> float:
     return nanos / tuples / _NANOS_PER_MILLI if tuples else 0.0
+
+
+def _means_ms(nanos: Counts, tuples: Counts) -> dict[str, float]:
+    return {key: _mean_ms(sum_ns, tuples.get(key, 0)) for key, sum_ns in nanos.items()}
 
 
 def _sum(parts: Iterable[Counts]) -> dict[str, int]:

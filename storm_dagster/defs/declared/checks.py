@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 from pydantic import ConfigDict
 
+from storm_dagster.core.snapshot.windows import Totals, read_totals, sum_totals
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
 from storm_dagster.defs.keys import catalog, described
 from storm_dagster.defs.metadata import table
@@ -93,10 +94,10 @@ def check_results(
     }
     if document is not None and not measured:
         return found
-    latency, ratio = spout_metrics(document)
+    spouts = spout_totals(document)
     values = {
-        "complete_ms": latency,
-        "failed_ratio": ratio,
+        "complete_ms": round(spouts.complete_ms, 3),
+        "failed_ratio": round(spouts.failed_ratio, 5),
         "errors": float(len((document or {}).get("errors", ()))),
     }
     for name, limit_name in _LIMITS.items():
@@ -113,18 +114,11 @@ def check_results(
     return found
 
 
-def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
-    """(mean complete latency in ms, share of tuples that failed) over all spouts."""
-    acked = failed = 0
-    weighted = 0.0
-    for part in ((document or {}).get("components") or {}).values():
-        stats = part.get("stats") or {}
-        if part.get("type") == "spout":
-            acked += int(stats.get("acked") or 0)
-            failed += int(stats.get("failed") or 0)
-            weighted += float(stats.get("complete_ms") or 0.0) * int(stats.get("acked") or 0)
-    latency = round(weighted / acked, 3) if acked else 0.0
-    return latency, round(failed / (acked + failed), 5) if acked + failed else 0.0
+def spout_totals(document: Mapping[str, Any] | None) -> Totals:
+    """Statistics of all spouts of a `show` document, of all time."""
+    components: Mapping[str, Any] = (document or {}).get("components") or {}
+    spouts = [part for part in components.values() if part.get("type") == "spout"]
+    return sum_totals(read_totals(part.get("stats") or {}) for part in spouts)
 
 
 def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetCheckResult:

@@ -67,9 +67,7 @@ def _log_materializations(
         {**_metadata(report), **in_force_metadata(report, components)},
     )
     if report.placement is not None:
-        planned |= placement_metadata(
-            report.placement, components, f"{report.name}: tasks on slots"
-        )
+        planned |= placement_metadata(report.placement, components)
     words = f"reassigned {report.moved} tasks of {report.topology_id}"
     for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
         shown = zookeeper.asset_key(key)

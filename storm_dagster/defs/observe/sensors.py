@@ -11,8 +11,13 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
-from storm_dagster.core.snapshot.cluster import workers_by_supervisor
+from storm_dagster.core.pictures.slots import (
+    DrawnSupervisor,
+    drawn_slots,
+    running_supervisors,
+    slots_picture,
+)
+from storm_dagster.core.snapshot.cluster import supervisors_of, workers_by_supervisor
 from storm_dagster.core.snapshot.workers import workers_of
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.metadata import (
@@ -49,19 +54,14 @@ def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue
 
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     """The supervisors of ``view``, those that assignments name but that are gone included."""
-    running = workers_by_supervisor(view, now_secs=int(time.time()))
+    now_secs = int(time.time())
     drawn: list[DrawnSupervisor] = []
-    for node in view.supervisors.keys() | running.keys():
-        info = view.supervisors.get(node)
-        workers = running.get(node, [])
-        drawn.append(
-            DrawnSupervisor(
-                node,
-                info.host if info is not None else workers[0].host,
-                drawn_slots(info.ports if info is not None else (), workers),
-                gone=info is None,
-            )
-        )
+    for supervisor in supervisors_of(view, now_secs=now_secs, workers=True):
+        slots = drawn_slots(supervisor.slots)
+        drawn.append(DrawnSupervisor(supervisor.id, supervisor.info.host, slots))
+    for node, workers in workers_by_supervisor(view, now_secs=now_secs).items():
+        if node not in view.supervisors:
+            drawn += running_supervisors(workers, gone=True)
     return sorted(drawn, key=lambda supervisor: (supervisor.host, supervisor.id))
 
 
@@ -106,7 +106,7 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObse
                 "supervisor host ports used free:int blacklisted:bool version", rows
             ),
             "tasks_on_slots": picture_markdown(
-                cluster_picture(drawn_supervisors(view), "Supervisors and slots")
+                slots_picture(drawn_supervisors(view), "Supervisors and slots")
             ),
             "live": len(rows),
             "slots": sum(len(info.ports) for info in view.supervisors.values()),

@@ -7,17 +7,18 @@ They never own a life: a worker that is restarted here is started again by its s
 import logging
 import os
 import signal
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.client import NimbusClient, upload_target
+from storm_dagster.core.snapshot.workers import WorkerSnapshot, workers_of
 from storm_dagster.defs.keys import described
 from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResource
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
-from storm_dagster.model.records import SupervisorInfo, WorkerNode
+from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.packaging.target import check_inside, target_roots
 
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
@@ -93,19 +94,6 @@ def upload_of(
 _TAIL_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class RunningWorker:
-    """A worker process whose ZooKeeper session lives."""
-
-    topology_id: str
-    name: str
-    """The topology's name."""
-    node: str
-    host: str
-    port: int
-    record: WorkerNode
-
-
 class _Finder(ClusterHandle):
     def _zookeeper(self) -> ZooKeeperResource:
         return ZooKeeperResource(home=self.home, conf_dir=self.conf_dir, overrides=self.overrides)
@@ -123,23 +111,19 @@ class SupervisorsResource(_Finder):
 class WorkersResource(_Finder):
     """The workers that live now, of all topologies or of one."""
 
-    def live(self, topology: str | None = None) -> list[RunningWorker]:
-        """Live workers, by topology (name or id), supervisor and port."""
+    def live(self, topology: str | None = None) -> list[WorkerSnapshot]:
+        """Workers with a live process, in order of host and port."""
         with self._zookeeper().cluster() as cluster:
             view = cluster.load_view()
-        found: list[RunningWorker] = []
+        now_secs = int(time.time())
+        live: list[WorkerSnapshot] = []
         for part in view.topologies.values():
-            if topology is not None and topology not in (part.id, part.base.name):
-                continue
-            hosts = part.assignment.node_host if part.assignment else {}
-            for (node, port), record in sorted(part.live_workers.items()):
-                host = hosts.get(node) or (
-                    view.supervisors[node].host if node in view.supervisors else node
-                )
-                found.append(RunningWorker(part.id, part.base.name, node, host, port, record))
-        return found
+            if topology in (None, part.id, part.base.name):
+                workers = workers_of(part, now_secs=now_secs)
+                live += [worker for worker in workers if worker.pid is not None]
+        return live
 
-    def find(self, topology: str, node: str, port: int) -> RunningWorker:
+    def find(self, topology: str, node: str, port: int) -> WorkerSnapshot:
         """The worker of that slot; :class:`NotAlive` when none lives there."""
         for worker in self.live(topology):
             if (worker.node, worker.port) == (node, port):
@@ -148,7 +132,7 @@ class WorkersResource(_Finder):
             f"topology {topology!r} has no live worker in slot {node}:{port}: see `storm-dagster show {topology}`"
         )
 
-    def tail(self, worker: RunningWorker, lines: int = 100) -> str:
+    def tail(self, worker: WorkerSnapshot, lines: int = 100) -> str:
         """The last lines of the worker's log; :class:`Unavailable` when it is not on this
         machine.
         """
@@ -166,12 +150,12 @@ class WorkersResource(_Finder):
                 text = stream.read().decode(errors="replace")
         except OSError as error:
             raise Unavailable(
-                f"the log of worker {worker.host}:{worker.port} is not at {path} ({error.strerror}): ask with "
-                f"`storm-dagster logs {worker.name} --worker {worker.host}:{worker.port}`"
+                f"the log of worker {worker.address} is not at {path} ({error.strerror}): ask with "
+                f"`storm-dagster logs {worker.topology_name} --worker {worker.address}`"
             ) from None
         return "\n".join(text.splitlines()[-lines:])
 
-    def restart(self, worker: RunningWorker) -> int:
+    def restart(self, worker: WorkerSnapshot) -> int:
         """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was
         signaled.
 
@@ -180,10 +164,10 @@ class WorkersResource(_Finder):
         """
         for record in RunFile.read_all(self.home_path()):
             same = (record.role, record.id) == ("worker", f"{worker.node}-{worker.port}")
-            if same and record.pid == worker.record.pid and record.alive():
+            if same and record.pid == worker.pid and record.alive():
                 os.kill(record.pid, signal.SIGTERM)
                 return record.pid
         raise Unavailable(
-            f"worker {worker.host}:{worker.port} (pid {worker.record.pid}) does not run on this machine: restart its "
-            f"topology with `storm-dagster restart {worker.name}`"
+            f"worker {worker.address} (pid {worker.pid}) does not run on this machine: restart its "
+            f"topology with `storm-dagster restart {worker.topology_name}`"
         )

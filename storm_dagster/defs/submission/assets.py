@@ -112,7 +112,7 @@ def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -
     if report.placement is not None:
         components = task_components(ops, report.topology_id)
         metadata = {
-            **placement_metadata(report.placement, components, f"{name}: planned"),
+            **placement_metadata(report.placement, components, "planned"),
             **metadata,
         }
         moves = moves_document(report.assignment, report.placement, report.components)
@@ -269,7 +269,7 @@ def published_assignment(
                 metadata={
                     "topology_id": report.topology_id,
                     "planner": report.planner,
-                    **placement_metadata(report.placement, components, f"{name}: tasks on slots"),
+                    **placement_metadata(report.placement, components),
                 },
             )
         )

@@ -130,16 +130,16 @@ class _ClusterMetrics(Collector):
         for name, row in _TABLE["counts"].items():
             family = CounterMetricFamily(name, row["text"], labels=["topology"])
             for one in snapshot:
-                if one.answered:
+                if one.reported:
                     family.add_metric([one.name], getattr(one.totals(ALL_TIME), row["of"]))
             yield family
         yield _gauges(
             "storm_topology_complete_latency_seconds",
             "Mean time to complete a tuple tree, over ten minutes",
             "topology",
-            {(one.name,): one.totals("600").complete_ms / 1000 for one in snapshot if one.answered},
+            {(one.name,): one.totals("600").complete_ms / 1000 for one in snapshot if one.reported},
         )
-        yield from component_metrics(one for one in snapshot if one.answered)
+        yield from component_metrics(one for one in snapshot if one.reported)
         yield _gauges(
             "storm_topology_user_metric",
             "Newest number that a task gave to report_metric",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from storm_dagster.core.snapshot.statuses import topology_slots
 from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import ComponentTasks, WorkerSlot
@@ -207,7 +208,7 @@ def _read_pages(
     """
     most, first, offset = _limit(limit), *_begin(after)
     deadline = time.monotonic() + _ALL_SECS
-    workers = {task: worker for worker in topology.workers for task in worker.ids}
+    workers = topology_slots(topology)
     entries: list[dict[str, Any]] = []
     for task in tasks:
         if task < first:

@@ -81,7 +81,7 @@ class Pages:
         def shown(kind: Kind) -> dict[str, Any]:
             return {
                 part.id: _component(part, window, include_sys)
-                for part in snapshot.shown(kind, include_sys)
+                for part in snapshot.components_of(kind, include_sys)
             }
 
         return idl.TopologyPageInfo(
@@ -112,7 +112,7 @@ class Pages:
                 f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
             )
         window, include_sys = check_window(window), bool(include_sys)
-        sums = part.windows[window].shown(include_sys)
+        sums = part.windows[window].filter_system(include_sys)
         bolt = part.kind == "bolt"
         return idl.ComponentPageInfo(
             component_id=part.id,

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import Any, cast
 
 import msgspec
@@ -237,8 +238,12 @@ def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
                     log = _log.debug
 
 
-def _count_bytes(link: Any, group: bytes) -> None:
-    """Count the encoded tuples of one link; what a frame has beside them is no stream's."""
+_TUPLES_OF_BUNDLE = itemgetter(2)
+
+
+def _count_sent(link: Any, bundles: Iterable[tuple[Any, int, list[Any]]], group: bytes) -> None:
+    """Count the tuples of one link and their bytes; the rest of a frame belongs to no stream."""
+    link.count("remote_tuples", link.stream, sum(map(len, map(_TUPLES_OF_BUNDLE, bundles))))
     link.count("remote_bytes", link.stream, len(group))
 
 
@@ -253,8 +258,8 @@ def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes
         frame.groups = cast("Any", [msgspec.Raw(group) for group in encoded_groups])
         raw = encode_frame(frame)
         if can_travel(raw):
-            for link, encoded in zip(senders, encoded_groups, strict=True):
-                _count_bytes(link, encoded)
+            for link, group, encoded in zip(senders, groups, encoded_groups, strict=True):
+                _count_sent(link, group[3], encoded)
             yield raw
             return
     except Exception:
@@ -285,7 +290,7 @@ def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes
                 groups_of_one: Any = [msgspec.Raw(encoded)]
                 raw = encode_frame(Frame(frame.token, groups_of_one, to=frame.to))
                 if can_travel(raw):
-                    _count_bytes(link, encoded)
+                    _count_sent(link, (item,), encoded)
                     yield raw
                     continue
                 error: Exception = ValueError(

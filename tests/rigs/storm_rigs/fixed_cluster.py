@@ -230,6 +230,7 @@ def shop_report() -> dict[str, Any]:
                 "emitted": {"default": 800, "cheap": 100, "__ack_init": 900},
                 "transferred": {"default": 1600, "cheap": 100},
                 "remote_bytes": {"default": 70000, "cheap": 900, "__peers": 7},
+                "remote_tuples": {"default": 800, "cheap": 12, "__peers": 1},
             },
             window_streams={
                 "600": {"emitted": {"default": 80, "cheap": 10}, "transferred": {"default": 170}}

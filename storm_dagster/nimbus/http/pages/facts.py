@@ -3,7 +3,7 @@ than 0.1 s at a time.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -13,10 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, trend_picture
-from storm_dagster.core.pictures.cluster import DrawnSupervisor, cluster_picture, drawn_slots
-from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.pictures.slots import (
+    DrawnSupervisor,
+    drawn_slots,
+    running_supervisors,
+    slots_picture,
+)
 from storm_dagster.core.snapshot.cluster import supervisors_of
 from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS
+from storm_dagster.core.snapshot.topology import TopologySnapshot
+from storm_dagster.core.snapshot.workers import workers_of
 from storm_dagster.http.responses import (
     error_response,
     query_flag,
@@ -27,9 +33,7 @@ from storm_dagster.http.responses import (
 from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
 from storm_dagster.model.operation_text import operation_text
-from storm_dagster.model.records import TaskError
 from storm_dagster.model.verbs import VERBS
-from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.member import Nimbus
@@ -133,12 +137,9 @@ class PageFacts:
 
         tasks = flow.tasks(focus)
         return {
-            "topology": topology,
-            "uptime": max(0, now - topology.base.launch_time_secs),
-            "age": age_secs if snapshot.answered else None,
-            "operations": [
-                operation_text(row) for row in self._reader.operations(topology.base.name)
-            ],
+            "topology": snapshot,
+            "age": age_secs if snapshot.reported else None,
+            "operations": [operation_text(row) for row in self._reader.operations(snapshot.name)],
             "findings": flow.findings,
             "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
             "narrowed": flow.narrowed(focus),
@@ -152,8 +153,8 @@ class PageFacts:
             "lags": flow.lags(focus)[:_MOST_TASKS],
             "metrics": flow.metrics(focus)[:_MOST_TASKS],
             "workers": flow.workers(Links(view)),
-            "events": timeline(topology, errors, self._nimbus.dagster.run_url),
-            "errors": errors[:20],
+            "events": timeline(snapshot, self._nimbus.dagster.run_url),
+            "errors": snapshot.errors[:20],
             "focus": focus,
             "sort": sort,
             "columns": COLUMNS,
@@ -190,12 +191,12 @@ class PageFacts:
         reasons, unassigned, waiting = (
             document.get(key) or {} for key in ("reasons", "unassigned", "waiting")
         )
-        workers = topology.assignment.workers if topology.assignment else ()
-        drawn = [SlotTasks(one.node, one.host, one.port, one.ids) for one in workers]
+        drawn = running_supervisors(workers_of(topology, now_secs=int(time.time())))
+        title = f"Tasks of {topology.base.name}"
         return {
             "topology": topology,
             "here": f"/topologies/{quote(topology.base.name, safe='')}",
-            "picture": Markup(slots_picture(drawn, components, f"Tasks of {topology.base.name}")),
+            "picture": Markup(slots_picture(drawn, title, by_component=True)),
             "tasks": [
                 (
                     task,
@@ -215,14 +216,11 @@ class PageFacts:
         links = Links(view)
         drawn: list[DrawnSupervisor] = []
         rows: list[dict[str, Any]] = []
-        for one in supervisors_of(view, now_secs=now, workers=True):
-            running = {worker.port: worker for worker in one.workers}
-            slots = drawn_slots(one.info.ports, one.workers)
-            drawn.append(DrawnSupervisor(one.id, one.info.host, slots))
-            rows.append(
-                {"one": one, "slots": slots, "running": running, "log": links.supervisor(one.id)}
-            )
-        return {"picture": Markup(cluster_picture(drawn, "Hosts and slots")), "rows": rows}
+        for supervisor in supervisors_of(view, now_secs=now, workers=True):
+            slots = drawn_slots(supervisor.slots)
+            drawn.append(DrawnSupervisor(supervisor.id, supervisor.info.host, slots))
+            rows.append({"supervisor": supervisor, "log": links.supervisor(supervisor.id)})
+        return {"picture": Markup(slots_picture(drawn, "Hosts and slots")), "rows": rows}
 
     def _charts(self, topology: Any, focus: str, day: bool, now: float) -> list[dict[str, Any]]:
         history = self._reader.history(topology, focus, day)
@@ -297,37 +295,26 @@ class Event:
     """URL of the Dagster run; ``None`` when there was none, or no Dagster is known."""
 
 
-def timeline(
-    topology: TopologyView,
-    errors: Sequence[tuple[str, TaskError]],
-    run_url: Callable[[str], str | None],
-) -> list[Event]:
+def timeline(topology: TopologySnapshot, run_url: Callable[[str], str | None]) -> list[Event]:
     """The newest events, newest first: as many as a page holds."""
-    found = [
-        Event(
-            error.time,
-            "error",
-            f"{component}[{error.task}] on {error.host}:{error.port}: {_last_line(error.error)}",
-        )
-        for component, error in errors
-    ]
-    if (assignment := topology.assignment) is not None:
-        for change in assignment.history:
-            parts = [change.why] if change.why else []
-            if change.moved:
-                parts.append(f"{change.moved} tasks moved")
-            if change.outage_secs:
-                parts.append(f"silent for {duration(change.outage_secs)} before")
-            run = run_url(change.run) if change.run else None
-            found.append(Event(change.at_secs, change.action, ", ".join(parts), run))
-        starts = assignment.start_secs()
-        for worker in assignment.workers:
-            live = topology.live_workers.get(worker.slot)
-            placed = max((starts.get(task, 0) for task in worker.ids), default=0)
-            if live is not None and live.started_ms / 1000 > placed + _STARTING_SECS:
-                text = f"worker {worker.address} in its place, process {live.pid}"
-                found.append(Event(live.started_ms / 1000, "started", text))
-    return sorted(found, key=lambda event: -event.at_secs)[:_SHOWN_EVENTS]
+    events: list[Event] = []
+    for component, error in topology.errors:
+        place = f"{component}[{error.task}] on {error.host}:{error.port}"
+        events.append(Event(error.time, "error", f"{place}: {_last_line(error.error)}"))
+    for change in topology.changes:
+        parts = [change.why] if change.why else []
+        if change.moved:
+            parts.append(f"{change.moved} tasks moved")
+        if change.outage_secs:
+            parts.append(f"silent for {duration(change.outage_secs)} before")
+        run = run_url(change.run) if change.run else None
+        events.append(Event(change.at_secs, change.action, ", ".join(parts), run))
+    for worker in topology.workers:
+        started_secs = worker.started_secs
+        if started_secs is not None and started_secs > worker.placed_secs + _STARTING_SECS:
+            text = f"worker {worker.address} in its place, process {worker.pid}"
+            events.append(Event(started_secs, "started", text))
+    return sorted(events, key=lambda event: -event.at_secs)[:_SHOWN_EVENTS]
 
 
 def _last_line(text: str) -> str:

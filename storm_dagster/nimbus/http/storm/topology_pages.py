@@ -76,11 +76,11 @@ class TopologyPages:
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
             "spouts": [
                 _component_row(part, window, sys, snapshot.id, links)
-                for part in snapshot.shown("spout", sys)
+                for part in snapshot.components_of("spout", sys)
             ],
             "bolts": [
                 _component_row(part, window, sys, snapshot.id, links)
-                for part in snapshot.shown("bolt", sys)
+                for part in snapshot.components_of("bolt", sys)
             ],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
@@ -106,7 +106,7 @@ class TopologyPages:
         snapshot = self._reader.snapshot(name)
 
         def described(part: ComponentSnapshot) -> dict[str, Any]:
-            sums = part.windows[window].shown(sys)
+            sums = part.windows[window].filter_system(sys)
             counts, latencies = _METRICS[part.kind]
             fixed = {
                 key: {each: format_fixed(mean) for each, mean in getattr(sums, name).items()}
@@ -122,8 +122,8 @@ class TopologyPages:
         return {
             "window": window,
             "windowHint": window_hint(window),
-            "spouts": [described(part) for part in snapshot.shown("spout", sys)],
-            "bolts": [described(part) for part in snapshot.shown("bolt", sys)],
+            "spouts": [described(part) for part in snapshot.components_of("spout", sys)],
+            "bolts": [described(part) for part in snapshot.components_of("bolt", sys)],
             "reported": [
                 {"component_id": component, "task": task, "metrics": dict(by_key)}
                 for (component, task), by_key in snapshot.metrics.items()
@@ -319,7 +319,7 @@ def _statistics(
     part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
 ) -> dict[str, Any]:
     """The tables of a component's page: windows, streams, executors."""
-    sums = part.windows[window].shown(sys)
+    sums = part.windows[window].filter_system(sys)
     tables: dict[str, Any] = {
         "spoutSummary" if part.kind == "spout" else "boltStats": [
             _window_row(part, each, sys) for each in WINDOWS
