@@ -152,7 +152,9 @@ def test_a_page_changes_without_taking_away_what_is_looked_at(visit: Open, shop:
         expect(page.locator("svg .box.slow")).to_have_count(1)
     finally:
         shop.slow_down(False)
-    expect(streams.locator("table")).to_be_visible()
+    for table in ("stream", "output stream"):
+        heading = streams.get_by_role("columnheader", name=table, exact=True)
+        expect(heading).to_be_visible()
     expect(link).to_be_focused()
     assert link.evaluate("link => link.getBoundingClientRect().top") == pytest.approx(place, abs=3)
     expect(page.locator("#findings")).not_to_contain_text("bottleneck", timeout=90_000)

@@ -1,10 +1,21 @@
-"""Figures by window and stream, from what workers report to what pages show."""
+"""The snapshot of a running topology: statuses, statistics, latencies, lag, workers.
+
+Each fact is proven here, once; the golden documents of nimbus prove the formats.
+"""
 
 from __future__ import annotations
 
-import msgspec
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import msgspec
+import pytest
+
+from storm_dagster.core.snapshot.statuses import not_running
 from storm_dagster.core.snapshot.stream_metrics import stream_metrics
+from storm_dagster.core.snapshot.topology import snapshot_topology
 from storm_dagster.core.snapshot.windows import (
     WINDOWS,
     Totals,
@@ -12,44 +23,22 @@ from storm_dagster.core.snapshot.windows import (
     split_input,
     task_windows,
 )
+from storm_dagster.model.latency import bucket_of
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
     StormBase,
+    SupervisorInfo,
+    TaskBeats,
     TaskError,
     TaskTable,
+    WorkerNode,
     WorkerSlot,
 )
-from storm_dagster.model.view import TopologyView, Versioned
+from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.worker.engine.system import TopologyMasterTable
-from storm_dagster.worker.tasks.stats import TaskStats
 from storm_rigs.snapshots import snapshot_alone
-
-
-class OneRoute:
-    """What a route counts."""
-
-    def __init__(self) -> None:
-        self.emitted = self.transferred = 0
-
-
-def test_a_window_shows_only_what_came_in_it() -> None:
-    stats, route = TaskStats(), OneRoute()
-    stats.routes["default"] = route
-    for second in range(0, 1200, 15):
-        stats.snapshot(float(second))
-        route.emitted += 10
-        route.transferred += 20
-        stats.executed_by["a:default"] = stats.executed_by.get("a:default", 0) + 1
-    streams = stats.window_streams(1200.0)
-    assert streams["600"]["emitted"]["default"] in range(
-        400, 431
-    )  # 600 s and at most one snapshot more
-    assert streams["600"]["executed"]["a:default"] in range(40, 44)
-    assert "10800" not in streams, "the task is younger than three hours: everything counts"
-    assert stats.by_stream()["emitted"]["default"] == 800
-    assert stats.windows(1200.0)["600"]["emitted"] == streams["600"]["emitted"]["default"]
 
 
 def told(component: str, **entry: object) -> dict[str, object]:
@@ -215,15 +204,21 @@ def test_what_the_topology_master_gives_is_what_is_read() -> None:
                     "windows": {"600": {"acked": 1}},
                     "streams": {"emitted": {"default": 5}},
                     "window_streams": {"600": {"emitted": {"default": 2}}},
+                    "latencies": {"600": {"complete": {"default": {-45: 4}}}},
+                    "waiting": 9,
                 }
             },
         },
         WorkerReport,
     )
     table.receive(report, 1.0)
-    windows = task_windows(table.document()["tasks"]["5"], "spout")
+    # As it travels to nimbus.
+    entry = json.loads(json.dumps(table.document()))["tasks"]["5"]
+    windows = task_windows(entry, "spout")
     assert windows["600"].emitted == {"default": 2} and windows["600"].acked == {"default": 1}
     assert windows["86400"].emitted == {"default": 5}
+    assert windows["600"].latencies == {"complete": {"default": {-45: 4}}}
+    assert entry["waiting"] == 9
 
 
 def test_a_figure_of_streams_is_summed_over_tasks_and_hides_the_systems() -> None:
@@ -240,11 +235,143 @@ def test_a_figure_of_streams_is_summed_over_tasks_and_hides_the_systems() -> Non
     assert stream_metrics(page.components["lines"]) == {}, "a worker that does not count them"
 
 
-def test_a_count_by_stream_begins_in_the_middle_of_a_window() -> None:
-    stats = TaskStats()
-    for second in range(0, 1200, 15):
-        stats.snapshot(float(second))
-    stats.count_stream("remote_bytes", "default", 5)
-    stats.count_stream("remote_bytes", "default", 6)
-    assert stats.by_stream()["remote_bytes"] == {"default": 11}
-    assert stats.window_streams(1200.0)["600"]["remote_bytes"] == {"default": 11}
+def cluster(
+    *supervisors: str, restarting: tuple[int, ...] = (), **fields: Any
+) -> tuple[ClusterView, TopologyView]:
+    """A view with these supervisors and the topology, which has these fields."""
+    placed = replace(topology(), **fields)
+    infos = {
+        node: SupervisorInfo(
+            host=f"h{node}", ports=(6900,), started=1, count=1, version="1", restarting=restarting
+        )
+        for node in supervisors
+    }
+    view = ClusterView(
+        cluster_id="c",
+        epoch=0,
+        assignments_version=0,
+        supervisors=infos,
+        topologies={placed.id: placed},
+    )
+    return view, placed
+
+
+def node(status: str, tasks: str = "1-5") -> dict[str, Any]:
+    """The field of a topology whose worker has a node of that status."""
+    record = WorkerNode.model_validate(
+        {
+            "pid": 7,
+            "token": "t",
+            "version": 0,
+            "tasks": tasks,
+            "started_ms": 1_080_000,
+            "status": status,
+        }
+    )
+    return {"live_workers": {("s1", 6900): record}}
+
+
+PLACED = 1  # epoch seconds, as in `topology`
+WITHOUT_ASSIGNMENT: dict[str, Any] = {"assignment": None, "assignment_at": None}
+DEAD_1: dict[str, Any] = {
+    "beats": TaskBeats(topology_id="wc-1-1", topology_master=4, dead="1", version=0),
+    "beats_at": Versioned(0, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("view_of", "age_secs", "entry", "status"),
+    [
+        (lambda: cluster("s1", **WITHOUT_ASSIGNMENT), 60, None, "unassigned"),
+        (lambda: cluster("s1"), 120, None, "starting"),
+        (lambda: cluster("s1"), 121, None, "dead"),
+        (lambda: cluster("s1", restarting=(6900,)), 500, None, "starting"),
+        (lambda: cluster(restarting=(6900,)), 60, None, "dead"),
+        (lambda: cluster("s1", **node("starting")), 500, None, "starting"),
+        (lambda: cluster("s1", **node("running")), 500, None, "running"),
+        (lambda: cluster("s1", **node("paused")), 500, None, "running"),
+        (lambda: cluster("s1", **node("running", "2-5")), 500, None, "starting"),
+        (lambda: cluster("s1", **node("running")), 500, "starting", "starting"),
+        (lambda: cluster("s1", **node("starting")), 500, "running", "running"),
+        (lambda: cluster("s1", **node("running"), **DEAD_1), 500, "running", "dead"),
+        (lambda: cluster("s1", **DEAD_1), 60, None, "starting"),
+    ],
+)
+def test_the_status_of_a_task(
+    view_of: Callable[[], tuple[ClusterView, TopologyView]],
+    age_secs: int,
+    entry: str | None,
+    status: str,
+) -> None:
+    view, placed = view_of()
+    report = {"tasks": {"1": told("count", status=entry)}} if entry is not None else None
+    now_secs = PLACED + age_secs
+    page = snapshot_topology(view, placed, report, now_secs=now_secs, launch_secs=120)
+    assert page.tasks[1].status == status
+    assert (1 in page.down) == (status in ("dead", "unassigned"))
+    if entry is None:
+        # `list` counts without a report, and comes to the same number.
+        assert not_running(view, placed, now_secs, 120) == len(page.down)
+
+
+def test_a_worker_has_its_process_and_the_time_of_its_placement() -> None:
+    view, placed = cluster("s1", **node("running"))
+    (worker,) = snapshot_topology(view, placed, now_secs=1090).workers
+    assert (worker.pid, worker.state, worker.started_secs) == (7, "running", 1080.0)
+    assert (worker.uptime_secs, worker.placed_secs) == (10, PLACED)
+    report = {"workers": {"s1:6900": {"uptime_secs": 12.9, "silent_secs": 0.5}}}
+    (worker,) = snapshot_topology(view, placed, report, now_secs=1090).workers
+    assert (worker.uptime_secs, worker.silent_secs, worker.reported) == (12, 0.5, True)
+    (worker,) = snapshot_topology(*cluster("s1"), report, now_secs=1090).workers
+    assert (worker.pid, worker.state, worker.uptime_secs) == (None, "dead", 0)
+    assert worker.started_secs is None
+
+
+def buckets(millis: float, count: int) -> dict[int, int]:
+    return {bucket_of(millis * 1e6): count}
+
+
+def test_latencies_of_a_component_are_the_buckets_of_its_tasks() -> None:
+    """A mean of the tasks' percentiles, or a mean, would be of no tuple at all."""
+    fast, slow = "lines:default", "lines:side"
+    first = {"600": {"execute": {fast: buckets(1, 100)}}}
+    second = {"600": {"execute": {fast: buckets(1, 100), slow: buckets(100, 100)}}}
+    trees = {"600": {"complete": {"default": buckets(20, 10)}}}
+    tasks = {
+        "1": told("count", latencies=first),
+        "3": told("count", latencies=second),
+        "5": told("lines", latencies=trees),
+    }
+    page = snapshot_alone(topology(), {"tasks": tasks}, now_secs=1090)
+    recent = page.components["count"].recent
+    execute = recent.percentiles()["execute"]
+    assert execute["sampled"] == 300
+    assert execute["p50_ms"] == pytest.approx(1, rel=0.05)
+    assert execute["p95_ms"] == pytest.approx(100, rel=0.05)
+    assert recent.stream_percentiles(fast)["execute"]["p99_ms"] == pytest.approx(1, rel=0.05)
+    assert recent.stream_percentiles(slow)["execute"]["p50_ms"] == pytest.approx(100, rel=0.05)
+    complete = page.components["lines"].recent.percentiles()
+    assert set(complete) == {"complete"}
+    assert complete["complete"]["p50_ms"] == pytest.approx(20, rel=0.05)
+
+
+def test_a_report_without_latencies_has_no_percentiles() -> None:
+    entry = told("count", stats={"executed": 3}, streams={"executed": {"a:default": 3}})
+    for stats in task_windows(entry, "bolt").values():
+        assert stats.latencies == {} and stats.percentiles() == {}
+
+
+def test_queues_lag_and_back_pressure_add_up() -> None:
+    lags = {"orders[1]": [0, None], "orders[0]": [12, 1.5], "x": "y", "z": [1, "2"]}
+    tasks = {
+        "1": told("count", waiting=3),
+        "3": told("count", waiting=4),
+        "5": told("lines", metrics={"lag": 12, "lag_by_partition": lags}),
+    }
+    workers = {"s1:6900": {"system": {"back_pressure": 1}}}
+    page = snapshot_alone(topology(), {"tasks": tasks, "workers": workers}, now_secs=1090)
+    count, lines = page.components["count"], page.components["lines"]
+    assert (count.waiting, count.lag) == (7, None)
+    assert lines.lag == 12
+    assert lines.lag_by_partition == {"orders[0]": (12, 1.5), "orders[1]": (0, None)}
+    assert page.back_pressure == 1

@@ -30,8 +30,7 @@ MAX_SQUARES = 600
 """Tasks of which each has a square; more of them are bars."""
 
 _MARGIN = 12
-_WIDTH = 760
-_COLUMN = (_WIDTH - 3 * _MARGIN) // 2
+_COLUMN = 362
 _HEADER = 28
 _PORT = 54
 _ROW = 30
@@ -120,28 +119,33 @@ def slots_picture(
     """SVG text: one frame for each supervisor, one row for each slot.
 
     A row has one bar for each component, as wide as its share of the tasks, in the color of the
-    topology. With ``by_component`` colors are those of components, and of at most
-    :data:`MAX_SQUARES` tasks each is a square with its id. Free slots are dashed, supervisors that
-    are gone framed in red. Beyond :data:`MAX_SLOTS` slots supervisors are counted.
+    topology. Free slots are dashed, supervisors that are gone framed in red. Beyond
+    :data:`MAX_SLOTS` slots supervisors are counted.
+
+    ``by_component`` is for the slots of one topology: colors are those of components, at most
+    :data:`MAX_SQUARES` tasks are squares with their ids, and the picture is as narrow as a dialog
+    of Dagster.
     """
     colors = _Colors(supervisors, by_component)
     shown = _drawn_supervisors(supervisors)
     hidden = len(supervisors) - len(shown)
-    tops = [_MARGIN + _HEADER, _MARGIN + _HEADER]
+    columns = 1 if by_component else 2
+    width = _MARGIN + columns * (_COLUMN + _MARGIN)
+    tops = [_MARGIN + _HEADER] * columns
     body: list[str] = []
     for supervisor in shown:
-        # Each frame goes below the shorter column, so that many supervisors fit on one screen.
-        side = 0 if tops[0] <= tops[1] else 1
-        left = _MARGIN + side * (_COLUMN + _MARGIN)
+        # Each frame goes below the shortest column, so that many supervisors fit on one screen.
+        column = tops.index(min(tops))
+        left = _MARGIN + column * (_COLUMN + _MARGIN)
         height = _frame_height(supervisor, colors)
-        body.extend(_frame(supervisor, left, tops[side], height, colors))
-        tops[side] += height + _MARGIN
+        body.extend(_frame(supervisor, left, tops[column], height, colors))
+        tops[column] += height + _MARGIN
     y = max(tops)
     if hidden:
         body.append(label(_MARGIN, y + 8, f"and {hidden} more supervisors", 12, "#6b7280"))
         y += 24
-    parts, y = legend(colors.legend(), y, _WIDTH, _MARGIN)
-    return document(_WIDTH, y, title, [*body, *parts])
+    parts, y = legend(colors.legend(), y, width, _MARGIN)
+    return document(width, y, title, [*body, *parts])
 
 
 class _Colors:
@@ -155,7 +159,7 @@ class _Colors:
                 self._tasks.update(slot.components.values())
                 if slot.topology:
                     topologies.add(slot.topology)
-        self._by_component = by_component
+        self.by_component = by_component
         names = sorted(self._tasks, key=_system_last) if by_component else sorted(topologies)
         self._colors = {name: color(index) for index, name in enumerate(names)}
         self.squares = by_component and self._tasks.total() <= MAX_SQUARES
@@ -163,11 +167,11 @@ class _Colors:
 
     def of(self, slot: DrawnSlot, component: str) -> str:
         """The color of the tasks of a component in a slot."""
-        return self._colors[component if self._by_component else slot.topology]
+        return self._colors[component if self.by_component else slot.topology]
 
     def legend(self) -> dict[str, str]:
         """Text -> color."""
-        if not self._by_component:
+        if not self.by_component:
             return {short(name): fill for name, fill in self._colors.items()}
         return {f"{short(name)} ({self._tasks[name]})": fill for name, fill in self._colors.items()}
 
@@ -257,7 +261,8 @@ def _bars(slot: DrawnSlot, left: int, top: int, width: int, colors: _Colors) -> 
         count = counts[component]
         share = width * count / counts.total()
         words = f"{slot.topology}: {component} x{count}"
-        opacity = (1.0, 0.82)[index % 2]
+        # Neighbors of the same color are told apart.
+        opacity = 0.82 if index % 2 and not colors.by_component else 1.0
         yield bar(x, top, share, _ROW - 6, colors.of(slot, component), words, opacity=opacity)
         text = _bar_text(component, count, share)
         if text:

@@ -265,28 +265,6 @@ def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
     )
 
 
-def test_percentiles_stand_beside_the_means(stage: Stage) -> None:
-    page = stage.get(f"/topology/{stage.id}")
-    rows = {row.get("boltId") or row["spoutId"]: row for row in (*page["bolts"], *page["spouts"])}
-    assert set(rows["count/all"]["latencyPercentiles"]) == {"execute", "process"}
-    complete = rows["lines"]["latencyPercentiles"]["complete"]
-    assert (
-        0 < complete["p50_ms"] <= complete["p95_ms"] <= complete["p99_ms"]
-        and complete["sampled"] > 0
-    )
-    (source,) = stage.get(f"/topology/{stage.id}/component/split")["inputStats"]
-    assert source["latencyPercentiles"]["execute"]["sampled"] > 0
-    shown = stage.http.get(f"/v1/topologies/{stage.id}").json()
-    split = shown["components"]["split"]
-    assert split["stream_latency"]["lines:default"]["execute"].keys() == {
-        "sampled",
-        "p50_ms",
-        "p95_ms",
-        "p99_ms",
-    }
-    assert (split["waiting"], split["lag"], shown["back_pressure"]) == (0, None, 0)
-
-
 def test_bytes_between_workers_are_shown_by_stream(stage: Stage) -> None:
     """Two workers: at least one of the streams between lines, split and count leaves its worker."""
 
