@@ -175,8 +175,8 @@ class SparkBolt(Bolt):
         If the first rows tried alone all raise, the function is at fault and not a row: the batch
         fails as a whole.
         """
-        # The batch stays in ``_waiting``: if the function ends the process, its tuples fail when the
-        # task restarts.
+        # The batch stays in ``_waiting``: if the function ends the process, its tuples fail when
+        # the task restarts.
         batch = self._waiting
         began = time.monotonic()
         parts, bad, acked = [batch], [], 0

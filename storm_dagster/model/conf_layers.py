@@ -78,8 +78,8 @@ RESERVED_KEYS: Final[Mapping[str, frozenset[LayerName]]] = {
 RESERVED_FAMILIES: Final[Mapping[str, frozenset[LayerName]]] = {
     "storm.zookeeper.": frozenset({"defaults", "cluster", "total"}),
 }
-"""Prefix of keys -> the layers whose values count: the supervisor decides to which ZooKeeper, and as
-which user, a worker connects.
+"""Prefix of keys -> the layers whose values count: the supervisor decides to which ZooKeeper, and
+as which user, a worker connects.
 """
 
 

@@ -247,8 +247,7 @@ def test_events_go_to_the_leader_once(peers: list[Peer]) -> None:
     path = "/v1/topologies/wc-1-1700000000/events"
     stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "trouble": None}
     leader.scripted = {path: [(LOST_REPLY, None), (200, stored)]}
-    record = SimpleNamespace(http=leader.url)
-    cluster: Any = SimpleNamespace(epoch=lambda: (7, record))
+    cluster: Any = SimpleNamespace(leader_http=lambda: leader.url)
     spec: Any = SimpleNamespace(conf={}, topology_id="wc-1-1700000000", token="t")
     responses: queue.SimpleQueue[ReportResponse] = queue.SimpleQueue()
     sender = EventSender(spec, cluster, responses.put)

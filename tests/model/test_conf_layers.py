@@ -109,8 +109,8 @@ def test_a_key_is_merged_by_itself(layers: Any, key: str) -> None:
 def test_the_worker_sees_the_value_of_the_submission(
     cluster: dict[str, Any], author: dict[str, Any], submission: dict[str, Any]
 ) -> None:
-    """Nimbus merges the layers when it accepts the topology; the supervisor and the worker merge the
-    stored conf with the conf of their host.
+    """Nimbus merges the layers when it accepts the topology; the supervisor and the worker merge
+    the stored conf with the conf of their host.
     """
     cluster = {**default_conf(), **merge_conf({"cluster": cluster})}
     spec = TopologySpec(name="wc", conf=author)

@@ -336,7 +336,7 @@ def test_a_whole_conf_replaces_the_former_one(world: World) -> None:
 
 
 def test_readers_do_not_see_which_keys_were_submitted(world: World) -> None:
-    """The topology's record names them, and the stored conf, where the release before reads them."""
+    """The topology's record names them, and so does the stored conf for the release before."""
     topology_id = world.submit("wc", conf={"my.key": "a"})
     assert conf_of(world, topology_id)["topology.submitted.keys"] == ["my.key"]
     (topology,) = world.cluster.load_view().topologies.values()
