@@ -20,7 +20,7 @@ import pytest
 
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.daemons import Daemons
-from storm_rigs.ensemble import free_ports
+from storm_rigs.ports import free_ports
 
 pytestmark = [
     pytest.mark.long,

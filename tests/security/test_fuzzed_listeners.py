@@ -48,8 +48,9 @@ from storm_rigs.fuzzing import (
     tcp,
     within,
 )
+from storm_rigs.ports import free_port
 from storm_rigs.thrift_calls import encode_call
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(SECS + 300)]
 

@@ -19,7 +19,8 @@ from storm_dagster.security.spark_remote import spark_token
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.ports import free_port
+from storm_rigs.worker_rig import WorkerRig
 
 CODE = """
 from storm_dagster.api import Spout

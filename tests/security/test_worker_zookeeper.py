@@ -43,8 +43,8 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.root import secure_root
 from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
 from storm_rigs.blob_server import serve_blobs, zip_bytes
+from storm_rigs.ports import free_port
 from storm_rigs.supervisor_rig import SupervisorRig
-from storm_rigs.worker_rig import free_port
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"

@@ -34,7 +34,8 @@ from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.embedded import server_answers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.ports import free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 

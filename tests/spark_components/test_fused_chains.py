@@ -28,8 +28,9 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.ports import free_port
 from storm_rigs.spark_component import start
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -21,8 +21,9 @@ from storm_dagster.api import SparkBolt, SparkSpout, TopologyBuilder
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.ports import free_port
 from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -20,8 +20,8 @@ from storm_dagster.api.spark_session import drop_worker_session, worker_session
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.local_workers import Workers
+from storm_rigs.ports import free_port
 from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -19,8 +19,9 @@ from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token
 from storm_dagster.spark.server import spark_connect_command, spark_environment
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.ports import free_port
 from storm_rigs.spark_server import wait_until_ready
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 

@@ -20,8 +20,8 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.blob_server import BlobServer
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.ports import free_port
 from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import free_port
 
 pytestmark = pytest.mark.zookeeper
 

@@ -12,8 +12,9 @@ from storm_dagster.api.specs import StreamOf
 from storm_dagster.model import paths
 from storm_dagster.model.records import ComponentTasks, encode_record
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.ports import free_port
 from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 PARTITIONS, LINES = 4, 200
 

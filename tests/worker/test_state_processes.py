@@ -22,7 +22,8 @@ from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.stateful import KeyedState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.ports import free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 

@@ -12,7 +12,8 @@ from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.ports import free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.long]
 

@@ -21,8 +21,9 @@ from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.beats import read_beats
+from storm_rigs.ports import free_port
 from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 

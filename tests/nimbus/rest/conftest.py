@@ -19,8 +19,9 @@ from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.ports import free_port
 from storm_rigs.rest_stage import Stage
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig
 
 CODE = """
 import time

@@ -38,7 +38,7 @@ from storm_dagster.operations.steps import no_observer
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import submit as submit_stages
-from storm_rigs.ensemble import free_ports
+from storm_rigs.ports import free_ports
 
 
 class Daemons:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.worker_rig import free_port
+from storm_rigs.ports import free_port
 
 _DEFINITIONS = """
 import dagster as dg

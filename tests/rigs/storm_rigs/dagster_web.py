@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.worker_rig import free_port
+from storm_rigs.ports import free_port
 
 
 @contextmanager

@@ -19,12 +19,7 @@ from pathlib import Path
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.embedded import Member, ensemble_command
-from storm_rigs.worker_rig import free_port
-
-
-def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:
-    """That many different free ports."""
-    return [free_port(host) for _ in range(number)]
+from storm_rigs.ports import free_ports
 
 
 def server_mode(host: str, port: int, timeout: float = 1.0) -> str | None:

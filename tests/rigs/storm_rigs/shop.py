@@ -23,7 +23,8 @@ from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.ports import free_port
+from storm_rigs.worker_rig import WorkerRig
 
 MARKUP = "<script>alert('x')</script><b>bold</b>"
 """In names, errors and logs: text everywhere."""

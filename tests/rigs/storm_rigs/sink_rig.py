@@ -11,7 +11,8 @@ from storm_dagster.model import paths
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.ports import free_port
+from storm_rigs.worker_rig import WorkerRig
 
 _CODE = '''
 """What is not acked is read again after a restart. A number may come twice anyway."""

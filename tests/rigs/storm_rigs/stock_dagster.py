@@ -17,7 +17,7 @@ import psutil
 from typing_extensions import Self
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ensemble import free_ports
+from storm_rigs.ports import free_ports
 
 _SHOWN = """query($selector: RepositorySelector!) { repositoryOrError(repositorySelector: $selector) {
   __typename ... on Repository {

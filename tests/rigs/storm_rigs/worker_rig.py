@@ -6,16 +6,13 @@ nimbus (the records in ZooKeeper) for one topology.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +29,6 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
-# Below the ports that the kernel gives to connections, and those of `dev --ports auto`; each worker
-# of pytest has its own.
-_ports = itertools.cycle(
-    [10_000 + 2_000 * _WORKER + (os.getpid() + number) % 2_000 for number in range(2_000)]
-)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment. No two calls return the same."""
-    for port in _ports:
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            return port
-    raise AssertionError("unreachable")
 
 
 class WorkerRig:
