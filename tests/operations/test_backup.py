@@ -20,7 +20,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs import mixed_cluster
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 

@@ -23,7 +23,7 @@ from storm_dagster.operations.steps import all_operations, no_observer
 from storm_rigs.acting import Actor, finish_due
 from storm_rigs.request_counts import server_metrics
 from storm_rigs.scenes import SCENES, scene_of
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

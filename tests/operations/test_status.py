@@ -12,7 +12,7 @@ from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import problems
 from storm_rigs.snapshots import show
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -14,7 +14,7 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs import mixed_cluster
 from storm_rigs.releases import ADDED, OtherRelease, copy_release
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 

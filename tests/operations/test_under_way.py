@@ -9,7 +9,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.under_way import operations_under_way
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import allocate_topology_id, discard_token, read_token
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

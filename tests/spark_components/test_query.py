@@ -33,7 +33,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.spark_component import start
 from storm_rigs.spark_server import SparkServer
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -21,6 +21,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.blob_server import BlobServer
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.ports import free_port
+from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.storm_client import as_storm
 
 pytestmark = pytest.mark.zookeeper
@@ -44,10 +45,8 @@ def test_an_outage_restarts_nothing(
     caplog.set_level(logging.INFO, logger="storm_dagster")
     home = tmp_path / "home"
     home.mkdir()
-    host, _, port = server.address.rpartition(":")
     keys = {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
+        **zookeeper_conf(server.address),
         "storm.zookeeper.session.timeout": 1000,
         "nimbus.seeds": [blob_server.url.removeprefix("http://")],
         "supervisor.heartbeat.frequency.secs": 1,

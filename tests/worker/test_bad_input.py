@@ -19,8 +19,8 @@ from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.first_error import first_error
 from storm_rigs.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig
 
 CODE = f"""
 import os, time

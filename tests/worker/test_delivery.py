@@ -14,8 +14,8 @@ from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.topology_harness import run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig
 
 CODE = '''
 import os, time

@@ -16,7 +16,7 @@ from storm_dagster.operations.live.log_levels import keep_log_levels, level_chan
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 _CONF = {"topology.workers": 3, "topology.master.single.worker": True}
 

@@ -4,27 +4,15 @@ of whose bolts can be made slow.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
 import httpx
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.host.conf_files import load_cluster_conf
-from storm_dagster.model import paths
-from storm_dagster.model.records import ComponentTasks, SupervisorInfo, TaskTable, encode_record
-from storm_dagster.supervisor.log_service import LogService
-from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
-from storm_rigs.ports import free_port
-from storm_rigs.worker_rig import WorkerRig
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.served_topology import ServedTopology, serve_topology
 
 MARKUP = "<script>alert('x')</script><b>bold</b>"
 """In names, errors and logs: text everywhere."""
@@ -80,30 +68,34 @@ class End(Bolt):
         if tup.values[0] == 40:
             raise ValueError("<script>alert('x')</script><b>bold</b>")
 """
-_KINDS: dict[str, tuple[Literal["bolt", "spout"], str]] = {
-    "parse": ("bolt", "1-2"),
-    "enrich": ("bolt", "3-4"),
-    "sessions": ("bolt", "5"),
-    "score": ("bolt", "6"),
-    "__acker": ("bolt", "8"),
-    "__topology_master": ("bolt", "9"),
-    "clicks": ("spout", "10"),
-    "orders": ("spout", "11"),
+_TASKS = {
+    "parse": "1-2",
+    "enrich": "3-4",
+    "sessions": "5",
+    "score": "6",
+    "__acker": "8",
+    "__topology_master": "9",
+    "clicks": "10",
+    "orders": "11",
+}
+_CONF = {
+    "topology.message.timeout.secs": 30,
+    "task.heartbeat.frequency.secs": 1,
+    "topology.acker.executors": 1,
+}
+_REASONS = {
+    "reasons": {"3": f"the least loaded worker {MARKUP}"},
+    "worker_reasons": {},
+    "warnings": [],
 }
 
 
 @dataclass
-class Shop:
-    """What runs."""
-
-    nimbus: RunningNimbus
-    """The one that leads."""
-    nimbuses: Nimbuses
-    rig: WorkerRig
-    cluster: StormClusterState
-    ports: tuple[int, int]
+class Shop(ServedTopology):
+    """The topology ``shop`` on two workers."""
 
     def get(self, path: str) -> httpx.Response:
+        """The leader's response."""
         return self.nimbus.get(path)
 
     def slow_down(self, slow: bool = True) -> None:
@@ -112,115 +104,30 @@ class Shop:
         switch.touch() if slow else switch.unlink()
 
     def findings(self) -> list[dict[str, str]]:
+        """Findings of the diagnosis."""
         return self.get("/v1/topologies/shop").json()["findings"]
 
 
-@contextlib.contextmanager
-def open_shop(
-    folder: Path,
-    zookeeper: str,
-    nimbuses: Callable[[dict[str, Any]], Nimbuses],
-    last: str = "alerts<b>",
-) -> Iterator[Shop]:
-    """Start everything, and stop it. ``last`` names the bolt at the end."""
-    host, _, port = zookeeper.rpartition(":")
-    zk_conf: dict[str, Any] = {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
-        "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
-        "storm.zookeeper.session.timeout": 4000,
-        "dagster.graphql.url": "http://127.0.0.1:1/graphql",
-    }
-    members = nimbuses(zk_conf)
-    nimbus = members.start().await_leading()
-    cluster = StormClusterState.open({**zk_conf, "storm.zookeeper.session.timeout": 30_000})
-    builder = TopologyBuilder("shop")
-    builder.set_spout("clicks", "rig_code:Source", outputs=["item"])
-    builder.set_spout("orders", "rig_code:Source", outputs=["item"])
+def open_shop(stage: Stage, last: str = "alerts<b>") -> Shop:
+    """Start it; it ends with the stage. ``last`` names the bolt at the end."""
+    stage.conf["dagster.graphql.url"] = "http://127.0.0.1:1/graphql"
     shuffle = Grouping.SHUFFLE
-    builder.set_bolt(
-        "parse",
-        "rig_code:Pass",
-        inputs={"clicks": shuffle, "orders": shuffle},
-        par=2,
-        outputs=["item"],
-    )
-    builder.set_bolt(
-        "enrich",
-        "rig_code:Enrich",
-        inputs={"parse": Grouping.fields("item")},
-        par=2,
-        outputs=["item"],
-    )
-    builder.set_bolt("sessions", "rig_code:Pass", inputs={"parse": shuffle}, outputs=["item"])
-    builder.set_bolt(
-        "score", "rig_code:Score", inputs={"enrich": shuffle, "sessions": shuffle}, outputs=["item"]
-    )
+    item = ["item"]
+    builder = TopologyBuilder("shop")
+    builder.set_spout("clicks", "rig_code:Source", outputs=item)
+    builder.set_spout("orders", "rig_code:Source", outputs=item)
+    sources = {"clicks": shuffle, "orders": shuffle}
+    builder.set_bolt("parse", "rig_code:Pass", inputs=sources, par=2, outputs=item)
+    by_item = {"parse": Grouping.fields("item")}
+    builder.set_bolt("enrich", "rig_code:Enrich", inputs=by_item, par=2, outputs=item)
+    builder.set_bolt("sessions", "rig_code:Pass", inputs={"parse": shuffle}, outputs=item)
+    both = {"enrich": shuffle, "sessions": shuffle}
+    builder.set_bolt("score", "rig_code:Score", inputs=both, outputs=item)
     builder.set_bolt(last, "rig_code:End", inputs={"score": shuffle})
-    kinds = {**_KINDS, last: ("bolt", "7")}
-    table = TaskTable(
-        components={
-            name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in kinds.items()
-        }
-    )
-    conf = {
-        "topology.message.timeout.secs": 30,
-        "task.heartbeat.frequency.secs": 1,
-        "topology.acker.executors": 1,
-    }
-    code = {"rig_code.py": CODE}
     # Old enough for findings.
     launched = int(time.time()) - 60
-    topology_id = f"shop-1-{launched}"
-    rig = WorkerRig(
-        folder,
-        cluster,
-        zk_conf,
-        builder.build(),
-        table,
-        topology_id=topology_id,
-        conf=conf,
-        code=code,
-        name="shop",
-        launched=launched,
-    )
-    service = LogService(
-        load_cluster_conf(None, {**zk_conf, "supervisor.http.port": 0}), folder, "s1"
-    )
-    service.start(lambda: ())
-    ports = (free_port(), free_port())
-    info = SupervisorInfo(
-        host="127.0.0.1",
-        ports=(*ports, 1),
-        started=0,
-        count=1,
-        version="t",
-        http=service.url,
-        cpu=400,
-        memory_mb=4096,
-    )
-    cluster.state.set_ephemeral_node(paths.supervisor("s1"), encode_record(info))
-    reasons = {
-        "reasons": {"3": f"the least loaded worker {MARKUP}"},
-        "worker_reasons": {},
-        "warnings": [],
-    }
-    with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as client:
-        for key in ("stormconf.ser", "stormcode.ser"):
-            client.put(
-                f"/v1/blobs/{rig.topology_id}-{key}", content=(rig.code_dir / key).read_bytes()
-            )
-        client.put(f"/v1/blobs/{rig.topology_id}-stormjar.jar", content=b"jar")
-        client.put(
-            f"/v1/blobs/{rig.topology_id}-placement.json", content=json.dumps(reasons).encode()
-        )
-    try:
-        rig.assign({("s1", ports[0]): "1,3,5,7-10", ("s1", ports[1]): "2,4,6,11"})
-        for used in ports:
-            rig.start("s1", used)
-        eventually(rig.running, timeout=60, what="the workers")
-        yield Shop(nimbus, members, rig, cluster, ports)
-    finally:
-        rig.stop()
-        service.stop()
-        cluster.disconnect()
+    tasks = {**_TASKS, last: "7"}
+    rig = stage.workers(builder, tasks, code=CODE, conf=_CONF, name="shop", launched=launched)
+    blobs = {"placement.json": json.dumps(_REASONS).encode()}
+    served = serve_topology(stage, rig, ["1,3,5,7-10", "2,4,6,11"], blobs)
+    return Shop(stage, served.nimbus, rig, served.service, served.ports)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.model import paths
-from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.ports import free_port
-from storm_rigs.worker_rig import WorkerRig
+from storm_rigs.stage.builder import Stage
 
 _CODE = '''
 """What is not acked is read again after a restart. A number may come twice anyway."""
@@ -71,28 +67,17 @@ class InTopic(Table):
 '''
 
 
-def _table(sinks: str) -> TaskTable:
-    bolts = {"table": sinks, "__acker": "5", "__topology_master": "6"}
-    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in bolts.items()}
-    return TaskTable(components={**parts, "numbers": ComponentTasks(type="spout", tasks="7")})
+def _tasks(sinks: str) -> dict[str, str]:
+    return {"table": sinks, "__acker": "5", "__topology_master": "6", "numbers": "7"}
 
 
 class SinkRig:
     """A spout of ``total`` numbers, and two tasks of a sink in two workers. ``kind``: the class.
 
-    Set ``RIG_FOLDER`` to ``folder``; rows go to the table ``numbers``, to files in ``out``, or to
-    the topic ``RIG_TOPIC``.
+    Rows go to the table ``numbers``, to files in ``out``, or to the topic ``RIG_TOPIC``.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        cluster: StormClusterState,
-        zk_conf: Mapping[str, Any],
-        total: int,
-        conf: Mapping[str, Any],
-        kind: str,
-    ) -> None:
+    def __init__(self, stage: Stage, total: int, conf: Mapping[str, Any], kind: str) -> None:
         builder = TopologyBuilder("wc")
         builder.set_spout("numbers", "rig_code:Numbers", outputs=["key", "n"])
         builder.set_bolt(
@@ -107,15 +92,7 @@ class SinkRig:
             "task.refresh.poll.secs": 2,
         }
         self.total = total
-        self.rig = WorkerRig(
-            folder,
-            cluster,
-            zk_conf,
-            builder.build(),
-            _table("1-2"),
-            conf=settings,
-            code={"rig_code.py": _CODE},
-        )
+        self.rig = stage.workers(builder, _tasks("1-2"), code=_CODE, conf=settings)
 
     def run(self, written: Callable[[], int], kills: int) -> None:
         """Write all numbers while workers are killed ``kills`` times; the last time a third task of
@@ -136,9 +113,7 @@ class SinkRig:
                 rig.processes[slot].kill()
                 rig.processes[slot].wait()
             if last:
-                rig.cluster.state.set_data(
-                    paths.tasks(rig.topology_id), encode_record(_table("1-3"))
-                )
+                rig.set_tasks(_tasks("1-3"))
                 rig.assign({one: "1,5-7", two: "2,3"})
             for slot in (one, two) if last else (two,):
                 rig.start(*slot)

@@ -10,7 +10,7 @@ from storm_dagster.operations.live import lifecycle
 from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
 from storm_rigs.scenes.scene import Scene, due, gone, is_active
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 _LIFECYCLE = lifecycle.__name__
 

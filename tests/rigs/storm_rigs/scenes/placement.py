@@ -12,7 +12,7 @@ from storm_dagster.operations.live.deploy import drain, undo_drain
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_rigs.acting import finish_due
 from storm_rigs.scenes.scene import Scene, due, is_active
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 
 def rebalancing(world: World) -> Scene:

@@ -9,7 +9,7 @@ from typing import Any
 from storm_dagster.model import paths
 from storm_dagster.operations.context import OperationsContext
 from storm_rigs.acting import Actor, finish_due
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 
 @dataclass

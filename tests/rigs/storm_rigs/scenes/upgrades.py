@@ -12,8 +12,8 @@ from storm_dagster.zk.gray_upgrades import write_move
 from storm_rigs.acting import finish_due, upgrade
 from storm_rigs.archives import pack_archive
 from storm_rigs.scenes.scene import Scene, due
+from storm_rigs.stage.records import World
 from storm_rigs.upgrades import UpgradeStandIns
-from storm_rigs.world import World
 
 _LIFECYCLE = lifecycle.__name__
 _UPGRADABLE = {"topology.workers": 3, "topology.master.single.worker": True}

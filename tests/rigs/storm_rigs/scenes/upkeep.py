@@ -9,7 +9,7 @@ from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.cleaner import clean
 from storm_rigs.acting import log_level
 from storm_rigs.scenes.scene import Scene, gone
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 
 def cleaning(world: World) -> Scene:

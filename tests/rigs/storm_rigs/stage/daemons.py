@@ -39,6 +39,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import submit as submit_stages
 from storm_rigs.ports import free_ports
+from storm_rigs.stage.child import start_child
 
 
 class Daemons:
@@ -118,21 +119,15 @@ class Daemons:
         child = self._children.get((role, id))
         if child is not None and child.poll() is None:
             return
-        logs = self.home / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        log = self.home / "logs" / f"{role}-{id}.out"
+        log.parent.mkdir(parents=True, exist_ok=True)
         pairs = {**self._values, **self._own[role, id]}
         argv = [sys.executable, "-m", "storm_dagster", "daemon", role]
         argv += ["--home", str(self.home), "--id", id]
         for key, value in pairs.items():
             argv += ["-c", f"{key}={json.dumps(value)}"]
-        with (logs / f"{role}-{id}.out").open("ab") as output:
-            self._children[role, id] = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "STORM_DAGSTER_HOME": str(self.home)},
-            )
+        env = {"STORM_DAGSTER_HOME": str(self.home)}
+        self._children[role, id] = start_child(argv, log, env=env)
 
     def stop(self) -> None:
         """End all of them with their workers. Stopping twice does nothing."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -13,11 +11,11 @@ from typing import Any
 
 import dagster as dg
 import httpx
-import psutil
 from typing_extensions import Self
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_ports
+from storm_rigs.ports import free_port
+from storm_rigs.stage.child import await_child, start_child, stop_child
 
 _SHOWN = """query($selector: RepositorySelector!) { repositoryOrError(repositorySelector: $selector) {
   __typename ... on Repository {
@@ -50,33 +48,23 @@ class StockDagster:
         home.mkdir()
         if settings:
             (home / "dagster.yaml").write_text(settings, encoding="utf-8")
-        self.port = free_ports(1)[0]
+        self.port = free_port()
         self.instance = dg.DagsterInstance.from_config(str(home))
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        command = [str(Path(sys.executable).with_name("dagster")), "dev", "-m", self.module]
-        env = {
-            **os.environ,
-            "DAGSTER_HOME": str(self.home),
-            "DAGSTER_DISABLE_TELEMETRY": "yes",
-            **self._env,
-        }
-        env.pop("STORM_DAGSTER_HOME", None)
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "-h", "127.0.0.1", "-p", str(self.port)],
-                cwd=self.root, env=env, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        argv = [str(Path(sys.executable).with_name("dagster")), "dev", "-m", self.module]
+        argv += ["-h", "127.0.0.1", "-p", str(self.port)]
+        env = {"DAGSTER_HOME": str(self.home), "DAGSTER_DISABLE_TELEMETRY": "yes", **self._env}
+        self._process = start_child(
+            argv, self.log, env=env, without=["STORM_DAGSTER_HOME"], cwd=self.root, own_session=True
+        )
         try:
             # A webserver and its code location on a machine that runs other things too.
-            eventually(
-                self.shown,
-                240,
-                "the stock Dagster",
-                interval=1,
-                ignore=(httpx.HTTPError, AssertionError),
+            ignore = (httpx.HTTPError, AssertionError)
+            await_child(
+                self._process, self.log, self.shown, 240, "the stock Dagster", ignore=ignore
             )
         except BaseException:
             self.__exit__()
@@ -86,14 +74,7 @@ class StockDagster:
     def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         assert process is not None
-        family = [
-            psutil.Process(process.pid),
-            *psutil.Process(process.pid).children(recursive=True),
-        ]
-        os.kill(process.pid, signal.SIGTERM)
-        for each in psutil.wait_procs(family, 40)[1]:
-            each.kill()
-        process.wait(10)
+        stop_child(process, 40)
         self.instance.dispose()
 
     @property

@@ -1,19 +1,21 @@
-"""Supervisors as real processes, with stand-ins for their workers."""
+"""Supervisor processes with stand-ins for their workers: nimbus is records and a blob server."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.host.processes import start_ticks
+from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, SupervisorInfo, WorkerSlot
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.blob_server import BlobServer
+from storm_rigs.stage.child import start_child
 from storm_rigs.storm_client import as_storm
 
 _PROGRAM = """
@@ -41,28 +43,33 @@ class SupervisorRig:
     python: str
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    def stop(self) -> None:
+        """End the supervisors and the workers, real or standing in, that they have started."""
+        for process in self.started:
+            process.kill()
+            process.wait(timeout=60)
+        for start in self.starts():
+            arguments = Path(f"/proc/{start['pid']}/cmdline")
+            if arguments.exists() and str(self.home).encode() in arguments.read_bytes():
+                os.kill(start["pid"], signal.SIGKILL)
+        # A supervisor's end is not its workers' end.
+        for record in RunFile.read_all(self.home):
+            if record.role == "worker" and record.alive():
+                os.kill(record.pid, signal.SIGKILL)
+
     def supervisor(
         self, name: str = "s1", ports: tuple[int, ...] = (6900, 6901), **conf: Any
     ) -> subprocess.Popen[bytes]:
+        """Start (again) a supervisor; ``conf``: keys with "__" for "."."""
         merged = {**self.conf, **{key.replace("__", "."): value for key, value in conf.items()}}
-        with (self.home / f"supervisor-{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _PROGRAM,
-                    str(self.home),
-                    json.dumps(merged),
-                    name,
-                    json.dumps(ports),
-                ],
-                stdout=log,
-                stderr=log,
-            )
+        argv = [sys.executable, "-c", _PROGRAM, str(self.home)]
+        argv += [json.dumps(merged), name, json.dumps(ports)]
+        process = start_child(argv, self.home / f"supervisor-{name}.log")
         self.started.append(process)
         return process
 
     def code(self, code_dir: str, behaviour: str = "", **conf: Any) -> None:
+        """Put the blobs of a code whose workers stand in as ``behaviour`` says."""
         self.blobs.put_code(
             code_dir,
             {
@@ -81,6 +88,7 @@ class SupervisorRig:
         node: str = "s1",
         restarts: int = 0,
     ) -> None:
+        """Publish an assignment of the node's ports."""
         as_storm(self.cluster).set_assignment(
             topology_id,
             Assignment(
@@ -100,12 +108,13 @@ class SupervisorRig:
         )
 
     def starts(self, topology_id: str | None = None) -> list[dict[str, Any]]:
+        """What each stand-in has noted at its start, of all topologies or of one."""
         try:
             lines = (self.home / "starts").read_text().splitlines()
         except FileNotFoundError:
             return []
-        found = [json.loads(line) for line in lines]
-        return [start for start in found if topology_id in (None, start["topology_id"])]
+        starts = [json.loads(line) for line in lines]
+        return [start for start in starts if topology_id in (None, start["topology_id"])]
 
     def running(self) -> dict[int, int]:
         """Port -> pid of the stand-ins that live and beat."""
@@ -116,11 +125,14 @@ class SupervisorRig:
         return alive
 
     def info(self, name: str = "s1") -> SupervisorInfo | None:
+        """Its record."""
         return as_storm(self.cluster).supervisor_info(name)
 
     def log(self, name: str = "s1") -> str:
+        """Its output."""
         return (self.home / f"supervisor-{name}.log").read_text()
 
 
 def alive_now(pid: int) -> bool:
+    """True if a process of that id lives."""
     return start_ticks(pid) is not None

@@ -1,7 +1,6 @@
-"""Real worker processes without nimbus and supervisors: assignments are written by hand.
+"""Worker processes of one topology: nimbus and its supervisors are records, written by hand.
 
-For tests and benchmarks of the data plane. The rig plays the supervisor (files, processes) and
-nimbus (the records in ZooKeeper) for one topology.
+The rig plays the supervisor (files, processes) and nimbus (the records in ZooKeeper).
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.api import TopologyBuilder
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import paths
 from storm_dagster.model.records import (
     Assignment,
+    ComponentTasks,
     StormBase,
     TaskBeats,
     TaskTable,
@@ -29,31 +30,48 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.stage.child import start_child
+
+
+def task_table(spec: TopologySpec, tasks: Mapping[str, str]) -> TaskTable:
+    """The table of component -> task ranges; what is no spout of ``spec`` is a bolt."""
+    return TaskTable(
+        components={
+            name: ComponentTasks(type="spout" if name in spec.spouts else "bolt", tasks=ranges)
+            for name, ranges in tasks.items()
+        }
+    )
 
 
 class WorkerRig:
-    """One topology on hand-made slots ``(node, port)``."""
+    """One topology on slots ``(node, port)`` that a test assigns.
+
+    ``tasks``: component -> task ranges, ``__acker`` and ``__topology_master`` included. ``code``:
+    the module ``rig_code``, or file -> text. Its components find ``folder`` in ``RIG_FOLDER``.
+    """
 
     def __init__(
         self,
         folder: Path,
         cluster: StormClusterState,
         zk_conf: Mapping[str, Any],
-        spec: TopologySpec,
-        table: TaskTable,
+        topology: TopologyBuilder | TopologySpec,
+        tasks: Mapping[str, str],
         *,
-        topology_id: str = "wc-1-1700000000",
+        code: str | Mapping[str, str],
         conf: Mapping[str, Any] | None = None,
-        code: Mapping[str, str] | None = None,
         name: str = "wc",
         launched: int = 1700000000,
     ) -> None:
+        spec = topology.build() if isinstance(topology, TopologyBuilder) else topology
+        topology_id = f"{name}-1-{launched}"
         self.folder = folder
         self.name = name
         self.launched = launched
         self.cluster = cluster
         self.spec = spec
-        self.table = table
+        self.table = task_table(spec, tasks)
+        """The tasks as they were written last."""
         self.topology_id = topology_id
         self.zk_conf = dict(zk_conf)
         self.hosts: dict[str, str] = {}
@@ -63,13 +81,14 @@ class WorkerRig:
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.code_dir = folder / "stormdist" / topology_id
         (self.code_dir / "code" / "resources").mkdir(parents=True)
-        for name, text in (code or {}).items():
-            target = self.code_dir / "code" / name
+        files = {"rig_code.py": code} if isinstance(code, str) else code
+        for path, text in files.items():
+            target = self.code_dir / "code" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         (self.code_dir / "stormconf.ser").write_text(json.dumps(dict(conf or {})), encoding="utf-8")
         (self.code_dir / "stormcode.ser").write_bytes(spec.to_json())
-        self._put(paths.tasks(topology_id), encode_record(table))
+        self.set_tasks(tasks)
         self._put(
             paths.taskbeats(topology_id),
             encode_record(TaskBeats(topology_id=topology_id, topology_master=1)),
@@ -83,6 +102,11 @@ class WorkerRig:
             state.set_data(path, data)
         else:
             state.create_node(path, data)
+
+    def set_tasks(self, tasks: Mapping[str, str]) -> None:
+        """Write the table of component -> task ranges."""
+        self.table = task_table(self.spec, tasks)
+        self._put(paths.tasks(self.topology_id), encode_record(self.table))
 
     def assign(self, slots: Mapping[tuple[str, int], str], status: str = "ACTIVE") -> None:
         """Publish: slot -> task ranges. The topology's record is written along with it."""
@@ -135,18 +159,13 @@ class WorkerRig:
             log_path=str(self.log_path(node, port)),
         )
         spec.write(folder / "spec.json")
-        python_path = os.pathsep.join(
-            [str(self.code_dir / "code"), os.environ.get("PYTHONPATH", "")]
+        code_path = [str(self.code_dir / "code"), os.environ.get("PYTHONPATH", "")]
+        process = start_child(
+            [sys.executable, "-m", "storm_dagster.worker", str(folder / "spec.json")],
+            self.log_path(node, port),
+            env={"RIG_FOLDER": str(self.folder), "PYTHONPATH": os.pathsep.join(code_path)},
+            cwd=folder,
         )
-        with self.log_path(node, port).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "storm_dagster.worker", str(folder / "spec.json")],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": python_path},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
         self.processes[(node, port)] = process
         return process
 
@@ -163,7 +182,7 @@ class WorkerRig:
         return self.cluster.live_workers(self.topology_id)
 
     def running(self) -> bool:
-        """Whether every slot of the assignment has a live worker all of whose tasks run."""
+        """True if every slot of the assignment has a live worker all of whose tasks run."""
         found = self.cluster.read_assignment(self.topology_id)
         if found is None:
             return False

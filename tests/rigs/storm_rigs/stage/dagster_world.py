@@ -1,15 +1,13 @@
-"""A real cluster state, a local blob store and a real Dagster instance; supervisors and workers are
-records.
-"""
+"""The code location: a real Dagster instance on a cluster at the level of records."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 import pytest
@@ -20,36 +18,15 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
-from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.operations.context import Planner
-from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.archives import pack_archive
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
-
-WORD_COUNT: dict[str, Any] = {
-    "spouts": {
-        "lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}
-    },
-    "bolts": {
-        "split": {
-            "object": {"python": "wc:Split"},
-            "parallelism": 2,
-            "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}],
-            "outputs": {"default": {"fields": ["word"]}},
-        },
-        "count": {
-            "object": {"python": "wc:Count"},
-            "parallelism": 2,
-            "inputs": [{"component": "split", "grouping": {"type": "fields", "fields": ["word"]}}],
-        },
-    },
-}
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.records import WORD_COUNT, Records
 
 
 class PlainPlanner(SparkResource):
@@ -60,36 +37,29 @@ class PlainPlanner(SparkResource):
 
 
 @dataclass
-class DagsterWorld:
-    """One cluster as the code location sees it, and what a test does to it."""
+class DagsterWorld(Records):
+    """One cluster as the code location sees it: daemons are records, Dagster is real."""
 
     home: Path
-    cluster: StormClusterState
-    blobs: LocalBlobStore
     instance: dg.DagsterInstance
     defs: dg.Definitions
     names: DagsterNames = field(default_factory=DagsterNames)
 
-    def lead(self) -> int:
-        record = EpochRecord(leader="127.0.0.1:6627", http="http://127.0.0.1:7621")
-        return self.cluster.state.set_data(paths.EPOCH, encode_record(record))
-
     def supervisor(
-        self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903)
+        self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903), **more: Any
     ) -> None:
-        info = SupervisorInfo(
-            host=f"host-{supervisor_id}", ports=ports, started=0, count=1, version="t"
-        )
-        self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
+        """A live supervisor, on a host of its own."""
+        super().supervisor(supervisor_id, ports, **{"host": f"host-{supervisor_id}", **more})
 
-    def lose_supervisor(self, supervisor_id: str) -> None:
-        self.cluster.state.delete_node(paths.supervisor(supervisor_id))
-
-    def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None) -> str:
-        self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
-        self.blobs.put(upload_key(handle, "conf"), json.dumps(conf or {}).encode())
-        self.blobs.put(upload_key(handle, "archive"), pack_archive(modules=["wc"]))
-        return handle
+    def run_workers(
+        self,
+        topology: str,
+        *,
+        status: Literal["starting", "running", "paused"] = "running",
+        token: str = "start-token",
+    ) -> None:
+        """Every worker that the assignment names has a live node; ``topology`` is a name."""
+        super().run_workers(self.topology(topology).id, status=status, token=token)
 
     def run(
         self,
@@ -128,26 +98,8 @@ class DagsterWorld:
         )
 
     def topology(self, name: str) -> Any:
+        """The topology of that name; ``None`` without one."""
         return self.cluster.load_view().topology_named(name)
-
-    def run_workers(self, name: str, *, token: str = "start-token") -> None:
-        """Every worker that the assignment names lives, and no other."""
-        topology = self.topology(name)
-        wanted = {worker.slot: worker for worker in topology.assignment.workers}
-        for node, port in topology.live_workers.keys() - wanted.keys():
-            self.cluster.state.delete_node(paths.worker(topology.id, node, port))
-        for (node, port), worker in wanted.items():
-            record = WorkerNode(
-                pid=1000 + port,
-                token=f"{token}-{node}-{port}",
-                version=topology.assignment_at.version,
-                tasks=worker.tasks,
-                started_ms=0,
-                status="running",
-            )
-            self.cluster.state.set_ephemeral_node(
-                paths.worker(topology.id, node, port), encode_record(record)
-            )
 
     def stored_memory(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
         """Memory of a sensor in ZooKeeper, by its cursor."""
@@ -174,24 +126,23 @@ class DagsterWorld:
         return [record.asset_materialization for record in records if record.asset_materialization]
 
 
-def make_world(
-    home: Path,
+def dagster_world(
+    stage: Stage,
     instance: dg.DagsterInstance,
-    zk_conf: dict[str, object],
-    zk_cluster: StormClusterState,
-    resources: dict[str, Any],
+    resources: Mapping[str, Any],
     cluster: str | None = None,
 ) -> DagsterWorld:
-    """A cluster with a leader's epoch and two supervisors of four slots, and a Dagster that knows
-    it.
+    """The cluster of ``stage`` with a leader's epoch and two supervisors of four slots, and the
+    definitions of a code location called ``cluster``.
     """
-    home.mkdir()
-    conf = {**zk_conf, "task.cleanup.timeout.sec": 0, "topology.message.timeout.secs": 1}
+    home = stage.home
+    home.mkdir(parents=True)
+    conf = {**stage.conf, "task.cleanup.timeout.sec": 0, "topology.message.timeout.secs": 1}
     (home / "storm.yaml").write_text(yaml.safe_dump(conf), encoding="utf-8")
     blob_dir = home / "blobs"
     world = DagsterWorld(
         home=home,
-        cluster=zk_cluster,
+        cluster=stage.cluster,
         blobs=LocalBlobStore(blob_dir),
         instance=instance,
         defs=build_storm_defs(
@@ -210,19 +161,16 @@ def make_world(
 
 
 @contextmanager
-def leading_nimbus(world: DagsterWorld) -> Iterator[RunningNimbus]:
+def leading_nimbus(world: DagsterWorld) -> Iterator[NimbusThread]:
     """A real nimbus that leads the cluster and that the code location finds; it has no Dagster."""
     path = world.home / "storm.yaml"
     conf = yaml.safe_load(path.read_text(encoding="utf-8"))
     conf.pop("nimbus.seeds", None)
-    nimbus = Nimbuses(conf, world.home).start()
-    try:
-        nimbus.await_leading()
+    with Stage(world.home.parent, conf, home=world.home) as stage:
+        nimbus = stage.nimbus().await_leading()
         seeds = [nimbus.url.removeprefix("http://")]
         path.write_text(yaml.safe_dump({**conf, "nimbus.seeds": seeds}), encoding="utf-8")
         yield nimbus
-    finally:
-        nimbus.stop()
 
 
 def connection_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Self
+
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.names import ACKER
@@ -18,9 +20,11 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Runner, Shared
 
 
-class Workers:
-    """Workers with real sockets, which run in turn. ``slots``: component, ``__acker`` perhaps, ->
-    index of its worker. ``state_dir``: for components that keep state.
+class LocalWorkers:
+    """Workers with real sockets, which run in turn; a context manager that closes them.
+
+    ``slots``: component, ``__acker`` perhaps, -> index of its worker. ``state_dir``: for components
+    that keep state.
     """
 
     def __init__(
@@ -61,6 +65,12 @@ class Workers:
         for engine in self.engines:
             engine.activate(True)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def places(self) -> list[tuple[str, int]]:
         """The slots of the workers."""
         return [(f"s{index}", index) for index in range(len(self.transports))]
@@ -70,15 +80,16 @@ class Workers:
         places = self.places()
         placed = {task: places[slots[name]] for task, name in self.components.items()}
         addresses = {
-            slot: f"127.0.0.1:{one.port}" for slot, one in zip(places, self.transports, strict=True)
+            slot: f"127.0.0.1:{transport.port}"
+            for slot, transport in zip(places, self.transports, strict=True)
         }
         living = [index for index in range(len(places)) if index != gone]
         tokens = {self.transports[index].token: places[index] for index in living}
         for index in living:
-            mine = frozenset(task for task, place in placed.items() if place == places[index])
+            own = frozenset(task for task, place in placed.items() if place == places[index])
             ready = frozenset(places)
             self.engines[index].place(
-                Placement(version, placed, addresses, self.components, mine, mine, tokens, ready)
+                Placement(version, placed, addresses, self.components, own, own, tokens, ready)
             )
 
     def turn(self, but: int | None = None) -> None:
@@ -94,14 +105,15 @@ class Workers:
             transport.flush(engine.cannot_travel)
 
     def runner(self, component: str) -> Runner:
-        return next(
-            one
-            for engine in self.engines
-            for one in engine.runners.values()
-            if one.component == component
-        )
+        """The first task of a component."""
+        for engine in self.engines:
+            for runner in engine.runners.values():
+                if runner.component == component:
+                    return runner
+        raise AssertionError(f"no worker runs {component}")
 
     def close(self) -> None:
+        """Close all of them."""
         for engine, transport in zip(self.engines, self.transports, strict=True):
             engine.close()
             transport.close()
