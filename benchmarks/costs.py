@@ -31,8 +31,8 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.request_counts import RequestCounts, count_requests, server_metrics
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.request_counts import RequestCounts, count_requests, server_metrics
 from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.stage.records import World
 from storm_rigs.stage.supervisor_link import LinkedSupervisor

@@ -14,9 +14,8 @@ from tables import Row, run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
-from storm_rigs.dagster_results import tick_sensor
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.event_volume import (
+from storm_rigs.dagster.dagster_results import tick_sensor
+from storm_rigs.dagster.event_volume import (
     add_topologies,
     cluster,
     day_of_crashes,
@@ -26,6 +25,7 @@ from storm_rigs.event_volume import (
     stored_bytes,
     supervisor_cursor,
 )
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.stage.dagster_world import PlainPlanner, dagster_world

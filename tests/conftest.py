@@ -21,7 +21,7 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.conf import fresh_root, zookeeper_conf
 

@@ -15,9 +15,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, expect
 
-from storm_rigs.shop import MARKUP, Shop, open_shop
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.shop import MARKUP, Shop, open_shop
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 

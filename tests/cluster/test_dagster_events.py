@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_ports
+from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.daemons import Daemons
 
 pytestmark = [

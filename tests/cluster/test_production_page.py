@@ -31,7 +31,7 @@ import pytest
 from storm_dagster.host.java import java_command
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.embedded import zookeeper_jars
-from storm_rigs.postgres import PostgresServer
+from storm_rigs.servers.postgres import PostgresServer
 
 pytestmark = [
     pytest.mark.long,

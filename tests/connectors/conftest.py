@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from storm_rigs.sink_rig import SinkRig
 from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.sink_rig import SinkRig
 
 
 @pytest.fixture(scope="session")

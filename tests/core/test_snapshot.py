@@ -24,7 +24,7 @@ from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
-from storm_rigs.snapshots import snapshot_alone
+from storm_rigs.operations.snapshots import snapshot_alone
 
 
 class OneRoute:

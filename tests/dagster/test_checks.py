@@ -30,7 +30,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_results import shown
+from storm_rigs.dagster.dagster_results import shown
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.dagster_world import DagsterWorld, PlainPlanner, dagster_world
 

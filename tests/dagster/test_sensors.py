@@ -25,7 +25,7 @@ from storm_dagster.operations.context import OperationsContext, Planner
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import SensorTick, run_config, shown, tick_sensor
+from storm_rigs.dagster.dagster_results import SensorTick, run_config, shown, tick_sensor
 from storm_rigs.stage.dagster_world import DagsterWorld
 from storm_rigs.stage.nimbus_thread import NimbusThread
 

@@ -33,7 +33,7 @@ from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_results import SensorTick, tick_sensor
+from storm_rigs.dagster.dagster_results import SensorTick, tick_sensor
 from storm_rigs.stage.dagster_world import DagsterWorld, connection_waits, leading_nimbus
 
 ELSEWHERE = RemoteRepositoryOrigin(

@@ -16,7 +16,7 @@ from dagster._core.workspace.load_target import ModuleTarget
 from storm_dagster.host.processes import RunFile
 from storm_dagster.launcher import wire
 from storm_dagster.launcher.wire import RUN_ROLE
-from storm_rigs.warm_runs import MODULE, Place
+from storm_rigs.dagster.warm_runs import MODULE, Place
 
 DEFINITIONS = """
 import json, logging, os, signal, subprocess, sys, time, warnings

@@ -17,7 +17,7 @@ from storm_dagster.launcher import run_launcher, wire
 from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.wire import SOCKET, WARM_TAG, LineConnection, here, listen, run_records
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.warm_runs import Place
+from storm_rigs.dagster.warm_runs import Place
 
 
 def test_a_run_starts_warm_and_its_output_is_captured(place: Place) -> None:

@@ -22,8 +22,8 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.ports import free_ports
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.stage.nimbus_thread import NimbusThread

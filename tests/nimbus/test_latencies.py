@@ -34,7 +34,7 @@ from storm_dagster.nimbus.http.metrics import component_metrics
 from storm_dagster.operations.read.status import load_document
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
-from storm_rigs.snapshots import snapshot_alone
+from storm_rigs.operations.snapshots import snapshot_alone
 
 MS = 1_000_000
 

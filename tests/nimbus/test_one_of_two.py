@@ -25,7 +25,7 @@ from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.packaging.archive import Archive, hash_file
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.acting import submit
+from storm_rigs.operations.acting import submit
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 from storm_rigs.stage.records import ARCHIVE, WORD_COUNT, World

@@ -27,9 +27,9 @@ from storm_dagster.model.records import (
 from storm_dagster.security.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.shop import MARKUP, RATE, Shop, open_shop
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.shop import MARKUP, RATE, Shop, open_shop
 
 pytestmark = pytest.mark.zookeeper
 

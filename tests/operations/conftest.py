@@ -15,7 +15,7 @@ from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.stage.records import World
 
 # Scenes assert what they promise: failures show both sides, as in a test.
-pytest.register_assert_rewrite("storm_rigs.scenes")
+pytest.register_assert_rewrite("storm_rigs.operations.scenes")
 
 
 @pytest.fixture

@@ -41,11 +41,11 @@ from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.staging import read_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.acting import finish_due, submit, upgrade
-from storm_rigs.archives import pack_archive
+from storm_rigs.operations.acting import finish_due, submit, upgrade
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.operations.upgrades import UpgradeStandIns
 from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.stage.records import Crash, World
-from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(3600)]
 

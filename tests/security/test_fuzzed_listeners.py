@@ -29,14 +29,14 @@ from storm_dagster.launcher.wire import _address as socket_address
 from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.fuzz_messages import (
+from storm_rigs.protocols.fuzz_messages import (
     batch_messages,
     http_messages,
     launcher_messages,
     thrift_messages,
     worker_messages,
 )
-from storm_rigs.fuzzing import (
+from storm_rigs.protocols.fuzzing import (
     DEADLINE,
     SEARCHING,
     SECS,
@@ -46,9 +46,9 @@ from storm_rigs.fuzzing import (
     tcp,
     within,
 )
-from storm_rigs.ports import free_port
+from storm_rigs.protocols.thrift_calls import encode_call
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
-from storm_rigs.thrift_calls import encode_call
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(SECS + 300)]
 

@@ -17,7 +17,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.spark_remote import spark_token
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 
 CODE = """

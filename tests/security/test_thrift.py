@@ -21,7 +21,7 @@ from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.archives import pack_archive
+from storm_rigs.operations.archives import pack_archive
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 

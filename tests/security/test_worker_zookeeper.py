@@ -40,8 +40,8 @@ from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.root import secure_root
 from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
-from storm_rigs.blob_server import serve_blobs, zip_bytes
-from storm_rigs.ports import free_port
+from storm_rigs.servers.blob_server import serve_blobs, zip_bytes
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.supervisor_processes import SupervisorRig
 
 pytestmark = pytest.mark.zookeeper

@@ -32,8 +32,8 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.embedded import server_answers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.ports import free_port
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 
 pytestmark = pytest.mark.zookeeper

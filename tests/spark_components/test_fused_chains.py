@@ -26,9 +26,9 @@ from storm_dagster.model.fusion import CHAIN_KEY, FUSED_ROWS, fuse, fused_compon
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
-from storm_rigs.spark_component import start
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
+from storm_rigs.worker.spark_component import start
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -18,8 +18,8 @@ import pytest
 
 from storm_dagster.api import SparkBolt, SparkSpout, TopologyBuilder
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
-from storm_rigs.spark_server import SparkServer
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
 from storm_rigs.stage.builder import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.long, pytest.mark.timeout(1200)]

@@ -18,7 +18,7 @@ from storm_dagster.security.spark_remote import remote_with_session
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import open_connect
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig
 

@@ -19,8 +19,8 @@ from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, T
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
-from storm_rigs.spark_server import SparkServer
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
 from storm_rigs.stage.local_workers import LocalWorkers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

@@ -17,8 +17,8 @@ from storm_dagster.api import TopologyBuilder
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token
 from storm_dagster.spark.server import spark_connect_command, spark_environment
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
-from storm_rigs.spark_server import wait_until_ready
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import wait_until_ready
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig
 

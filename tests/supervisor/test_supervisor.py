@@ -23,10 +23,10 @@ from storm_dagster.model import paths
 from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
-from storm_rigs.blob_server import BlobServer, zip_bytes
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.blob_server import BlobServer, zip_bytes
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.supervisor_processes import SupervisorRig, alive_now
-from storm_rigs.storm_client import as_storm
 
 pytestmark = pytest.mark.zookeeper
 

@@ -18,11 +18,11 @@ from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.daemon import run
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.blob_server import BlobServer
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.ports import free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.blob_server import BlobServer
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.conf import zookeeper_conf
-from storm_rigs.storm_client import as_storm
 
 pytestmark = pytest.mark.zookeeper
 

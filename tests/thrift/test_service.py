@@ -27,10 +27,10 @@ from storm_dagster.nimbus.thrift.idl import METHODS, decoder, load_idl
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.archives import pack_archive
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.protocols.thrift_calls import encode_call
 from storm_rigs.stage.nimbus_thread import NimbusThread
 from storm_rigs.stage.records import World
-from storm_rigs.thrift_calls import encode_call
 
 # Made when it is imported, from the definition file of Storm: no type checker knows what it has.
 storm = importlib.import_module("streamparse.thrift")

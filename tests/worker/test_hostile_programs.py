@@ -16,8 +16,8 @@ from storm_dagster.api import Bolt, ShellBolt, ShellSpout, Spout, TopologyBuilde
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess
-from storm_rigs.shell_programs import BEGINNING
 from storm_rigs.stage.local_workers import LocalWorkers
+from storm_rigs.worker.shell_programs import BEGINNING
 
 # Plain protocol: what it does with each message is HANDLE.
 PROGRAM = (

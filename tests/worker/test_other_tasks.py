@@ -10,9 +10,9 @@ import pytest
 from storm_dagster.api import Grouping, Stream, TopologyBuilder
 from storm_dagster.api.specs import StreamOf
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
-from storm_rigs.storm_client import as_storm
 
 PARTITIONS, LINES = 4, 200
 

@@ -13,7 +13,7 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_rigs.ports import free_port
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = pytest.mark.zookeeper

@@ -20,12 +20,12 @@ from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.beats import read_beats
-from storm_rigs.ports import free_port
+from storm_rigs.operations.beats import read_beats
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.conf import zookeeper_conf
 from storm_rigs.stage.worker_processes import WorkerRig
-from storm_rigs.storm_client import as_storm
 
 pytestmark = pytest.mark.zookeeper
 
@@ -300,7 +300,7 @@ def test_frames_and_requests_of_unknown_senders_are_dropped(
 def test_the_lease_pauses_when_zookeeper_is_silent(
     make_rig: Callable[..., WorkerRig], slots, zookeeper_server: str, tmp_path: Path
 ) -> None:
-    from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+    from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
     with EmbeddedZooKeeper(tmp_path / "own-zk", durable=False) as server:
         conf = {**zookeeper_conf(server.address), "storm.zookeeper.session.timeout": 2000}

@@ -10,7 +10,7 @@ from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.served_topology import serve_topology
-from storm_rigs.storm_rest import StormRest
+from storm_rigs.stage.storm_rest import StormRest
 
 CODE = """
 import time

@@ -7,8 +7,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from storm_rigs.fuzzing import SEARCHING
-from storm_rigs.storm_rest import StormRest
+from storm_rigs.protocols.fuzzing import SEARCHING
+from storm_rigs.stage.storm_rest import StormRest
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(300)]
 
@@ -17,7 +17,7 @@ EVERY = 1 if SEARCHING else 8
 
 
 def test_nimbus_withstands_made_up_requests(rest: StormRest) -> None:
-    from storm_rigs.made_up_requests import fuzz
+    from storm_rigs.protocols.made_up_requests import fuzz
 
     document = rest.http.get("/openapi.json").json()
     known = {"id": rest.id, "name": "wc", "component": "split", "key": f"{rest.id}-stormconf.ser"}
@@ -30,7 +30,7 @@ def test_nimbus_withstands_made_up_requests(rest: StormRest) -> None:
 
 
 def test_a_supervisor_withstands_made_up_requests(rest: StormRest) -> None:
-    from storm_rigs.made_up_requests import fuzz
+    from storm_rigs.protocols.made_up_requests import fuzz
 
     document = httpx.get(f"{rest.supervisor}/openapi.json", trust_env=False, timeout=20).json()
     assert len(fuzz(document, rest.supervisor, {})) >= len(document["paths"])

@@ -12,7 +12,7 @@ import pytest
 from storm_dagster.nimbus.http.storm.formats import pretty_secs
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.storm_rest import StormRest
+from storm_rigs.stage.storm_rest import StormRest
 
 pytestmark = pytest.mark.zookeeper
 

@@ -15,7 +15,7 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.blob_server import BlobServer
+from storm_rigs.servers.blob_server import BlobServer
 from storm_rigs.stage.conf import LASTING_SESSION_MS
 from storm_rigs.stage.nimbus_thread import NimbusThread
 from storm_rigs.stage.records import Records, World

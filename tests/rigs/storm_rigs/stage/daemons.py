@@ -37,8 +37,8 @@ from storm_dagster.operations.read.inspection import InspectionResult, inspect_c
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.acting import submit as submit_stages
-from storm_rigs.ports import free_ports
+from storm_rigs.operations.acting import submit as submit_stages
+from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.child import start_child
 
 
@@ -47,7 +47,7 @@ class Daemons:
     that ends them all.
 
     ``zookeeper`` are the servers for all of them, ``links`` others for single daemons, by id
-    (through a :class:`~storm_rigs.fault_proxy.FaultProxy`).
+    (through a :class:`~storm_rigs.servers.fault_proxy.FaultProxy`).
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from storm_rigs.ports import free_port
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.child import await_child, start_child, stop_child
 
 DAGSTER_YAML = """

@@ -27,8 +27,8 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit.staging import read_record, upload_key
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.acting import submit
-from storm_rigs.archives import pack_archive
+from storm_rigs.operations.acting import submit
+from storm_rigs.operations.archives import pack_archive
 
 WORD_COUNT: dict[str, Any] = {
     "spouts": {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.ports import free_ports
+from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 from storm_rigs.stage.worker_processes import WorkerRig

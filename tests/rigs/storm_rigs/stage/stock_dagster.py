@@ -14,7 +14,7 @@ import httpx
 from typing_extensions import Self
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.child import await_child, start_child, stop_child
 
 _SHOWN = """query($selector: RepositorySelector!) { repositoryOrError(repositorySelector: $selector) {

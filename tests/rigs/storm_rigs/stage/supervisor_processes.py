@@ -14,9 +14,9 @@ from typing import Any
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, SupervisorInfo, WorkerSlot
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.blob_server import BlobServer
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.blob_server import BlobServer
 from storm_rigs.stage.child import start_child
-from storm_rigs.storm_client import as_storm
 
 _PROGRAM = """
 import json, logging, signal, sys, threading

@@ -7,8 +7,8 @@ from typing import Any
 from storm_dagster.model import paths
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.cleaner import clean
-from storm_rigs.acting import log_level
-from storm_rigs.scenes.scene import Scene, gone
+from storm_rigs.operations.acting import log_level
+from storm_rigs.operations.scenes.scene import Scene, gone
 from storm_rigs.stage.records import World
 
 
@@ -69,7 +69,7 @@ def leveling(world: World) -> Scene:
 
     return Scene(
         world,
-        "storm_rigs.acting:log_level",
+        "storm_rigs.operations.acting:log_level",
         {"name": "wc", "logger": "my.module", "level": "DEBUG"},
         again=lambda ctx: log_level(ctx, "wc", "my.module", "DEBUG"),
         begun=lambda: bool(kept()),

@@ -10,8 +10,8 @@ from storm_dagster.model import paths
 from storm_dagster.operations.live import healing
 from storm_dagster.operations.live.deploy import drain, undo_drain
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_rigs.acting import finish_due
-from storm_rigs.scenes.scene import Scene, due, is_active
+from storm_rigs.operations.acting import finish_due
+from storm_rigs.operations.scenes.scene import Scene, due, is_active
 from storm_rigs.stage.records import World
 
 
@@ -91,7 +91,7 @@ def reassigning(world: World) -> Scene:
 
     return Scene(
         world,
-        "storm_rigs.acting:reassign",
+        "storm_rigs.operations.acting:reassign",
         {"causes": [cause.to_json() for cause in causes()]},
         again=lambda ctx: healing.reassign(ctx, causes()),
         # The cause is seen again for as long as it is there: nobody needs to remember it.

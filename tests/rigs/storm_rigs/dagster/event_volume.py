@@ -28,7 +28,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import AssetEvent
+from storm_rigs.dagster.dagster_results import AssetEvent
 
 DAY = 24 * 3600
 POLL_SECS = 30

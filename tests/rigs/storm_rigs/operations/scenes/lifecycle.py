@@ -7,9 +7,9 @@ from typing import Any
 
 from storm_dagster.model.names import jar_key
 from storm_dagster.operations.live import lifecycle
-from storm_rigs.acting import submit
-from storm_rigs.archives import pack_archive
-from storm_rigs.scenes.scene import Scene, due, gone, is_active
+from storm_rigs.operations.acting import submit
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.operations.scenes.scene import Scene, due, gone, is_active
 from storm_rigs.stage.records import World
 
 _LIFECYCLE = lifecycle.__name__
@@ -30,7 +30,7 @@ def submission(world: World) -> Scene:
 
     return Scene(
         world,
-        "storm_rigs.acting:submit",
+        "storm_rigs.operations.acting:submit",
         arguments,
         again=lambda ctx: submit(ctx, **arguments),
         begun=lambda: world.find() is not None,

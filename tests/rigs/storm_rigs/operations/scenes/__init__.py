@@ -18,8 +18,8 @@ from collections.abc import Callable
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.upgrade import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
-from storm_rigs.scenes import lifecycle, placement, upgrades, upkeep
-from storm_rigs.scenes.scene import Scene
+from storm_rigs.operations.scenes import lifecycle, placement, upgrades, upkeep
+from storm_rigs.operations.scenes.scene import Scene
 from storm_rigs.stage.records import World
 
 __all__ = ["SCENES", "Scene", "scene_of"]

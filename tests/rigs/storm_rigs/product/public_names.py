@@ -1,5 +1,5 @@
 """Names that leave a process, taken from the objects that carry them: ``python -m
-storm_rigs.public_names`` prints them.
+storm_rigs.product.public_names`` prints them.
 
 Each collector gives, for one kind of names, subject -> names. Other programs rely on them: clusters
 of another release, clients, dashboards, confs, code of users. Names in Dagster are in

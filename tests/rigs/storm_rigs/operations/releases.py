@@ -29,7 +29,7 @@ lacks it.
 """
 
 _TREE = Path(storm_dagster.__file__).parent
-_RIGS = Path(__file__).parents[1]
+_RIGS = Path(__file__).parents[2]
 
 
 def _record_modules(tree: Path) -> dict[str, list[str]]:
@@ -165,14 +165,14 @@ class OtherRelease:
     def __init__(self, release: Path, *modules: Path) -> None:
         path = os.pathsep.join(str(each) for each in (release, _RIGS, *modules))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "storm_rigs.releases"],
+            [sys.executable, "-m", "storm_rigs.operations.releases"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=release,
             env={**os.environ, "PYTHONPATH": path},
         )
-        origin = self.ask("storm_rigs.releases:package_folder")
+        origin = self.ask("storm_rigs.operations.releases:package_folder")
         assert Path(origin).is_relative_to(release), f"{origin} is not the copy"
 
     def ask(self, function: str, *arguments: Any, **named: Any) -> Any:

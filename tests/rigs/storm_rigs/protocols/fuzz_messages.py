@@ -1,4 +1,4 @@
-"""Messages for :mod:`storm_rigs.fuzzing`: nearly valid ones of each protocol."""
+"""Messages for :mod:`storm_rigs.protocols.fuzzing`: nearly valid ones of each protocol."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 
 from storm_dagster.model.wire import Frame, encode_frame
 from storm_dagster.nimbus.thrift.idl import load_idl
-from storm_rigs.fuzzing import Message
-from storm_rigs.thrift_calls import encode_call
+from storm_rigs.protocols.fuzzing import Message
+from storm_rigs.protocols.thrift_calls import encode_call
 
 _INTEGERS = (0, 1, -1, 7, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63))
 _TEXTS = (

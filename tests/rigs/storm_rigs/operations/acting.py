@@ -45,7 +45,7 @@ _PATIENCE_SECS = 60.0
 _EXIT = b"exit"
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([__name__])
-_IMPORTED_FROM = (Path(__file__).parents[1], Path(storm_dagster.__file__).parents[1])
+_IMPORTED_FROM = (Path(__file__).parents[2], Path(storm_dagster.__file__).parents[1])
 
 
 def _start_server() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_port
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 
 _CODE = '''

@@ -8,7 +8,7 @@ from typing import Any
 
 from storm_dagster.model import paths
 from storm_dagster.operations.context import OperationsContext
-from storm_rigs.acting import Actor, finish_due
+from storm_rigs.operations.acting import Actor, finish_due
 from storm_rigs.stage.records import World
 
 
@@ -39,7 +39,7 @@ class Scene:
 
 def due(scene: Scene) -> Scene:
     """The scene in which the leader, or the sensor, finishes what another process began."""
-    scene.target, scene.arguments = "storm_rigs.acting:finish_due", {}
+    scene.target, scene.arguments = "storm_rigs.operations.acting:finish_due", {}
     scene.again = finish_due
     return scene
 

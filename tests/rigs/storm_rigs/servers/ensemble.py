@@ -19,7 +19,7 @@ from pathlib import Path
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.embedded import Member, ensemble_command
-from storm_rigs.ports import free_ports
+from storm_rigs.servers.ports import free_ports
 
 
 def server_mode(host: str, port: int, timeout: float = 1.0) -> str | None:
@@ -44,7 +44,7 @@ class ZooKeeperEnsemble:
     from 1.
 
     ``hosts`` gives each server an address of its own, and ``prefixes`` a command in front of its
-    own (such as ``ip netns exec NAME``): how :mod:`storm_rigs.namespaces` puts each into a network
+    own (such as ``ip netns exec NAME``): how :mod:`storm_rigs.servers.namespaces` puts each into a network
     of its own.
     """
 

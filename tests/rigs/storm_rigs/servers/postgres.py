@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ports import free_ports
+from storm_rigs.servers.ports import free_ports
 
 
 def _package_folder() -> Path:

@@ -9,11 +9,11 @@ from storm_dagster.model.names import jar_key
 from storm_dagster.model.records import GrayWorker
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.zk.gray_upgrades import write_move
-from storm_rigs.acting import finish_due, upgrade
-from storm_rigs.archives import pack_archive
-from storm_rigs.scenes.scene import Scene, due
+from storm_rigs.operations.acting import finish_due, upgrade
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.operations.scenes.scene import Scene, due
+from storm_rigs.operations.upgrades import UpgradeStandIns
 from storm_rigs.stage.records import World
-from storm_rigs.upgrades import UpgradeStandIns
 
 _LIFECYCLE = lifecycle.__name__
 _UPGRADABLE = {"topology.workers": 3, "topology.master.single.worker": True}
@@ -66,7 +66,7 @@ def upgrading(world: World) -> Scene:
 
     return Scene(
         world,
-        "storm_rigs.acting:upgrade",
+        "storm_rigs.operations.acting:upgrade",
         arguments,
         again=lambda ctx: upgrade(ctx, **arguments),
         begun=lambda: stand_ins.state.record is not None,
@@ -86,7 +86,7 @@ def going_on(world: World) -> Scene:
 
     return Scene(
         world,
-        "storm_rigs.acting:upgrade",
+        "storm_rigs.operations.acting:upgrade",
         arguments,
         again=lambda ctx: upgrade(ctx, **arguments),
         begun=lambda: stand_ins.record.continue_,

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 import yaml
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 PACKAGE = "newcomer_shop"
 CODE = (_ROOT / "examples" / "wordcount.py").read_text(encoding="utf-8")
 _THREE_LINES = """
