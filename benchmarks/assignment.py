@@ -38,9 +38,9 @@ from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
-from storm_rigs.placement_clusters import small_topology, supervisor
-from storm_rigs.placement_invariants import placement_faults
-from storm_rigs.spark_server import SparkServer
+from storm_rigs.placement.placement_clusters import small_topology, supervisor
+from storm_rigs.placement.placement_invariants import placement_faults
+from storm_rigs.servers.spark_server import SparkServer
 
 MARKERS = ("<!-- assignment: begin -->", "<!-- assignment: end -->")
 HEADER = (

@@ -33,7 +33,7 @@ from storm_dagster.zk.view_loading import load_view
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 TOPOLOGIES, TASKS, WORKERS = 300, 34, 4
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from storm_rigs.stage.builder import Stage
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
 from storm_dagster.blobstore.local import LocalBlobStore
@@ -29,12 +31,11 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.nimbuses import Nimbuses
-from storm_rigs.request_counts import RequestCounts, count_requests, server_metrics
-from storm_rigs.supervisor_links import LinkedSupervisor
-from storm_rigs.world import World
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.request_counts import RequestCounts, count_requests, server_metrics
+from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.records import World
+from storm_rigs.stage.supervisor_link import LinkedSupervisor
 
 CONF = {"topology.workers": 1, "topology.acker.executors": 0}
 
@@ -134,19 +135,15 @@ def measure(
     topologies: int,
     secs: float,
 ) -> None:
-    host, _, port = address.rpartition(":")
     conf = {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
-        "storm.zookeeper.root": "/costs",
+        **zookeeper_conf(address, "/costs"),
         "storm.zookeeper.session.timeout": 20000,
         "task.cleanup.timeout.sec": 0,
     }
     logging.disable(logging.CRITICAL)
-    nimbuses = Nimbuses(conf, folder)
-    nimbus = nimbuses.start()
-    nimbus.await_leading()
-    with StormClusterState.open(conf) as cluster:
+    with Stage(folder, conf, home=folder) as stage:
+        nimbus = stage.nimbus().await_leading()
+        cluster = stage.cluster
         world = World(cluster, LocalBlobStore(nimbus.folder / "blobs"), conf, time=int(time.time()))
         ports = tuple(range(6900, 6900 + 2 + 2 * topologies // supervisors))
         names = [f"sup{number}" for number in range(supervisors)]

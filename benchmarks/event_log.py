@@ -8,19 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 from tables import Row, run
 
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
-from storm_rigs.dagster_results import tick_sensor
-from storm_rigs.dagster_world import PlainPlanner, make_world
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.event_volume import (
+from storm_rigs.dagster.dagster_results import tick_sensor
+from storm_rigs.dagster.event_volume import (
     add_topologies,
     cluster,
     day_of_crashes,
@@ -30,6 +25,10 @@ from storm_rigs.event_volume import (
     stored_bytes,
     supervisor_cursor,
 )
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.dagster_world import PlainPlanner, dagster_world
 
 _NAMES = 400
 """So many topologies the cursor of `lifecycle_sensor` marks one by one."""
@@ -66,15 +65,9 @@ def _cursors() -> dict[str, int]:
         EmbeddedZooKeeper(Path(folder) / "zookeeper", durable=False) as server,
         dg.DagsterInstance.ephemeral() as instance,
     ):
-        conf: dict[str, Any] = {
-            "storm.zookeeper.servers": [server.address],
-            "storm.zookeeper.root": "/event-log",
-        }
-        state = StormClusterState.open(conf, create_root=True)
-        try:
-            world = make_world(
-                Path(folder) / "home", instance, conf, state, {"spark": PlainPlanner()}
-            )
+        with Stage(Path(folder), zookeeper_conf(server.address, "/event-log")) as stage:
+            world = dagster_world(stage, instance, {"spark": PlainPlanner()})
+            state = stage.cluster
             add_topologies(state, _NAMES)
             lifecycle = tick_sensor("lifecycle_sensor", instance, defs=world.defs).cursor
             return {
@@ -82,8 +75,6 @@ def _cursors() -> dict[str, int]:
                 "heartbeat_sensor": max(len(text) for text, _ in healing_cursors(state, views)),
                 f"lifecycle_sensor, {_NAMES} topologies": len(lifecycle),
             }
-        finally:
-            state.disconnect()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from storm_dagster.zk.session import ZkSession
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 _LOG_BYTES = 10 * 2**30
 

@@ -46,7 +46,7 @@ from storm_dagster.zk.session import ZkSession
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 TOPOLOGIES, TASKS, WORKERS, SUPERVISORS, BROWSERS = 300, 34, 4, 100, 5
 _PERIOD_SECS = 10.0

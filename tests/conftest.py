@@ -9,8 +9,8 @@ them, and the root logger.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +21,9 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.conf import fresh_root, zookeeper_conf
 
 pytest_plugins = [
     "work_order",
@@ -59,7 +61,7 @@ def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def zk_root() -> str:
     """A root path that no other test uses; it does not exist yet."""
-    return f"/t-{uuid.uuid4().hex[:12]}"
+    return fresh_root()
 
 
 @pytest.fixture
@@ -97,25 +99,29 @@ def zk_state(zk_session: ZkSession) -> ZooKeeperClusterState:
 @pytest.fixture
 def zk_conf(zookeeper_server: str, zk_root: str) -> dict[str, object]:
     """The conf keys that lead to the test's root."""
-    host, _, port = zookeeper_server.rpartition(":")
-    return {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
-        "storm.zookeeper.root": zk_root,
-        "storm.zookeeper.session.timeout": 4000,
-    }
+    return zookeeper_conf(zookeeper_server, zk_root)
 
 
 @pytest.fixture
-def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
+def stage(tmp_path: Path, zk_conf: dict[str, object]) -> Iterator[Stage]:
+    """The builder of the test's cluster, which lies in ``tmp_path``."""
+    with Stage(tmp_path, zk_conf) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def module_stage(
+    zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """The builder of a cluster for all tests of a module."""
+    with Stage(tmp_path_factory.mktemp("stage"), zookeeper_conf(zookeeper_server)) as stage:
+        yield stage
+
+
+@pytest.fixture
+def zk_cluster(stage: Stage) -> StormClusterState:
     """The cluster state of a new cluster: root, first-level nodes and cluster id exist."""
-    # What a test writes for its supervisors and workers is gone with its session, which a busy
-    # machine must not end.
-    cluster = StormClusterState.open(
-        {**zk_conf, "storm.zookeeper.session.timeout": 30_000}, create_root=True
-    )
-    yield cluster
-    cluster.disconnect()
+    return stage.cluster
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storm_dagster.api import Grouping, Join, JoinBolt, Spout, Topology, Window
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_rigs.first_error import first_error
+from storm_rigs.worker.first_error import first_error
 
 
 class Orders(Spout):

@@ -32,7 +32,7 @@ from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarnes
 from storm_dagster.worker.state.log import StateLog
 from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.worker.tasks import stateful
-from storm_rigs.first_error import first_error
+from storm_rigs.worker.first_error import first_error
 
 WORDS = [f"word{n}" for n in range(40)]
 

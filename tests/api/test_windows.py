@@ -20,7 +20,7 @@ from storm_dagster.api import (
 )
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_rigs.first_error import first_error
+from storm_rigs.worker.first_error import first_error
 
 
 class Numbers(Spout):

@@ -20,7 +20,7 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.nimbus.blobs import sync
 from storm_dagster.supervisor import localizer
 from storm_dagster.supervisor.localizer import Localizer
-from storm_rigs.blob_server import BlobServer, serve_blobs
+from storm_rigs.servers.blob_server import BlobServer, serve_blobs
 
 CODE = "wc-1-1700000000"
 CONF = f"{CODE}-stormconf.ser"

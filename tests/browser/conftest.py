@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from storm_rigs.dagster_pages import DagsterPages
+from storm_rigs.dagster.dagster_pages import DagsterPages
 
 ON_PATH = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 REMEDY = (

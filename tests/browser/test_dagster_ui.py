@@ -20,7 +20,7 @@ from playwright.sync_api import Locator, expect
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_pages import DagsterPages
+from storm_rigs.dagster.dagster_pages import DagsterPages
 
 pytestmark = [
     pytest.mark.browser,

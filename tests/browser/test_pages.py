@@ -15,8 +15,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, expect
 
-from storm_rigs.nimbuses import Nimbuses
-from storm_rigs.shop import MARKUP, Shop, open_shop
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.shop import MARKUP, Shop, open_shop
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
@@ -37,20 +38,8 @@ def make_shop(
 ) -> Callable[..., AbstractContextManager[Shop]]:
     @contextlib.contextmanager
     def make(**of: str) -> Iterator[Shop]:
-        running: list[Nimbuses] = []
-
-        def nimbuses(conf: dict[str, object]) -> Nimbuses:
-            running.append(Nimbuses(conf, tmp_path_factory.mktemp("nimbuses") / "home"))
-            return running[-1]
-
-        try:
-            with open_shop(
-                tmp_path_factory.mktemp("shop"), zookeeper_server, nimbuses, **of
-            ) as made:
-                yield made
-        finally:
-            for nimbus in running[0].running:
-                nimbus.stop()
+        with Stage(tmp_path_factory.mktemp("shop"), zookeeper_conf(zookeeper_server)) as stage:
+            yield open_shop(stage, **of)
 
     return make
 

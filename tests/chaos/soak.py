@@ -36,7 +36,7 @@ from storm_rigs.chaos.cut_off import ProxiedNimbus  # noqa: E402
 from storm_rigs.chaos.faults import all_faults  # noqa: E402
 from storm_rigs.chaos.rounds import ChaosRun  # noqa: E402
 from storm_rigs.chaos.workload import WordCount  # noqa: E402
-from storm_rigs.request_counts import server_metrics  # noqa: E402
+from storm_rigs.servers.request_counts import server_metrics  # noqa: E402
 
 _EVERY_SECS = 10.0
 _PASSING = ("worker", "spark-warm-up")

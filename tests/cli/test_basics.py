@@ -24,7 +24,7 @@ from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.cluster import CommandResult, run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 NOWHERE = ["-c", "nimbus.seeds=[127.0.0.1:1]"]
 HELLO = """from storm_dagster.api import Spout, Topology

@@ -13,7 +13,7 @@ import pytest
 
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.processes import processes_of
+from storm_rigs.servers.processes import processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 # An address where nothing listens: then dev starts no Spark of its own, which these tests do not

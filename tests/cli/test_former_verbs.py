@@ -15,7 +15,7 @@ from storm_dagster.cli.app import FORMER_VERBS, VERBS, cli
 from storm_dagster.testing.cluster import CommandResult, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.embedded import server_answers
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
 
 ROLES = [name for name, (_, instead) in FORMER_VERBS.items() if instead == f"daemon {name}"]
 GONE = "warm-runs"

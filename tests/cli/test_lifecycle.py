@@ -35,8 +35,8 @@ from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.chaos.workload import files_below
-from storm_rigs.ensemble import server_mode
-from storm_rigs.processes import processes_of
+from storm_rigs.servers.ensemble import server_mode
+from storm_rigs.servers.processes import processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 

@@ -21,8 +21,8 @@ from storm_dagster.spark.link import forget_session
 from storm_dagster.spark.session import open_connect
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.processes import processes_of
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.processes import processes_of
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"

@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.daemons import Daemons
-from storm_rigs.ensemble import free_ports
+from storm_rigs.servers.ports import free_ports
+from storm_rigs.stage.daemons import Daemons
 
 pytestmark = [
     pytest.mark.long,

@@ -19,8 +19,8 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.view import TopologyView
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.daemons import Daemons
-from storm_rigs.stock_dagster import StockDagster
+from storm_rigs.stage.daemons import Daemons
+from storm_rigs.stage.stock_dagster import StockDagster
 
 pytestmark = [
     pytest.mark.long,

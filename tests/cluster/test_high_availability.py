@@ -27,10 +27,10 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.workload import files_below
-from storm_rigs.daemons import Daemons
-from storm_rigs.ensemble import ZooKeeperEnsemble
-from storm_rigs.fault_proxy import FaultProxy
-from storm_rigs.namespaces import Network, missing_requirement
+from storm_rigs.servers.ensemble import ZooKeeperEnsemble
+from storm_rigs.servers.fault_proxy import FaultProxy
+from storm_rigs.servers.namespaces import Network, missing_requirement
+from storm_rigs.stage.daemons import Daemons
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

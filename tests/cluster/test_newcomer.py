@@ -21,8 +21,8 @@ import pytest
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.newcomer import PACKAGE, NewcomerProject, inventory
-from storm_rigs.stock_dagster import StockDagster
+from storm_rigs.dagster.newcomer import PACKAGE, NewcomerProject, inventory
+from storm_rigs.stage.stock_dagster import StockDagster
 
 pytestmark = [
     pytest.mark.cluster,

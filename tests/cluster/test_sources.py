@@ -15,7 +15,7 @@ import pytest
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.kafka import KafkaRig
+from storm_rigs.servers.kafka import KafkaRig
 
 pytestmark = [
     pytest.mark.cluster,

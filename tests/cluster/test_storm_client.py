@@ -11,7 +11,7 @@ import pytest
 
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.storm_command_line import StormCommandLine
+from storm_rigs.product.storm_command_line import StormCommandLine
 
 pytestmark = [
     *(pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long),

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from storm_dagster.connectors import FileSink, Rejected, Row
 from storm_dagster.connectors.file_sink import file_name_of
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_rigs.sink_rig import SinkRig
+from storm_rigs.stage.sink_rig import SinkRig
 
 
 def numbers(*found: int) -> list[Row]:

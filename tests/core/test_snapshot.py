@@ -38,7 +38,7 @@ from storm_dagster.model.records import (
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.worker.engine.system import TopologyMasterTable
-from storm_rigs.snapshots import snapshot_alone
+from storm_rigs.operations.snapshots import snapshot_alone
 
 
 def told(component: str, **entry: object) -> dict[str, object]:

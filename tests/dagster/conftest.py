@@ -11,9 +11,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_world import DagsterWorld, PlainPlanner, leading_nimbus, make_world
-from storm_rigs.nimbuses import RunningNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.dagster_world import (
+    DagsterWorld,
+    PlainPlanner,
+    dagster_world,
+    leading_nimbus,
+)
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 
 @pytest.fixture
@@ -31,18 +36,14 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def world(
-    tmp_path: Path,
-    instance: dg.DagsterInstance,
-    zk_conf: dict[str, object],
-    zk_cluster: StormClusterState,
-    spark_resource: dict[str, Any],
+    stage: Stage, instance: dg.DagsterInstance, spark_resource: dict[str, Any]
 ) -> DagsterWorld:
     """The cluster of a code location without a name of its own."""
-    return make_world(tmp_path / "home", instance, zk_conf, zk_cluster, spark_resource)
+    return dagster_world(stage, instance, spark_resource)
 
 
 @pytest.fixture
-def leader(world: DagsterWorld) -> Iterator[RunningNimbus]:
+def leader(world: DagsterWorld) -> Iterator[NimbusThread]:
     """A real nimbus that leads the cluster of ``world``."""
     with leading_nimbus(world) as nimbus:
         yield nimbus
@@ -57,6 +58,5 @@ def prod_world(
 ) -> Iterator[DagsterWorld]:
     """Another cluster in the same instance, called ``prod``."""
     conf = {**zk_conf, "storm.zookeeper.root": f"{zk_conf['storm.zookeeper.root']}-prod"}
-    cluster = StormClusterState.open(conf, create_root=True)
-    yield make_world(tmp_path / "prod", instance, conf, cluster, spark_resource, "prod")
-    cluster.disconnect()
+    with Stage(tmp_path, conf, home=tmp_path / "prod") as stage:
+        yield dagster_world(stage, instance, spark_resource, "prod")

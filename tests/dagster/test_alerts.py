@@ -23,7 +23,7 @@ import pytest
 from storm_dagster import Alert, build_alert_sensor
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.observe import alerts
-from storm_rigs.dagster_results import tick_sensor
+from storm_rigs.dagster.dagster_results import tick_sensor
 
 pytestmark = pytest.mark.dagster
 PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"

@@ -30,9 +30,9 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld, PlainPlanner, make_world
+from storm_rigs.dagster.dagster_results import shown
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.dagster_world import DagsterWorld, PlainPlanner, dagster_world
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -141,19 +141,18 @@ def test_what_a_topology_suffers_from_fails_its_check(world: DagsterWorld) -> No
 
 
 def test_a_closed_cluster_exposes_nothing(
-    tmp_path: Path, instance: dg.DagsterInstance, zk_conf: dict[str, object]
+    tmp_path: Path, instance: dg.DagsterInstance, stage: Stage
 ) -> None:
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("a-secret-planted-for-tests-4711")
-    conf = {**zk_conf, "storm.secret.file": str(secret), "supervisor.run.worker.as.user": True}
-    with StormClusterState.open(conf, create_root=True) as cluster:
-        world = make_world(tmp_path / "home", instance, conf, cluster, {"spark": PlainPlanner()})
-        world.home.chmod(0o711)
-        evaluation = check(world, EXPOSURES_CHECK)
-        assert evaluation.passed, evaluation.description
-        world.home.chmod(0o755)
-        assert "chmod 700" in (check(world, EXPOSURES_CHECK).description or "")
+    stage.conf |= {"storm.secret.file": str(secret), "supervisor.run.worker.as.user": True}
+    world = dagster_world(stage, instance, {"spark": PlainPlanner()})
+    world.home.chmod(0o711)
+    evaluation = check(world, EXPOSURES_CHECK)
+    assert evaluation.passed, evaluation.description
+    world.home.chmod(0o755)
+    assert "chmod 700" in (check(world, EXPOSURES_CHECK).description or "")
 
 
 def test_a_rebalance_that_moved_too_much_is_found(world: DagsterWorld) -> None:

@@ -12,7 +12,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from storm_dagster import StormTopologyComponent
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError
-from storm_rigs.dagster_results import step_failure
+from storm_rigs.dagster.dagster_results import step_failure
 
 pytestmark = pytest.mark.dagster
 

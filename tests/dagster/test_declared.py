@@ -22,7 +22,7 @@ from storm_dagster.defs.declared.deploy import read_actual
 from storm_dagster.defs.declared.topology import workers_markdown
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.model.errors import Conflict, InvalidRequest
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 

@@ -35,9 +35,9 @@ from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperRes
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld, connection_waits, leading_nimbus
-from storm_rigs.snapshots import show
+from storm_rigs.dagster.dagster_results import shown
+from storm_rigs.operations.snapshots import show
+from storm_rigs.stage.dagster_world import DagsterWorld, connection_waits, leading_nimbus
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

@@ -13,9 +13,8 @@ from storm_dagster.defs.healing.memory import HealingMemory
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.zk.sensor_memory import decode_memory, load_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import shown, tick_sensor
-from storm_rigs.dagster_world import DagsterWorld
-from storm_rigs.event_volume import (
+from storm_rigs.dagster.dagster_results import shown, tick_sensor
+from storm_rigs.dagster.event_volume import (
     DAY,
     HTTP,
     POLL_SECS,
@@ -29,6 +28,7 @@ from storm_rigs.event_volume import (
     supervisor_cursor,
     without_a_worker,
 )
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 

@@ -15,7 +15,7 @@ from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.observe import history
 from storm_dagster.defs.observe.history import own_jobs, prune_runs
 from storm_dagster.model.dagster_names import DagsterNames
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 NAMES = DagsterNames()

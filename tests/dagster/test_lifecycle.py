@@ -22,8 +22,8 @@ from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_results import materialized, shown, step_failure
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster.dagster_results import materialized, shown, step_failure
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

@@ -20,8 +20,8 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
-from storm_rigs.dagster_results import tick_sensor
-from storm_rigs.dagster_world import DagsterWorld, leading_nimbus
+from storm_rigs.dagster.dagster_results import tick_sensor
+from storm_rigs.stage.dagster_world import DagsterWorld, leading_nimbus
 
 pytestmark = pytest.mark.dagster
 

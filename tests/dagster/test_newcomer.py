@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from storm_rigs.newcomer import PACKAGE, NewcomerProject, inventory
+from storm_rigs.dagster.newcomer import PACKAGE, NewcomerProject, inventory
 
 pytestmark = pytest.mark.dagster
 

@@ -18,8 +18,8 @@ from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.sensors import workers_observation
 from storm_dagster.model import paths
-from storm_rigs.dagster_results import SensorTick, shown, tick_sensor
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster.dagster_results import SensorTick, shown, tick_sensor
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from storm_rigs.daemons import Daemons
+from storm_rigs.stage.daemons import Daemons
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(600)]
 

@@ -11,8 +11,8 @@ import storm_dagster
 from storm_dagster import StormAsset, StormTranslator, build_storm_defs
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, STAGES, SUPERVISORS
 from storm_dagster.model.errors import InvalidRequest
-from storm_rigs.dagster_results import tick_sensor
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster.dagster_results import tick_sensor
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 

@@ -19,9 +19,9 @@ from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld
-from storm_rigs.postgres import PostgresServer
+from storm_rigs.dagster.dagster_results import shown
+from storm_rigs.servers.postgres import PostgresServer
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

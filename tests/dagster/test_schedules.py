@@ -16,8 +16,8 @@ from storm_dagster.defs.observe.history import load_inbox_memory
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster.dagster_results import shown
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

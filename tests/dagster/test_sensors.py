@@ -25,9 +25,9 @@ from storm_dagster.operations.context import OperationsContext, Planner
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_results import SensorTick, run_config, shown, tick_sensor
-from storm_rigs.dagster_world import DagsterWorld
-from storm_rigs.nimbuses import RunningNimbus
+from storm_rigs.dagster.dagster_results import SensorTick, run_config, shown, tick_sensor
+from storm_rigs.stage.dagster_world import DagsterWorld
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -432,7 +432,7 @@ def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: Dagst
 
 @pytest.mark.parametrize("job", [SUBMIT_JOB, REBALANCE_JOB])
 def test_the_key_of_a_topology_that_the_leader_removed_goes_once_no_run_uses_it(
-    world: DagsterWorld, leader: RunningNimbus, job: str
+    world: DagsterWorld, leader: NimbusThread, job: str
 ) -> None:
     """The topology lives between two ticks: no tick sees it alive."""
     cursor = evaluate(world, "lifecycle_sensor").cursor

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
-from storm_rigs.dagster_results import materialized, step_failure
-from storm_rigs.dagster_world import DagsterWorld
-from storm_rigs.fault_proxy import FaultProxy
-from storm_rigs.spark_server import SparkServer
+from storm_rigs.dagster.dagster_results import materialized, step_failure
+from storm_rigs.servers.fault_proxy import FaultProxy
+from storm_rigs.servers.spark_server import SparkServer
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 

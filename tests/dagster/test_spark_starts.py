@@ -17,8 +17,8 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.spark.session import await_start
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.ensemble import free_ports
-from storm_rigs.placement_clusters import small_topology, supervisor
+from storm_rigs.placement.placement_clusters import small_topology, supervisor
+from storm_rigs.servers.ports import free_ports
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(100)]
 

@@ -25,7 +25,7 @@ from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import take_snapshot
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

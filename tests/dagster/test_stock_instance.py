@@ -33,8 +33,8 @@ from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_results import SensorTick, tick_sensor
-from storm_rigs.dagster_world import DagsterWorld, connection_waits, leading_nimbus
+from storm_rigs.dagster.dagster_results import SensorTick, tick_sensor
+from storm_rigs.stage.dagster_world import DagsterWorld, connection_waits, leading_nimbus
 
 ELSEWHERE = RemoteRepositoryOrigin(
     GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"

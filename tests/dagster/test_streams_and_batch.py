@@ -14,7 +14,7 @@ import pytest
 
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
-from storm_rigs.dagster_results import materialized, shown
+from storm_rigs.dagster.dagster_results import materialized, shown
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -13,8 +13,8 @@ from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.operations.context import OperationsContext
-from storm_rigs.dagster_results import materialized, shown, step_failure
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster.dagster_results import materialized, shown, step_failure
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

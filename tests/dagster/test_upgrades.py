@@ -16,9 +16,9 @@ from storm_dagster.defs import keys
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import GrayWorker
 from storm_dagster.zk.gray_upgrades import write_move
-from storm_rigs.dagster_results import shown, step_failure
-from storm_rigs.dagster_world import DagsterWorld
-from storm_rigs.upgrades import UpgradeStandIns
+from storm_rigs.dagster.dagster_results import shown, step_failure
+from storm_rigs.operations.upgrades import UpgradeStandIns
+from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.daemons import Daemons
-from storm_rigs.ensemble import free_ports
+from storm_rigs.servers.ports import free_ports
+from storm_rigs.stage.daemons import Daemons
 
 if sys.version_info >= (3, 11):
     import tomllib

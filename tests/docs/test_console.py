@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from storm_rigs.console import SILENT, ConsoleCommand, console_commands, difference, normalize
+from storm_rigs.product.console import (
+    SILENT,
+    ConsoleCommand,
+    console_commands,
+    difference,
+    normalize,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "tutorial.md"]

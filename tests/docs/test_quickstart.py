@@ -23,7 +23,7 @@ import pytest
 
 from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.console import SILENT, ConsoleCommand, console_commands, difference
+from storm_rigs.product.console import SILENT, ConsoleCommand, console_commands, difference
 
 pytestmark = [
     pytest.mark.long,

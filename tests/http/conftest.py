@@ -13,7 +13,7 @@ from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService, listen
-from storm_rigs.served_logs import Served
+from storm_rigs.protocols.served_logs import Served
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from storm_dagster.http.logs import search
-from storm_rigs.served_logs import Served
+from storm_rigs.protocols.served_logs import Served
 
 TEN_GB = 10 * 2**30
 

@@ -17,7 +17,7 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.verbs import VERBS, Flag, Verb, VerbRequest, check_request
 from storm_dagster.operations.live import lifecycle
-from storm_rigs.public_names import nimbus_openapi
+from storm_rigs.product.public_names import nimbus_openapi
 
 
 class ShakeRequest(VerbRequest):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.model.removed_keys import REMOVED_KEYS
-from storm_rigs.public_names import Names, public_names
+from storm_rigs.product.public_names import Names, public_names
 
 NAMES: dict[str, Names] = json.loads(
     Path(__file__).with_name("names_of_0.1.0.json").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from storm_dagster.model.removed_keys import REMOVED_KEYS, RENAMED_KEYS
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.world import WORD_COUNT
+from storm_rigs.stage.records import WORD_COUNT
 
 FORMER_VALUES: dict[str, Any] = {
     "worker.gc.threshold": 700,

@@ -22,7 +22,7 @@ from storm_dagster.model.records import (
     decode_record,
     encode_record,
 )
-from storm_rigs.releases import (
+from storm_rigs.operations.releases import (
     ADDED,
     OtherRelease,
     changed_fields,
@@ -50,9 +50,9 @@ def upgraded_first(newer: OtherRelease) -> dict[str, tuple[str, str, str]]:
     """Each record as the newer release writes it, as this one changes it, and as the newer one
     changes that.
     """
-    written = newer.ask("storm_rigs.releases:examples", NAMES)
+    written = newer.ask("storm_rigs.operations.releases:examples", NAMES)
     changed = modify_all(written)
-    again = newer.ask("storm_rigs.releases:modify_all", changed)
+    again = newer.ask("storm_rigs.operations.releases:modify_all", changed)
     return {name: (written[name], changed[name], again[name]) for name in NAMES}
 
 
@@ -62,7 +62,7 @@ def upgraded_last(newer: OtherRelease) -> dict[str, tuple[str, str, str]]:
     that.
     """
     written = examples(NAMES)
-    changed = newer.ask("storm_rigs.releases:modify_all", written)
+    changed = newer.ask("storm_rigs.operations.releases:modify_all", written)
     again = modify_all(changed)
     return {name: (written[name], changed[name], again[name]) for name in NAMES}
 
@@ -214,7 +214,7 @@ def test_a_new_record_takes_over_the_unknown_fields_of_the_one_that_it_replaces(
 
 def test_the_other_release_is_refused_nothing_that_this_one_checks(newer: OtherRelease) -> None:
     """A change of one field is checked as ever: unknown fields do not make the known ones loose."""
-    raw = newer.ask("storm_rigs.releases:examples", [BASE])[BASE].encode()
+    raw = newer.ask("storm_rigs.operations.releases:examples", [BASE])[BASE].encode()
     with pytest.raises(Corrupt, match="workers"):
         decode_record(StormBase, raw.replace(b'"workers":1', b'"workers":"1"'), "/topology/t")
     assert b'"zz_added":"1"' in modify(BASE, raw)

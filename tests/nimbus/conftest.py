@@ -1,19 +1,13 @@
-"""Real neighbours for the tests of nimbus: a Dagster webserver with our names, and nimbuses on a
-fresh root.
-"""
+"""Real neighbors for the tests of nimbus: Dagster webservers with our names."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from storm_rigs.dagster_server import DAGSTER_YAML, DagsterServer, serve_dagster
-from storm_rigs.nimbuses import Nimbuses
-
-MakeNimbuses = Callable[[dict[str, object]], Nimbuses]
+from storm_rigs.stage.dagster_webserver import DAGSTER_YAML, DagsterServer, serve_dagster
 
 
 @pytest.fixture(scope="session")
@@ -32,36 +26,3 @@ def stock_dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pa
     home = tmp_path_factory.mktemp("stock-dagster")
     with serve_dagster(home) as server:
         yield home, server
-
-
-@contextlib.contextmanager
-def nimbuses_in(home: Callable[[], Path]) -> Iterator[MakeNimbuses]:
-    """What makes nimbuses, with their files below ``home()``, and stops them all in the end."""
-    made: list[Nimbuses] = []
-
-    def make(zk_conf: dict[str, object]) -> Nimbuses:
-        made.append(Nimbuses(zk_conf, home()))
-        return made[-1]
-
-    yield make
-    for nimbuses in made:
-        for nimbus in reversed(nimbuses.running):
-            nimbus.stop()
-
-
-@pytest.fixture
-def make_nimbuses(tmp_path: Path) -> Iterator[MakeNimbuses]:
-    with nimbuses_in(lambda: tmp_path / "home") as make:
-        yield make
-
-
-@pytest.fixture(scope="module")
-def make_lasting_nimbuses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeNimbuses]:
-    """As ``make_nimbuses``, for all tests of a module."""
-    with nimbuses_in(lambda: tmp_path_factory.mktemp("nimbuses") / "home") as make:
-        yield make
-
-
-@pytest.fixture
-def nimbuses(make_nimbuses: MakeNimbuses, zk_conf: dict[str, object]) -> Nimbuses:
-    return make_nimbuses(zk_conf)

@@ -23,8 +23,8 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.transactions import NOTIFIER_KEY, pending_actions
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.nimbuses import Nimbuses
-from storm_rigs.world import World
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -93,10 +93,10 @@ def add(ctx: OperationsContext, name: str) -> str:
 
 
 def test_the_listener_is_notified_of_every_action_in_order(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Good"
-    nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
+    nimbus = stage.nimbus(conf={NOTIFIER_KEY: name}).await_leading()
     ctx = operations(zk_conf, tmp_path, name)
     ids = [add(ctx, f"t{number}") for number in range(5)]
 
@@ -123,10 +123,10 @@ def test_the_listener_is_notified_of_every_action_in_order(
 
 
 def test_a_submission_is_announced_and_then_its_activation(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Good"
-    nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
+    stage.nimbus(conf={NOTIFIER_KEY: name}).await_leading()
     ctx = operations(zk_conf, tmp_path, name)
     world = World(ctx.cluster, LocalBlobStore(tmp_path / "other"), {**zk_conf, NOTIFIER_KEY: name})
     world.supervisor("s1")
@@ -141,10 +141,10 @@ def test_a_submission_is_announced_and_then_its_activation(
 
 
 def test_a_listener_that_fails_is_notified_of_the_next_action(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Failing"
-    nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
+    nimbus = stage.nimbus(conf={NOTIFIER_KEY: name}).await_leading()
     ctx = operations(zk_conf, tmp_path, name)
     topology_id = add(ctx, "wc")
     lifecycle.deactivate(ctx, "wc")
@@ -158,10 +158,10 @@ def test_a_listener_that_fails_is_notified_of_the_next_action(
 
 
 def test_a_listener_that_hangs_holds_up_nobody(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Stuck"
-    nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
+    nimbus = stage.nimbus(conf={NOTIFIER_KEY: name}).await_leading()
     ctx = operations(zk_conf, tmp_path, name)
     topology_id = add(ctx, "wc")
     lifecycle.deactivate(ctx, "wc")
@@ -179,16 +179,16 @@ def test_a_listener_that_hangs_holds_up_nobody(
 
 
 def test_the_next_leader_notifies_of_the_rest(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Good"
-    first = nimbuses.start().await_leading()
+    first = stage.nimbus().await_leading()
     ctx = operations(zk_conf, tmp_path, name)
     topology_id = add(ctx, "wc")
     lifecycle.deactivate(ctx, "wc")
     assert [action.action for action in pending_actions(ctx)] == ["deactivate"]
     first.stop()
-    nimbuses.start("n2", **{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
+    stage.nimbus("n2", {NOTIFIER_KEY: name}).await_leading()
     eventually(
         lambda: (topology_id, "deactivate") in listeners.received, what="the action of before"
     )
@@ -196,9 +196,9 @@ def test_the_next_leader_notifies_of_the_rest(
 
 
 def test_without_a_listener_nothing_is_written(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path
 ) -> None:
-    nimbuses.start().await_leading()
+    stage.nimbus().await_leading()
     ctx = operations(zk_conf, tmp_path, None)
     add(ctx, "wc")
     lifecycle.deactivate(ctx, "wc")
@@ -221,9 +221,9 @@ def test_a_wrong_name_says_what_is_wrong(listeners: ModuleType, suffix: str, say
 
 
 def test_a_listener_that_cannot_be_loaded_does_not_stop_a_nimbus(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path
+    stage: Stage, zk_conf: dict[str, object], tmp_path: Path
 ) -> None:
-    nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): "no.such:Thing"}).await_leading()
+    nimbus = stage.nimbus(conf={NOTIFIER_KEY: "no.such:Thing"}).await_leading()
     ctx = operations(zk_conf, tmp_path, "no.such:Thing")
     add(ctx, "wc")
     lifecycle.deactivate(ctx, "wc")

@@ -21,7 +21,7 @@ from storm_dagster.model.conf import HIDDEN, ClusterConf, mask
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
-from storm_rigs.dagster_server import DagsterServer
+from storm_rigs.stage.dagster_webserver import DagsterServer
 
 pytestmark = pytest.mark.dagster
 PASSWORD = "pa/ss@word-4711"

@@ -21,7 +21,7 @@ from storm_dagster.nimbus.dagster.client import (
 )
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.dagster_server import DagsterServer
+from storm_rigs.stage.dagster_webserver import DagsterServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.description import HttpApi
 from storm_dagster.nimbus.http.service import add_routes
-from storm_rigs.public_names import Handle
+from storm_rigs.product.public_names import Handle
 
 PATH = "/v1/topologies/wc/dead-letters"
 

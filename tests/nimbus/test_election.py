@@ -21,7 +21,8 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.watches import Wake
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 
@@ -31,7 +32,7 @@ def state(zk_connect: Callable[..., ZkSession]) -> Callable[[], ZooKeeperCluster
     return lambda: ZooKeeperClusterState(zk_connect())
 
 
-def acting(nimbuses: list[RunningNimbus]) -> list[str]:
+def acting(nimbuses: list[NimbusThread]) -> list[str]:
     """The nimbuses that accept a write at this moment."""
     found = []
     for nimbus in nimbuses:
@@ -46,10 +47,10 @@ def acting(nimbuses: list[RunningNimbus]) -> list[str]:
 
 
 def test_of_three_on_one_host_exactly_one_acts(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
     """Same host, same address: only ports differ. Round after round the leader goes."""
-    running = [nimbuses.start(f"n{number}").await_serving() for number in (1, 2, 3)]
+    running = [stage.nimbus(f"n{number}").await_serving() for number in (1, 2, 3)]
     watcher = state()
     epochs: list[int] = []
     while running:
@@ -80,7 +81,7 @@ def test_of_three_on_one_host_exactly_one_acts(
 
 
 def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
-    nimbuses: Nimbuses,
+    stage: Stage,
     state: Callable[[], ZooKeeperClusterState],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -101,7 +102,7 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
 
     observer = state()
     monkeypatch.setattr(LeadershipSession, "try_lead", failing)
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     assert seen[0] is None, "/nimbus_master was dropped after each failure"
     assert nimbus.health()["epoch"] == 3
     assert "surprise" in caplog.text and "the record is strange" in caplog.text
@@ -111,7 +112,7 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
 
 
 def test_a_leader_that_nobody_can_reach_resigns(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, state: Callable[[], ZooKeeperClusterState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port accepts connections, and nobody answers there. Alone it stays: it still heals."""
     observer = state()
@@ -119,16 +120,16 @@ def test_a_leader_that_nobody_can_reach_resigns(
     monkeypatch.setattr(election, "_ANSWER_SECS", 0.5)
     with monkeypatch.context() as deaf:
         deaf.setattr(daemon.HttpService, "start", lambda service: None)
-        first = nimbuses.start("n1")
+        first = stage.nimbus("n1")
         former = eventually(lambda: observer.get_data(paths.NIMBUS_MASTER), 60, "the deaf leader")
-    second = nimbuses.start("n2").await_leading()
+    second = stage.nimbus("n2").await_leading()
     assert second.health()["address"].encode() == observer.get_data(paths.NIMBUS_MASTER) != former
     monkeypatch.setattr(HttpService, "stop", lambda service: service._listener.close())
     first.stop()
 
 
 def test_a_daemon_whose_name_moves_to_another_address_ends(
-    nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     for name in ("127.0.0.1", "localhost", "no-such-name.invalid"):
@@ -142,17 +143,17 @@ def test_a_daemon_whose_name_moves_to_another_address_ends(
     monkeypatch.setattr(
         daemon, "AnnouncedName", lambda host, listener: AnnouncedName("127.0.0.2", listener)
     )
-    nimbus = nimbuses.start()
+    nimbus = stage.nimbus()
     eventually(lambda: nimbus.code is not None, 60, "the end of the nimbus")
     assert nimbus.code == Unavailable.exit_code and "start it again" in caplog.text
 
 
 def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_that_are_gone(
-    nimbuses: Nimbuses,
+    stage: Stage,
 ) -> None:
-    follower_keys = {"nimbus__inbox__jar__expiration__secs": 1}
-    leader = nimbuses.start("n1").await_leading()
-    rich = LocalBlobStore(nimbuses.home / "nimbus" / "n2" / "blobs")
+    follower_keys = {"nimbus.inbox.jar.expiration.secs": 1}
+    leader = stage.nimbus("n1").await_leading()
+    rich = LocalBlobStore(stage.home / "nimbus" / "n2" / "blobs")
     left = (
         "gone-1-1-stormjar.jar",
         "gone-1-1.2-stormcode.ser",
@@ -161,8 +162,8 @@ def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_th
     )
     for key in ("mylib.jar", *left):
         rich.put(key, b"what another leader left here")
-    (nimbuses.home / "nimbus" / "n2" / "cluster_id").write_text(leader.health()["cluster_id"])
-    follower = nimbuses.start("n2", **follower_keys).await_serving()
+    (stage.home / "nimbus" / "n2" / "cluster_id").write_text(leader.health()["cluster_id"])
+    follower = stage.nimbus("n2", follower_keys).await_serving()
     eventually(lambda: follower.health()["leader_http"], 30, "a leader known to n2")
     eventually(lambda: not any(map(rich.exists, left)), 60, "the end of what belongs to nothing")
     assert rich.read("mylib.jar") == b"what another leader left here"

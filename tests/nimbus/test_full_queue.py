@@ -13,8 +13,8 @@ import yaml
 from storm_dagster.cli.health import check_dagster
 from storm_dagster.defs.declared import deploy as declared_deploy
 from storm_dagster.model.conf import default_conf
-from storm_rigs.dagster_server import DagsterServer
-from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.dagster_webserver import DagsterServer
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "wordcount.py"
 @pytest.mark.long
 def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
     stock_dagster: tuple[Path, DagsterServer],
-    nimbuses: Nimbuses,
+    stage: Stage,
     zk_conf: dict[str, object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -33,7 +33,7 @@ def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
     ends well.
     """
     folder, server = stock_dagster
-    nimbus = nimbuses.start(dagster__graphql__url=server.url).await_leading()
+    nimbus = stage.nimbus(dagster__graphql__url=server.url).await_leading()
     conf = {**zk_conf, "nimbus.seeds": [nimbus.url.removeprefix("http://")]}
     (nimbus.home / "storm.yaml").write_text(yaml.safe_dump(conf))
     monkeypatch.setattr(declared_deploy, "_QUEUED_SECS", 1.0)

@@ -23,7 +23,7 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.summaries import Summaries
-from storm_rigs.fixed_cluster import HALF, NOW_SECS, QUIET, SHOP, FixedCluster
+from storm_rigs.protocols.fixed_cluster import HALF, NOW_SECS, QUIET, SHOP, FixedCluster
 
 FOLDER = Path(__file__).parent / "golden"
 WINDOWS = ("600", ":all-time")

@@ -22,9 +22,11 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.ensemble import free_ports
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_ports
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 
@@ -32,7 +34,7 @@ KEY = "wc-1-100-stormjar.jar"
 CODE = ["wc-1-100-stormcode.ser", "wc-1-100-stormconf.ser", KEY]
 
 
-def leaders(*nimbuses: RunningNimbus) -> list[str]:
+def leaders(*nimbuses: NimbusThread) -> list[str]:
     found = []
     for nimbus in nimbuses:
         try:
@@ -43,7 +45,7 @@ def leaders(*nimbuses: RunningNimbus) -> list[str]:
     return found
 
 
-def store_of(nimbus: RunningNimbus) -> LocalBlobStore:
+def store_of(nimbus: NimbusThread) -> LocalBlobStore:
     return LocalBlobStore(nimbus.folder / "blobs")
 
 
@@ -65,10 +67,10 @@ def state(zk_connect: Callable[..., ZkSession]) -> Callable[[], ZooKeeperCluster
 
 
 def test_one_leads_and_followers_answer_reads_only(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
-    first = nimbuses.start("n1").await_leading()
-    second, third = nimbuses.start("n2"), nimbuses.start("n3")
+    first = stage.nimbus("n1").await_leading()
+    second, third = stage.nimbus("n2"), stage.nimbus("n3")
     for nimbus in (second, third):
         eventually(
             lambda n=nimbus: n.health()["leader_http"] == first.health()["leader_http"],
@@ -101,10 +103,10 @@ def test_one_leads_and_followers_answer_reads_only(
 
 
 def test_blobs_are_pushed_registered_and_survive_the_leader(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
-    first = nimbuses.start("n1", topology__min__replication__count=2).await_leading()
-    second = nimbuses.start("n2", topology__min__replication__count=2).await_serving()
+    first = stage.nimbus("n1", topology__min__replication__count=2).await_leading()
+    second = stage.nimbus("n2", topology__min__replication__count=2).await_serving()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
             blobs.put(key, key.encode())
@@ -127,8 +129,8 @@ def test_blobs_are_pushed_registered_and_survive_the_leader(
         assert blobs.read(KEY) == KEY.encode() and blobs.read("staging.tok.conf") == b"{}"
 
 
-def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Nimbuses) -> None:
-    only = nimbuses.start("n1", topology__max__replication__wait__time__sec=1).await_leading()
+def test_missing_copies_are_refused_unless_degraded_is_allowed(stage: Stage) -> None:
+    only = stage.nimbus("n1", topology__max__replication__wait__time__sec=1).await_leading()
     with NimbusBlobClient(only.url, min_replication=2, deadline_secs=0.1) as blobs:
         with pytest.raises(Unavailable, match="2 were asked for"):
             blobs.put("k", b"x")
@@ -138,14 +140,14 @@ def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Nimbuse
 
 @pytest.mark.long
 def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(
-    nimbuses: Nimbuses,
+    stage: Stage,
 ) -> None:
     """One nimbus was killed: a client that waits 30 s for an answer learns which one, though 60 s
     are configured.
     """
     seeds = [f"127.0.0.1:{port}" for port in free_ports(2)]
     more = {"topology__min__replication__count": 2, "nimbus__seeds": seeds}
-    only = nimbuses.start(
+    only = stage.nimbus(
         "n1", nimbus__http__port=int(seeds[0].rpartition(":")[2]), **more
     ).await_leading()
     with NimbusClient([only.url]) as client:
@@ -157,9 +159,9 @@ def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(
 
 
 def test_a_late_follower_fetches_everything(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
-    first = nimbuses.start("n1").await_leading()
+    first = stage.nimbus("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
             blobs.put(key, key.encode())
@@ -168,7 +170,7 @@ def test_a_late_follower_fetches_everything(
         blobs.put("wc-1-100-placement.json", b"{}")
     tree = state()
     make_active(tree)
-    second = nimbuses.start("n2").await_serving()
+    second = stage.nimbus("n2").await_serving()
     wanted = sorted([*CODE, "upload.again.archive", "upload.h.archive", "wc-1-100-placement.json"])
     eventually(lambda: store_of(second).keys() == wanted, what="the follower's blobs")
     assert store_of(second).read(KEY) == KEY.encode()
@@ -176,13 +178,13 @@ def test_a_late_follower_fetches_everything(
 
 
 def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
     """Its topology is not visible yet. A session that ends takes the announcement of a copy along,
     not the copy.
     """
-    first = nimbuses.start("n1").await_leading()
-    nimbuses.start("n2").await_serving()
+    first = stage.nimbus("n1").await_leading()
+    stage.nimbus("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
         blobs.put(KEY, b"one")
     tree = state()
@@ -196,16 +198,16 @@ def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_ni
         lambda: sorted(tree.get_children(paths.blob(KEY))) == sorted(holders),
         what="both registrations again",
     )
-    third = nimbuses.start("n3").await_serving()
+    third = stage.nimbus("n3").await_serving()
     eventually(lambda: store_of(third).exists(KEY), what="a copy on the third")
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 3, what="its registration")
 
 
 def test_an_update_reaches_a_nimbus_that_was_away(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
-    first = nimbuses.start("n1").await_leading()
-    second = nimbuses.start("n2").await_serving()
+    first = stage.nimbus("n1").await_leading()
+    second = stage.nimbus("n2").await_serving()
     tree = state()
     make_active(tree)
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
@@ -216,15 +218,15 @@ def test_an_update_reaches_a_nimbus_that_was_away(
         blobs.put(KEY, b"two")  # the same content is no new version
     assert [holder.rpartition("-")[2] for holder in tree.get_children(paths.blob(KEY))] == ["2"]
     assert store_of(second).read(KEY) == b"one"
-    nimbuses.start("n2").await_serving()
+    stage.nimbus("n2").await_serving()
     eventually(lambda: store_of(second).read(KEY) == b"two", what="the new content")
 
 
 def test_a_deletion_reaches_the_followers(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
-    first = nimbuses.start("n1").await_leading()
-    second = nimbuses.start("n2").await_serving()
+    first = stage.nimbus("n1").await_leading()
+    second = stage.nimbus("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
         blobs.put(KEY, b"x")
         assert store_of(second).exists(KEY)
@@ -237,53 +239,53 @@ def test_a_deletion_reaches_the_followers(
     eventually(lambda: not store_of(second).exists(KEY), what="the deletion on the follower")
 
 
-def test_a_deleted_blob_does_not_come_back_from_a_leader_that_was_away(nimbuses: Nimbuses) -> None:
-    first = nimbuses.start("n1").await_leading()
-    second = nimbuses.start("n2").await_serving()
+def test_a_deleted_blob_does_not_come_back_from_a_leader_that_was_away(stage: Stage) -> None:
+    first = stage.nimbus("n1").await_leading()
+    second = stage.nimbus("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
         blobs.put("lib.jar", b"of a user")
     second.stop()
     with NimbusBlobClient(first.url) as blobs:
         blobs.delete("lib.jar")
     first.stop()
-    second = nimbuses.start("n2").await_leading()
+    second = stage.nimbus("n2").await_leading()
     assert store_of(second).exists("lib.jar"), "nobody has told it"
     with NimbusBlobClient(second.url) as blobs:
         blobs.put("upload.m.conf", b"what a follower takes after it, in the order of keys")
-    first = nimbuses.start("n1").await_serving()
+    first = stage.nimbus("n1").await_serving()
     eventually(lambda: store_of(first).exists("upload.m.conf"), 60, "the leader's blobs")
     assert not store_of(first).exists("lib.jar")
 
 
 def test_the_one_with_all_blobs_leads(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
     """The leader dies; a nimbus that lacks code declines in favour of the one that has it."""
-    first = nimbuses.start("n1").await_leading()
+    first = stage.nimbus("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
             blobs.put(key, key.encode())
     make_active(state())
     first.stop()
     # n3 holds nothing and starts first; n1 has all.
-    third = nimbuses.start("n3").await_serving()
-    again = nimbuses.start("n1")
+    third = stage.nimbus("n3").await_serving()
+    again = stage.nimbus("n1")
     again.await_leading()
     eventually(lambda: store_of(third).exists(KEY), what="n3 to have fetched the code")
     assert leaders(third, again) == ["n1"]
 
 
 def test_what_is_damaged_is_fetched_again_and_hides_nothing_else(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState], caplog: pytest.LogCaptureFixture
+    stage: Stage, state: Callable[[], ZooKeeperClusterState], caplog: pytest.LogCaptureFixture
 ) -> None:
     """First a copy, then the registration of one blob of three."""
-    first = nimbuses.start("n1").await_leading()
+    first = stage.nimbus("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
             blobs.put(key, key.encode())
     tree = state()
     make_active(tree)
-    second = nimbuses.start("n2").await_serving()
+    second = stage.nimbus("n2").await_serving()
     store = store_of(second)
     eventually(lambda: store.keys() == sorted(CODE), what="the follower's blobs")
     (store.directory / "objects" / store.meta(KEY).sha256).write_bytes(b"damaged")
@@ -294,21 +296,21 @@ def test_what_is_damaged_is_fetched_again_and_hides_nothing_else(
     )
 
     tree.set_data(paths.blob_max_sequence(CODE[0]), b"{")
-    third = nimbuses.start("n3").await_serving()
+    third = stage.nimbus("n3").await_serving()
     eventually(lambda: store_of(third).keys() == sorted(CODE[1:]), what="what is not damaged")
     assert paths.blob_max_sequence(CODE[0]) in caplog.text
 
 
 @pytest.mark.long
 def test_code_that_nobody_holds_blocks_no_one(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
     """The topology is degraded; it is not deleted, and leadership is not blocked for ever."""
-    first = nimbuses.start("n1").await_leading()
+    first = stage.nimbus("n1").await_leading()
     tree = state()
     make_active(tree)
     first.stop()
-    second = nimbuses.start("n2").await_leading()
+    second = stage.nimbus("n2").await_leading()
     assert second.health()["missing"] == 3 and second.health()["status"] == "degraded"
     rows = second.get("/v1/topologies").json()["topologies"]
     assert [(row["name"], row["degraded"]) for row in rows] == [("wc", True)]
@@ -316,10 +318,10 @@ def test_code_that_nobody_holds_blocks_no_one(
 
 
 def test_a_lost_session_ends_leadership_at_once(
-    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+    stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
     """Somebody removes the leader's node; the leader is deposed, follows, and may lead again."""
-    first = nimbuses.start("n1").await_leading()
+    first = stage.nimbus("n1").await_leading()
     epoch = first.health()["epoch"]
     tree = state()
     tree.delete_node(paths.NIMBUS_MASTER)
@@ -333,9 +335,9 @@ def test_a_lost_session_ends_leadership_at_once(
     assert stale.status_code == 409 and stale.json()["error"]["type"] == "Fenced"
 
 
-def test_replicas_of_an_old_epoch_are_refused(nimbuses: Nimbuses) -> None:
-    first = nimbuses.start("n1").await_leading()
-    second = nimbuses.start("n2").await_serving()
+def test_replicas_of_an_old_epoch_are_refused(stage: Stage) -> None:
+    first = stage.nimbus("n1").await_leading()
+    second = stage.nimbus("n2").await_serving()
     epoch = first.health()["epoch"]
     for claimed, status in ((epoch - 1, 409), (epoch + 1, 409)):
         answer = httpx.put(
@@ -352,12 +354,12 @@ def test_replicas_of_an_old_epoch_are_refused(nimbuses: Nimbuses) -> None:
     assert store_of(second).keys() == []
 
 
-def test_shared_store_needs_no_copies(nimbuses: Nimbuses, tmp_path: Path) -> None:
-    shared = {"nimbus__blobstore__class": "fsspec", "blobstore__dir": f"file://{tmp_path}/shared"}
-    first = nimbuses.start("n1", **shared).await_leading()
+def test_shared_store_needs_no_copies(stage: Stage, tmp_path: Path) -> None:
+    shared = {"nimbus.blobstore.class": "fsspec", "blobstore.dir": f"file://{tmp_path}/shared"}
+    first = stage.nimbus("n1", shared).await_leading()
     with NimbusBlobClient(first.url, min_replication=3) as blobs:
         blobs.put(KEY, b"x")
-    second = nimbuses.start("n2", **shared).await_serving()
+    second = stage.nimbus("n2", shared).await_serving()
     assert second.get(f"/v1/blobs/{KEY}").content == b"x"
     first.stop()
     second.await_leading()
@@ -366,21 +368,13 @@ def test_shared_store_needs_no_copies(nimbuses: Nimbuses, tmp_path: Path) -> Non
         assert not blobs.exists(KEY)
 
 
-def test_a_leader_cut_off_from_zookeeper_takes_no_writes(
-    tmp_path: Path, make_nimbuses: Callable[[dict[str, object]], Nimbuses]
-) -> None:
+def test_a_leader_cut_off_from_zookeeper_takes_no_writes(stage: Stage, tmp_path: Path) -> None:
     """The server stands still; the leader stops acting before its session ends, and leads again
     later.
     """
     with EmbeddedZooKeeper(tmp_path / "zk", durable=False) as server:
-        host, _, port = server.address.rpartition(":")
-        conf = {
-            "storm.zookeeper.servers": [host],
-            "storm.zookeeper.port": int(port),
-            "storm.zookeeper.root": "/cut-off",
-            "storm.zookeeper.session.timeout": 4000,
-        }
-        nimbus = make_nimbuses(conf).start().await_leading()
+        stage.conf |= zookeeper_conf(server.address)
+        nimbus = stage.nimbus().await_leading()
         epoch = nimbus.health()["epoch"]
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -400,7 +394,7 @@ def test_a_leader_cut_off_from_zookeeper_takes_no_writes(
 
 
 def test_failed_initialization_drops_leadership_and_logs_the_reason(
-    nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from storm_dagster.nimbus import daemon
 
@@ -413,7 +407,7 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
         genuine(nimbus, epoch, sync_wake)
 
     monkeypatch.setattr(daemon, "_initialize", failing)
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     assert nimbus.health()["epoch"] == 3, "two epochs were given up"
     assert (
         "not mounted" in caplog.text
@@ -423,25 +417,25 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
 
 
 @pytest.mark.long
-def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses: Nimbuses) -> None:
+def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(stage: Stage) -> None:
     """Stored while the other was away; its holder comes back as a follower, long after blobs like
     it are dropped.
     """
-    expired = {"nimbus__inbox__jar__expiration__secs": 1}
-    first = nimbuses.start("n1", **expired).await_leading()
+    expired = {"nimbus.inbox.jar.expiration.secs": 1}
+    first = stage.nimbus("n1", expired).await_leading()
     with NimbusBlobClient(first.url) as blobs:
         blobs.put("mylib.jar", b"the only copy")
         blobs.put("gone.jar", b"deleted while its holder is away")
         blobs.put("upload.h.archive", b"of a submission that nobody goes on with")
     first.stop()
-    second = nimbuses.start("n2", **expired).await_leading()
+    second = stage.nimbus("n2", expired).await_leading()
     with NimbusBlobClient(second.url) as blobs:
         with pytest.raises(KeyNotFound):
             blobs.delete("gone.jar")
         blobs.put("other.jar", b"so that the leader has blobs of its own")
         # Both hold something in common: without that nothing is ever dropped.
         blobs.put("upload.h.conf", b"x")
-        first = nimbuses.start("n1", **expired).await_serving()
+        first = stage.nimbus("n1", expired).await_serving()
         eventually(lambda: blobs.exists("mylib.jar"), timeout=60, what="the copy at the new leader")
         assert blobs.read("mylib.jar") == b"the only copy"
         store = LocalBlobStore(first.folder / "blobs")

@@ -13,7 +13,8 @@ import pytest
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 
@@ -23,12 +24,12 @@ def sha(raw: bytes) -> str:
 
 
 @pytest.fixture
-def nimbus(nimbuses: Nimbuses) -> RunningNimbus:
-    return nimbuses.start(nimbus__upload__max__bytes=5_000_000).await_leading()
+def nimbus(stage: Stage) -> NimbusThread:
+    return stage.nimbus(nimbus__upload__max__bytes=5_000_000).await_leading()
 
 
 @pytest.fixture
-def http(nimbus: RunningNimbus) -> Iterator[httpx.Client]:
+def http(nimbus: NimbusThread) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as client:
         yield client
 
@@ -38,7 +39,7 @@ def error_type(response: httpx.Response) -> str:
     return response.json()["error"]["type"]
 
 
-def test_blob_client_round_trip(nimbus: RunningNimbus) -> None:
+def test_blob_client_round_trip(nimbus: NimbusThread) -> None:
     with NimbusBlobClient(nimbus.url) as blobs:
         big = bytes(range(256)) * 4000
         meta = blobs.put("a b:c", [big, b"tail"])
@@ -60,7 +61,7 @@ def test_blob_client_round_trip(nimbus: RunningNimbus) -> None:
         assert not blobs.exists("bad")
 
 
-def test_writes_of_another_epoch_are_fenced(nimbus: RunningNimbus) -> None:
+def test_writes_of_another_epoch_are_fenced(nimbus: NimbusThread) -> None:
     epoch = nimbus.health()["epoch"]
     with NimbusBlobClient(nimbus.url, epoch=epoch) as blobs:
         blobs.put("k", b"1")
@@ -117,7 +118,7 @@ def test_parts_of_a_blob_are_served_with_the_hash_of_the_whole(http: httpx.Clien
     ],
 )
 def test_no_path_of_a_caller_reaches_the_file_system(
-    http: httpx.Client, nimbus: RunningNimbus, path: str
+    http: httpx.Client, nimbus: NimbusThread, path: str
 ) -> None:
     before = sorted(str(p) for p in nimbus.home.rglob("*"))
     for method in ("GET", "HEAD", "PUT", "DELETE"):
@@ -177,7 +178,7 @@ def test_handles_are_opaque(http: httpx.Client) -> None:
 
 
 def test_damaged_and_oversized_bodies_leave_nothing(
-    http: httpx.Client, nimbus: RunningNimbus
+    http: httpx.Client, nimbus: NimbusThread
 ) -> None:
     wrong = http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": sha(b"abd")})
     assert wrong.status_code == 400 and error_type(wrong) == "InvalidRequest"
@@ -213,9 +214,7 @@ def test_json_bodies_are_checked(http: httpx.Client) -> None:
     assert http.patch("/v1/blobs/k").status_code == 405
 
 
-def test_other_host_names_and_origins_are_refused(
-    http: httpx.Client, nimbus: RunningNimbus
-) -> None:
+def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: NimbusThread) -> None:
     rebound = http.get("/v1/blobs", headers={"Host": "attacker.example:7621"})
     assert rebound.status_code == 400 and "attacker.example" in rebound.json()["error"]["message"]
     assert http.get("/v1/blobs", headers={"Origin": "http://attacker.example"}).status_code == 400
@@ -226,8 +225,8 @@ def test_other_host_names_and_origins_are_refused(
     assert http.get("/healthz", headers={"Origin": f"http://127.0.0.1:{port}"}).status_code == 200
 
 
-def test_an_idle_upload_expires(nimbuses: Nimbuses) -> None:
-    nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=4).await_leading()
+def test_an_idle_upload_expires(stage: Stage) -> None:
+    nimbus = stage.nimbus("n9", nimbus__file__copy__expiration__secs=4).await_leading()
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
         assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
@@ -238,8 +237,8 @@ def test_an_idle_upload_expires(nimbuses: Nimbuses) -> None:
         assert http.post(f"/v1/uploads/{handle}/finish").status_code == 404
 
 
-def test_a_body_that_stops_arriving_is_dropped(nimbuses: Nimbuses) -> None:
-    nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=1).await_leading()
+def test_a_body_that_stops_arriving_is_dropped(stage: Stage) -> None:
+    nimbus = stage.nimbus("n9", nimbus__file__copy__expiration__secs=1).await_leading()
     host, _, port = nimbus.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as link:
         link.sendall(

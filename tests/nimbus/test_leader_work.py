@@ -45,8 +45,9 @@ from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster_server import DagsterServer
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.dagster_webserver import DagsterServer
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 
@@ -65,9 +66,7 @@ TOPOLOGY = {
 
 
 @pytest.fixture
-def cluster(
-    zk_conf: dict[str, object], nimbuses: Nimbuses
-) -> Iterator[Callable[[], StormClusterState]]:
+def cluster(zk_conf: dict[str, object], stage: Stage) -> Iterator[Callable[[], StormClusterState]]:
     opened: list[StormClusterState] = []
 
     def connect() -> StormClusterState:
@@ -81,13 +80,13 @@ def cluster(
 
 
 def post(
-    nimbus: RunningNimbus, path: str, document: Mapping[str, object] | None = None
+    nimbus: NimbusThread, path: str, document: Mapping[str, object] | None = None
 ) -> httpx.Response:
     return httpx.post(nimbus.url + path, json=document or {}, timeout=180, trust_env=False)
 
 
 def upload(
-    nimbus: RunningNimbus,
+    nimbus: NimbusThread,
     topology: Mapping[str, object] = TOPOLOGY,
     conf: Mapping[str, object] | None = None,
 ) -> str:
@@ -128,7 +127,7 @@ def add_supervisor(
 
 
 def stages(
-    nimbus: RunningNimbus,
+    nimbus: NimbusThread,
     state: StormClusterState,
     name: str,
     token: str,
@@ -154,15 +153,15 @@ def stages(
 
 
 @pytest.fixture
-def with_dagster(nimbuses: Nimbuses, dagster_server: DagsterServer) -> RunningNimbus:
-    return nimbuses.start(
+def with_dagster(stage: Stage, dagster_server: DagsterServer) -> NimbusThread:
+    return stage.nimbus(
         dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20
     ).await_leading()
 
 
 @pytest.mark.dagster
 def test_submission_is_one_run_per_token(
-    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     nimbus = with_dagster
     handle = upload(nimbus)
@@ -208,7 +207,7 @@ def operation_of(state: StormClusterState, token: str) -> TokenRecord | None:
 
 @pytest.mark.dagster
 def test_an_accepted_operation_has_a_record_before_its_run_begins(
-    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     """The runs of this Dagster do nothing: what is in ZooKeeper is the leader's."""
     state = cluster()
@@ -234,7 +233,7 @@ def test_an_accepted_operation_has_a_record_before_its_run_begins(
         assert record.started_secs > 0 and not record.published
 
 
-def operations(nimbus: RunningNimbus) -> list[tuple[str, str]]:
+def operations(nimbus: NimbusThread) -> list[tuple[str, str]]:
     """Verb and topology of each operation that the nimbus lists."""
     rows = nimbus.get("/v1/operations").json()["operations"]
     return [(row["verb"], row["topology"]) for row in rows]
@@ -242,7 +241,7 @@ def operations(nimbus: RunningNimbus) -> list[tuple[str, str]]:
 
 @pytest.mark.dagster
 def test_a_submission_is_listed_until_its_run_has_ended(
-    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     """The runs of this Dagster do nothing: the topology never comes."""
     answer = post(
@@ -263,7 +262,7 @@ def test_a_submission_is_listed_until_its_run_has_ended(
 
 @pytest.mark.dagster
 def test_a_change_is_listed_until_its_run_has_ended(
-    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     add_base(cluster(), "wc-1-100")
     answer = post(with_dagster, "/v1/topologies/wc/restart").json()
@@ -277,13 +276,13 @@ def test_a_change_is_listed_until_its_run_has_ended(
 @pytest.mark.dagster
 def test_a_leader_launches_what_a_lost_leader_accepted(
     dagster_server: DagsterServer,
-    nimbuses: Nimbuses,
+    stage: Stage,
     cluster: Callable[[], StormClusterState],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first leader writes records, and is lost before it launches a run of them."""
     monkeypatch.setattr(takeover, "_LATE_SECS", 2.0)
-    first = nimbuses.start().await_leading()
+    first = stage.nimbus().await_leading()
     state = cluster()
     epoch = first.health()["epoch"]
     add_base(state, "wc-1-100")
@@ -309,7 +308,7 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
         state.state.create_node(paths.operation(request), encode_record(change))
     first.stop()
     server = {"dagster__graphql__url": dagster_server.url, "dagster__graphql__timeout__secs": 20}
-    later = nimbuses.start("n2", **server).await_leading()
+    later = stage.nimbus("n2", **server).await_leading()
 
     def runs(tag: str, value: str) -> list[str]:
         tags = {"tags": [{"key": tag, "value": value}]}
@@ -329,7 +328,7 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
 
 @pytest.mark.dagster
 def test_an_update_is_one_run_per_token(
-    with_dagster: RunningNimbus,
+    with_dagster: NimbusThread,
     dagster_server: DagsterServer,
     cluster: Callable[[], StormClusterState],
 ) -> None:
@@ -345,9 +344,9 @@ def test_an_update_is_one_run_per_token(
 
 
 def test_what_a_former_leader_accepted_by_thrift_gets_the_record(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     handle = upload(nimbus)
     pending = {"name": "old", "handle": handle, "token": "thrift-old", "inactive": True}
     with NimbusBlobClient(nimbus.url) as blobs:
@@ -361,9 +360,9 @@ def test_what_a_former_leader_accepted_by_thrift_gets_the_record(
     assert operations(nimbus) == [("submit", "old")]
 
 
-def test_a_follower_says_by_a_header_that_it_did_nothing(nimbuses: Nimbuses) -> None:
-    nimbuses.start().await_leading()
-    follower = nimbuses.start("n2")
+def test_a_follower_says_by_a_header_that_it_did_nothing(stage: Stage) -> None:
+    stage.nimbus().await_leading()
+    follower = stage.nimbus("n2")
     refused = eventually(
         lambda: (
             (answer := post(follower, "/v1/submit", {"name": "wc", "handle": "0" * 32})).status_code
@@ -378,16 +377,16 @@ def test_a_follower_says_by_a_header_that_it_did_nothing(nimbuses: Nimbuses) -> 
 
 
 def test_a_refused_submission_leaves_no_record(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     request = {"name": "wc", "handle": upload(nimbus), "token": "refused-1"}
     assert post(nimbus, "/v1/submit", request).status_code == 503
     assert operation_of(cluster(), "refused-1") is None
 
 
 @pytest.mark.dagster
-def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
+def test_failed_run_tells_its_typed_error(with_dagster: NimbusThread) -> None:
     nimbus = with_dagster
     dagster_descriptions = post(nimbus, "/v1/topologies/wc/kill")
     assert (
@@ -444,7 +443,7 @@ def runs_of(server: DagsterServer, job: str) -> list[str]:
 
 @pytest.mark.dagster
 def test_what_the_leader_executes_is_an_asset_event_and_no_run(
-    with_dagster: RunningNimbus,
+    with_dagster: NimbusThread,
     dagster_server: DagsterServer,
     cluster: Callable[[], StormClusterState],
 ) -> None:
@@ -480,7 +479,7 @@ def test_what_the_leader_executes_is_an_asset_event_and_no_run(
 
 @pytest.mark.dagster
 def test_changes_are_runs(
-    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     nimbus = with_dagster
     add_base(cluster(), "wc-1-100")
@@ -510,7 +509,7 @@ def test_changes_are_runs(
 
 
 def report_materialization(
-    nimbus: RunningNimbus, state: StormClusterState, topology_id: str, asset: str
+    nimbus: NimbusThread, state: StormClusterState, topology_id: str, asset: str
 ) -> dict[str, Any]:
     """Report a materialization as the live worker of the topology does; nimbus's response."""
     entry = state.read_assignment(topology_id)
@@ -535,7 +534,7 @@ def report_materialization(
 
 @pytest.mark.dagster
 def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_its_asset(
-    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     state = cluster()
     add_supervisor(state, "s1")
@@ -559,9 +558,9 @@ def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_
 
 
 def test_without_dagster_submission_waits_and_lifecycle_goes_on(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start(
+    nimbus = stage.nimbus(
         nimbus__monitor__backstop__secs=2, task__cleanup__timeout__sec=1
     ).await_leading()
     state = cluster()
@@ -614,7 +613,7 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(
 
 @pytest.mark.parametrize("verb", ["activate", "deactivate", "kill"])
 def test_no_late_run_can_undo_what_the_leader_executed(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], verb: str
+    stage: Stage, cluster: Callable[[], StormClusterState], verb: str
 ) -> None:
     """A Dagster that accepts connections and does not answer is asked for no run, which it could
     launch after a later change.
@@ -630,7 +629,7 @@ def test_no_late_run_can_undo_what_the_leader_executed(
     with socket.create_server(("127.0.0.1", 0)) as late:
         threading.Thread(target=listen, daemon=True).start()
         url = f"http://127.0.0.1:{late.getsockname()[1]}/graphql"
-        nimbus = nimbuses.start(
+        nimbus = stage.nimbus(
             dagster__graphql__url=url, dagster__graphql__timeout__secs=1
         ).await_leading()
         add_base(cluster(), "wc-1-100")
@@ -642,12 +641,12 @@ def test_no_late_run_can_undo_what_the_leader_executed(
 
 
 def test_no_verb_of_the_leader_waits_for_dagster(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
     """Dagster has its whole timeout to answer, and the client waits for half of it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/graphql"
-        nimbus = nimbuses.start(
+        nimbus = stage.nimbus(
             dagster__graphql__url=url, dagster__graphql__timeout__secs=20
         ).await_leading()
         add_base(cluster(), "wc-1-100")
@@ -661,10 +660,10 @@ def test_no_verb_of_the_leader_waits_for_dagster(
 
 @pytest.mark.parametrize("armed", [True, False])
 def test_what_is_overdue_is_done_by_the_leader_whatever_the_sensor_does(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], armed: bool
+    stage: Stage, cluster: Callable[[], StormClusterState], armed: bool
 ) -> None:
     """A sensor that holds /healer says nothing of the one that should remove this topology."""
-    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
+    nimbus = stage.nimbus(nimbus__monitor__backstop__secs=1).await_leading()
     if armed:
         cluster().state.set_ephemeral_node(paths.HEALER, b"")
     add_base(cluster(), "wc-1-100")
@@ -675,9 +674,9 @@ def test_what_is_overdue_is_done_by_the_leader_whatever_the_sensor_does(
 
 
 def test_doctor_names_what_nobody_heals(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     add_supervisor(cluster(), "s1")
     cluster().state.create_node(paths.topology("wc-1-100"), b'{"v": 99}')
     conf = {"nimbus.seeds": [nimbus.url.removeprefix("http://")], "dagster.graphql.url": ""}
@@ -692,10 +691,10 @@ def test_doctor_names_what_nobody_heals(
 
 
 def test_a_submission_keeps_its_write_budget(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
     """At most 24 nodes, plus one per key and further nimbus; no blob in staging is registered."""
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     state = cluster()
     add_supervisor(state, "s1")
 
@@ -714,7 +713,7 @@ def test_a_submission_keeps_its_write_budget(
     assert all(topology_id in path for path in registered) and len(registered) == 6
 
 
-def lose_host(nimbus: RunningNimbus, state: StormClusterState) -> Callable[[], bool]:
+def lose_host(nimbus: NimbusThread, state: StormClusterState) -> Callable[[], bool]:
     """A topology on s1, whose host is lost; whether its tasks are on s2 now."""
     add_supervisor(state, "s1")
     topology_id = stages(nimbus, state, "wc", "tok")
@@ -741,12 +740,12 @@ def lose_host(nimbus: RunningNimbus, state: StormClusterState) -> Callable[[], b
 
 @pytest.mark.parametrize("armed", [False, True])
 def test_the_leader_heals_what_stays_dead_whatever_the_sensor_does(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], armed: bool
+    stage: Stage, cluster: Callable[[], StormClusterState], armed: bool
 ) -> None:
     """Without a sensor, and beside one that holds its node and does nothing: its tick hangs, or its
     runs do not start.
     """
-    nimbus = nimbuses.start(
+    nimbus = stage.nimbus(
         nimbus__monitor__backstop__secs=2,
         nimbus__task__launch__secs=2,
         nimbus__task__timeout__secs=2,
@@ -778,7 +777,7 @@ _ALWAYS = {("_finish_due", True), ("_clean", True)}
     ],
 )
 def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
-    nimbuses: Nimbuses,
+    stage: Stage,
     cluster: Callable[[], StormClusterState],
     monkeypatch: pytest.MonkeyPatch,
     duty: str,
@@ -795,7 +794,7 @@ def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
     fail.__name__ = duty
     monkeypatch.setattr(_ROUNDS_OF[duty], duty, fail)
     try:
-        nimbus = nimbuses.start(
+        nimbus = stage.nimbus(
             nimbus__monitor__backstop__secs=1,
             nimbus__task__launch__secs=2,
             nimbus__task__timeout__secs=2,
@@ -826,12 +825,12 @@ def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
     ],
 )
 def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
-    nimbuses: Nimbuses,
+    stage: Stage,
     cluster: Callable[[], StormClusterState],
     monkeypatch: pytest.MonkeyPatch,
     error: OSError,
 ) -> None:
-    nimbus = nimbuses.start(
+    nimbus = stage.nimbus(
         nimbus__monitor__backstop__secs=1,
         nimbus__task__launch__secs=2,
         nimbus__task__timeout__secs=2,
@@ -870,9 +869,9 @@ def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
 
 
 def test_the_leader_removes_what_it_killed_and_leaves_the_rest_to_an_armed_sensor(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=3600).await_leading()
+    nimbus = stage.nimbus(nimbus__monitor__backstop__secs=3600).await_leading()
     state = cluster()
     state.state.set_ephemeral_node(paths.HEALER, b"")
     add_base(state, "wc-1-100")
@@ -892,23 +891,23 @@ def test_the_leader_removes_what_it_killed_and_leaves_the_rest_to_an_armed_senso
 
 
 def test_a_new_leader_finishes_the_kill_of_the_old_one(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    first = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
+    first = stage.nimbus(nimbus__monitor__backstop__secs=1).await_leading()
     state = cluster()
     add_base(state, "wc-1-100")
     assert post(first, "/v1/topologies/wc/kill", {"wait_secs": 4}).json()["status"] == "KILLED"
     first.stop()
-    second = nimbuses.start("n2", nimbus__monitor__backstop__secs=1).await_leading()
+    second = stage.nimbus("n2", nimbus__monitor__backstop__secs=1).await_leading()
     eventually(
         lambda: second.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal"
     )
 
 
 def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(
-    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     state = cluster()
     add_base(state, "wc-1-100")
     base = state.state.get_data(paths.topology("wc-1-100"))
@@ -935,10 +934,10 @@ def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(
 @pytest.mark.dagster
 @pytest.mark.long
 def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
-    dagster_server: DagsterServer, nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+    dagster_server: DagsterServer, stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
     # The first leader has no Dagster in reach: what it does is kept.
-    first = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
+    first = stage.nimbus(nimbus__monitor__backstop__secs=1).await_leading()
     state = cluster()
     add_base(state, "gone-1-100")
     assert post(first, "/v1/topologies/gone/kill", {"wait_secs": 0}).json()["run_id"] is None
@@ -948,7 +947,7 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
     add_base(state, "stays-2-100")
     assert post(first, "/v1/topologies/stays/deactivate").json()["run_id"] is None
     first.stop()
-    second = nimbuses.start("n2", dagster__graphql__url=dagster_server.url).await_leading()
+    second = stage.nimbus("n2", dagster__graphql__url=dagster_server.url).await_leading()
 
     def waiting() -> str:
         lines = second.get("/metrics").text.splitlines()

@@ -18,8 +18,9 @@ import pytest
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, NoResponse
-from storm_rigs.dagster_server import DagsterServer
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.dagster_webserver import DagsterServer
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 TOPOLOGY = {
     "spouts": {
@@ -96,12 +97,12 @@ def lossy(dagster_server: DagsterServer) -> Iterator[LossyDagster]:
 
 
 @pytest.fixture
-def nimbus(nimbuses: Nimbuses, lossy: LossyDagster) -> RunningNimbus:
-    patient = {"dagster__graphql__url": lossy.url, "dagster__graphql__timeout__secs": 20}
-    return nimbuses.start(**patient).await_leading()
+def nimbus(stage: Stage, lossy: LossyDagster) -> NimbusThread:
+    patient = {"dagster.graphql.url": lossy.url, "dagster.graphql.timeout.secs": 20}
+    return stage.nimbus(conf=patient).await_leading()
 
 
-def upload(nimbus: RunningNimbus) -> str:
+def upload(nimbus: NimbusThread) -> str:
     parts = {"archive": b"archive", "conf": b"{}", "topology": json.dumps(TOPOLOGY).encode()}
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
@@ -111,7 +112,7 @@ def upload(nimbus: RunningNimbus) -> str:
     return handle
 
 
-def submit(nimbus: RunningNimbus, name: str, token: str, handle: str) -> httpx.Response:
+def submit(nimbus: NimbusThread, name: str, token: str, handle: str) -> httpx.Response:
     document = {"name": name, "handle": handle, "token": token}
     return httpx.post(f"{nimbus.url}/v1/submit", json=document, timeout=180, trust_env=False)
 
@@ -132,7 +133,7 @@ def name() -> str:
 @pytest.mark.zookeeper
 @pytest.mark.dagster
 def test_a_run_is_returned_although_the_response_to_its_launch_is_lost(
-    nimbus: RunningNimbus, lossy: LossyDagster, dagster_server: DagsterServer, name: str
+    nimbus: NimbusThread, lossy: LossyDagster, dagster_server: DagsterServer, name: str
 ) -> None:
     lossy.lost_responses = {"LaunchRun"}
     response = submit(nimbus, name, name, upload(nimbus))
@@ -143,7 +144,7 @@ def test_a_run_is_returned_although_the_response_to_its_launch_is_lost(
 @pytest.mark.zookeeper
 @pytest.mark.dagster
 def test_a_repeated_submission_finds_the_run_that_no_response_told_of(
-    nimbus: RunningNimbus, lossy: LossyDagster, dagster_server: DagsterServer, name: str
+    nimbus: NimbusThread, lossy: LossyDagster, dagster_server: DagsterServer, name: str
 ) -> None:
     handle = upload(nimbus)
     lossy.lost_responses = {"LaunchRun", "FindRuns"}
@@ -159,7 +160,7 @@ def test_a_repeated_submission_finds_the_run_that_no_response_told_of(
 @pytest.mark.zookeeper
 @pytest.mark.dagster
 def test_a_launch_that_never_reached_dagster_is_made_by_the_repetition(
-    nimbus: RunningNimbus, lossy: LossyDagster, dagster_server: DagsterServer, name: str
+    nimbus: NimbusThread, lossy: LossyDagster, dagster_server: DagsterServer, name: str
 ) -> None:
     handle = upload(nimbus)
     lossy.lost_requests = {"LaunchRun"}
@@ -176,8 +177,8 @@ def test_a_launch_that_never_reached_dagster_is_made_by_the_repetition(
 @pytest.mark.zookeeper
 @pytest.mark.dagster
 def test_a_later_leader_finds_the_run_that_the_former_one_launched(
-    nimbuses: Nimbuses,
-    nimbus: RunningNimbus,
+    stage: Stage,
+    nimbus: NimbusThread,
     lossy: LossyDagster,
     dagster_server: DagsterServer,
     name: str,
@@ -189,8 +190,8 @@ def test_a_later_leader_finds_the_run_that_the_former_one_launched(
     (launched,) = runs_of(dagster_server, name)
     nimbus.stop()
     lossy.lost_responses = set()
-    patient = {"dagster__graphql__url": lossy.url, "dagster__graphql__timeout__secs": 20}
-    later = nimbuses.start("n2", **patient).await_leading()
+    patient = {"dagster.graphql.url": lossy.url, "dagster.graphql.timeout.secs": 20}
+    later = stage.nimbus("n2", patient).await_leading()
     repeated = submit(later, name, name, handle)
     assert repeated.status_code == 202, repeated.text
     assert repeated.json()["run_id"] == launched

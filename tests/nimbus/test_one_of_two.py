@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -26,9 +25,10 @@ from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.packaging.archive import Archive, hash_file
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.acting import submit
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
-from storm_rigs.world import ARCHIVE, WORD_COUNT, World
+from storm_rigs.operations.acting import submit
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.records import ARCHIVE, WORD_COUNT, World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -36,13 +36,12 @@ WANTED = {"topology.min.replication.count": 2, "topology.max.replication.wait.ti
 
 
 @pytest.fixture
-def alone(nimbuses: Nimbuses) -> RunningNimbus:
-    wanted: dict[str, Any] = {key.replace(".", "__"): value for key, value in WANTED.items()}
-    return nimbuses.start(**wanted).await_leading()
+def alone(stage: Stage) -> NimbusThread:
+    return stage.nimbus(conf=WANTED).await_leading()
 
 
 @pytest.fixture
-def ctx(alone: RunningNimbus, zk_conf: dict[str, object]) -> Iterator[OperationsContext]:
+def ctx(alone: NimbusThread, zk_conf: dict[str, object]) -> Iterator[OperationsContext]:
     conf = load_cluster_conf(None, {**zk_conf, **WANTED})
     cluster = StormClusterState.open(zk_conf)
     with NimbusBlobClient(alone.url, deadline_secs=0.1) as blobs:
@@ -51,7 +50,7 @@ def ctx(alone: RunningNimbus, zk_conf: dict[str, object]) -> Iterator[Operations
 
 
 @pytest.fixture
-def world(alone: RunningNimbus, ctx: OperationsContext) -> World:
+def world(alone: NimbusThread, ctx: OperationsContext) -> World:
     """What a test does to the cluster; its own blob store, which nothing here uses, is the nimbus's
     folder.
     """
@@ -63,7 +62,7 @@ def world(alone: RunningNimbus, ctx: OperationsContext) -> World:
     return world
 
 
-def handle_of(alone: RunningNimbus, tmp_path: object, *, allow_degraded: bool) -> str:
+def handle_of(alone: NimbusThread, tmp_path: object, *, allow_degraded: bool) -> str:
     from pathlib import Path
 
     packed = Path(str(tmp_path)) / "archive.zip"
@@ -81,7 +80,7 @@ def handle_of(alone: RunningNimbus, tmp_path: object, *, allow_degraded: bool) -
 
 @pytest.fixture
 def topology(
-    alone: RunningNimbus, ctx: OperationsContext, world: World, tmp_path: object
+    alone: NimbusThread, ctx: OperationsContext, world: World, tmp_path: object
 ) -> TopologyView:
     submit(
         ctx,
@@ -95,7 +94,7 @@ def topology(
 
 
 def test_a_submission_reaches_its_end_only_when_degraded_is_allowed(
-    alone: RunningNimbus, ctx: OperationsContext, world: World, tmp_path: object
+    alone: NimbusThread, ctx: OperationsContext, world: World, tmp_path: object
 ) -> None:
     with pytest.raises(Unavailable, match="2 were asked for"):
         handle_of(alone, tmp_path, allow_degraded=False)

@@ -8,8 +8,6 @@ import base64
 import re
 import socket
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,9 +27,9 @@ from storm_dagster.model.records import (
 from storm_dagster.security.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
-from storm_rigs.secured_nimbus import SecuredNimbus
-from storm_rigs.shop import MARKUP, RATE, Shop, open_shop
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.shop import MARKUP, RATE, Shop, open_shop
 
 pytestmark = pytest.mark.zookeeper
 
@@ -40,15 +38,8 @@ SECRET = "a-secret-planted-for-tests-4711"
 
 
 @pytest.fixture(scope="module")
-def shop(
-    zookeeper_server: str,
-    make_lasting_nimbuses: Callable[..., Nimbuses],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Shop]:
-    with open_shop(
-        tmp_path_factory.mktemp("shop"), zookeeper_server, make_lasting_nimbuses
-    ) as made:
-        yield made
+def shop(module_stage: Stage) -> Shop:
+    return open_shop(module_stage)
 
 
 class Cells(HTMLParser):
@@ -383,7 +374,7 @@ class _Silent:
             self.state.delete_node(path)
 
 
-def history(shop: Shop, nimbus: RunningNimbus) -> list[str]:
+def history(shop: Shop, nimbus: NimbusThread) -> list[str]:
     """Times of the first chart's table, newest first, as this nimbus shows them."""
     found = Cells(nimbus.get("/topologies/shop").text)
     times = [
@@ -397,7 +388,7 @@ def test_another_leader_shows_the_same_history_and_another_topology_master_a_mar
     shop: Shop,
 ) -> None:
     eventually(lambda: len(history(shop, shop.nimbus)) >= 3, 90, "a history")
-    second = shop.nimbuses.start("n2").await_serving()
+    second = shop.stage.nimbus("n2").await_serving()
     before = history(shop, shop.nimbus)
     assert shop.nimbus.stop() == 0
     shop.nimbus = second.await_leading()
@@ -420,20 +411,12 @@ def test_another_leader_shows_the_same_history_and_another_topology_master_a_mar
     eventually(lambda: shop.rig.running() and flowing(shop), 90, "everything runs again")
 
 
-def test_a_secured_cluster_asks_a_browser_for_a_token(
-    zookeeper_server: str, tmp_path: Path
-) -> None:
-    host, _, port = zookeeper_server.rpartition(":")
+def test_a_secured_cluster_asks_a_browser_for_a_token(stage: Stage, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(SECRET)
-    conf: dict[str, Any] = {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
-        "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
-        "storm.secret.file": str(secret),
-    }
-    nimbus = SecuredNimbus(conf, tmp_path / "home", "n1").await_leading()
+    stage.conf["storm.secret.file"] = str(secret)
+    nimbus = stage.nimbus().await_leading()
     try:
         with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
 

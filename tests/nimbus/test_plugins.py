@@ -26,7 +26,7 @@ from storm_dagster.operations.transactions import append_assignment, commit
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState, connect_session
-from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.stage.builder import Stage
 
 
 class Plugin:
@@ -77,11 +77,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.zookeeper
-def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(nimbuses: Nimbuses) -> None:
-    nimbus = nimbuses.start(nimbus__inimbus__class="my_plugins:Plugin").await_serving()
-    assert Plugin.prepared == [
-        (nimbuses.zk_conf["storm.zookeeper.root"], nimbus.folder / "ininumbus")
-    ]
+def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(stage: Stage) -> None:
+    nimbus = stage.nimbus(nimbus__inimbus__class="my_plugins:Plugin").await_serving()
+    assert Plugin.prepared == [(stage.conf["storm.zookeeper.root"], nimbus.folder / "ininumbus")]
     assert (nimbus.folder / "ininumbus" / "own").exists()
 
 
@@ -166,13 +164,13 @@ def test_a_forced_scheduler_wins_over_the_topologys_own(tmp_path: Path) -> None:
 
 @pytest.mark.zookeeper
 def test_another_store_of_cluster_state(
-    zk_conf: dict[str, Any], nimbuses: Nimbuses, zk_cluster: StormClusterState
+    zk_conf: dict[str, Any], stage: Stage, zk_cluster: StormClusterState
 ) -> None:
     store = {"storm.cluster.state.store": "my_plugins:counting_store"}
     with StormClusterState.open({**zk_conf, **store}) as cluster:
         assert isinstance(cluster.state, CountingState) and cluster.load_view().cluster_id
     before = CountingState.reads
-    nimbuses.start(storm__cluster__state__store="my_plugins:counting_store").await_leading()
+    stage.nimbus(storm__cluster__state__store="my_plugins:counting_store").await_leading()
     assert CountingState.reads > before, "a nimbus reads through it"
     with pytest.raises(InvalidRequest, match="not a ClusterState"):
         StormClusterState.open({**zk_conf, "storm.cluster.state.store": "my_plugins:nothing"})
@@ -213,11 +211,11 @@ def test_a_container_that_goes_takes_nimbus_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.zookeeper
-def test_a_nimbus_without_its_container_ends_in_order(nimbuses: Nimbuses, tmp_path: Path) -> None:
+def test_a_nimbus_without_its_container_ends_in_order(stage: Stage, tmp_path: Path) -> None:
     container = tmp_path / "container"
     container.mkdir()
     (container / "1").touch()
-    nimbus = nimbuses.start(
+    nimbus = stage.nimbus(
         container__nimbus__heartbeat=str(container),
         container__heartbeat__timeout__seconds=1,
         container__heartbeat__frequence=1,

@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.stage.builder import Stage
 
 pytestmark = pytest.mark.zookeeper
 
@@ -43,10 +43,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_blobs_outlive_every_nimbus(nimbuses: Nimbuses, bucket: str) -> None:
-    keys = {"nimbus__blobstore__class": "fsspec", "blobstore__dir": f"s3://{bucket}/storm"}
-    first = nimbuses.start("n1", **keys).await_leading()
-    second = nimbuses.start("n2", **keys).await_serving()
+def test_blobs_outlive_every_nimbus(stage: Stage, bucket: str) -> None:
+    keys = {"nimbus.blobstore.class": "fsspec", "blobstore.dir": f"s3://{bucket}/storm"}
+    first = stage.nimbus("n1", keys).await_leading()
+    second = stage.nimbus("n2", keys).await_serving()
     content = b"code" * 100_000
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
         stored = blobs.put("wc-1-1-stormjar.jar", content)
@@ -59,7 +59,7 @@ def test_blobs_outlive_every_nimbus(nimbuses: Nimbuses, bucket: str) -> None:
     with NimbusBlobClient(second.url) as blobs:
         assert blobs.read("wc-1-1-stormjar.jar") == content
         blobs.delete("wc-1-1-stormjar.jar")
-    third = nimbuses.start("n3", **keys)
+    third = stage.nimbus("n3", keys)
     eventually(
         lambda: third.get("/v1/blobs").json()["blobs"] == [],
         40,

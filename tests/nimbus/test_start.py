@@ -26,7 +26,7 @@ from storm_dagster.nimbus.leadership.start import check_mode, open_blob_store
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.stage.builder import Stage
 
 
 def conf(**values: object) -> ClusterConf:
@@ -141,8 +141,8 @@ def test_failed_starts_clean_up_and_say_why(
 
 
 @pytest.mark.zookeeper
-def test_ordered_stop_leaves_nothing(nimbuses: Nimbuses) -> None:
-    nimbus = nimbuses.start().await_leading()
+def test_ordered_stop_leaves_nothing(stage: Stage) -> None:
+    nimbus = stage.nimbus().await_leading()
     assert (nimbus.folder / "cluster_id").read_text().strip() == nimbus.health()["cluster_id"]
     assert nimbus.stop() == 0
     assert not list(nimbus.home.glob("run/*"))
@@ -155,17 +155,15 @@ def test_ordered_stop_leaves_nothing(nimbuses: Nimbuses) -> None:
 
 
 @pytest.mark.zookeeper
-def test_an_emptied_root_costs_no_blob(
-    nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]
-) -> None:
+def test_an_emptied_root_costs_no_blob(stage: Stage, zk_connect: Callable[..., ZkSession]) -> None:
     """The root is wiped; the restarted nimbus refuses, creates nothing, deletes nothing."""
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     LocalBlobStore(nimbus.folder / "blobs").put("t-1-100-stormjar.jar", b"code")
     assert nimbus.stop() == 0
     session = zk_connect()
     client = session._client  # the test plays the careless operator
     client.delete(session.root, recursive=True)
-    again = nimbuses.start()
+    again = stage.nimbus()
     eventually(lambda: again.code is not None, what="the refusal")
     assert again.code == 4
     assert LocalBlobStore(nimbus.folder / "blobs").read("t-1-100-stormjar.jar") == b"code"
@@ -173,23 +171,21 @@ def test_an_emptied_root_costs_no_blob(
 
 
 @pytest.mark.zookeeper
-def test_another_cluster_is_refused(
-    nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]
-) -> None:
-    nimbus = nimbuses.start().await_leading()
+def test_another_cluster_is_refused(stage: Stage, zk_connect: Callable[..., ZkSession]) -> None:
+    nimbus = stage.nimbus().await_leading()
     nimbus.stop()
     (nimbus.folder / "cluster_id").write_text("another-cluster\n")
-    again = nimbuses.start()
+    again = stage.nimbus()
     eventually(lambda: again.code is not None, what="the refusal")
     assert again.code == 3
 
 
 @pytest.mark.zookeeper
 def test_a_nimbus_with_blobs_creates_no_root(
-    nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]
+    stage: Stage, zk_connect: Callable[..., ZkSession]
 ) -> None:
-    LocalBlobStore(nimbuses.home / "nimbus" / "n1" / "blobs").put("k", b"x")
-    nimbus = nimbuses.start()
+    LocalBlobStore(stage.home / "nimbus" / "n1" / "blobs").put("k", b"x")
+    nimbus = stage.nimbus()
     eventually(lambda: nimbus.code is not None, what="the refusal")
     assert nimbus.code == 4
     session = zk_connect()

@@ -15,7 +15,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.facts import timeline
-from storm_rigs.snapshots import snapshot_alone
+from storm_rigs.operations.snapshots import snapshot_alone
 
 PLACED = 1_700_000_000
 

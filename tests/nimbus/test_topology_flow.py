@@ -11,7 +11,7 @@ from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.flow import TopologyFlow
-from storm_rigs.snapshots import snapshot_alone
+from storm_rigs.operations.snapshots import snapshot_alone
 
 
 def chain(count: int) -> TopologyView:

@@ -18,9 +18,9 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs import mixed_cluster
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.world import World
+from storm_rigs.operations import mixed_cluster
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.stage.records import World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 

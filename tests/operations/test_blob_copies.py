@@ -13,7 +13,7 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.sync import BlobSync
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 KEY = "gone-1-1600000000-stormjar.jar"
 SAME = "upload.handle-archive"

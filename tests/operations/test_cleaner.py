@@ -12,7 +12,7 @@ from storm_dagster.model.records import TokenRecord
 from storm_dagster.operations.live import cleaner, lifecycle
 from storm_dagster.operations.live.cleaner import Inventory, clean, find_garbage
 from storm_dagster.operations.submit import submission
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 LIMITS = {"grace_secs": 60.0, "token_secs": 3600.0, "upload_secs": 3600.0}
 

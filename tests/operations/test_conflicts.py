@@ -22,7 +22,7 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -27,10 +27,10 @@ from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.gray_upgrades import upgrades_under_way
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.request_counts import RequestCounts, count_requests, server_metrics
-from storm_rigs.storm_client import as_storm
-from storm_rigs.supervisor_links import LinkedSupervisor
-from storm_rigs.world import World
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.request_counts import RequestCounts, count_requests, server_metrics
+from storm_rigs.stage.records import World
+from storm_rigs.stage.supervisor_link import LinkedSupervisor
 
 pytestmark = pytest.mark.zookeeper
 

@@ -20,10 +20,10 @@ from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.steps import all_operations, no_observer
-from storm_rigs.acting import Actor, finish_due
-from storm_rigs.request_counts import server_metrics
-from storm_rigs.scenes import SCENES, scene_of
-from storm_rigs.world import World
+from storm_rigs.operations.acting import Actor, finish_due
+from storm_rigs.operations.scenes import SCENES, scene_of
+from storm_rigs.servers.request_counts import server_metrics
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -11,7 +11,7 @@ import pytest
 
 from storm_dagster.model.errors import AlreadyAlive, StormDagsterError
 from storm_dagster.operations.submit import submission
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -21,11 +21,11 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.upgrade import advance_upgrades, await_upgrade, check_upgrade
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
-from storm_rigs.archives import pack_archive
-from storm_rigs.losing import LosingCluster
-from storm_rigs.supervisor_links import LinkedSupervisor
-from storm_rigs.upgrades import UpgradeStandIns
-from storm_rigs.world import World
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.operations.losing import LosingCluster
+from storm_rigs.operations.upgrades import UpgradeStandIns
+from storm_rigs.stage.records import World
+from storm_rigs.stage.supervisor_link import LinkedSupervisor
 
 pytestmark = pytest.mark.zookeeper
 

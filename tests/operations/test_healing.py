@@ -27,8 +27,8 @@ from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.explaining import explain_document
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
-from storm_rigs.snapshots import show
-from storm_rigs.world import World
+from storm_rigs.operations.snapshots import show
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

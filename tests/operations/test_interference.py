@@ -20,7 +20,7 @@ from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

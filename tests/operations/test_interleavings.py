@@ -13,7 +13,6 @@ import contextlib
 import queue
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,10 +41,11 @@ from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.staging import read_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.acting import finish_due, submit, upgrade
-from storm_rigs.archives import pack_archive
-from storm_rigs.upgrades import UpgradeStandIns
-from storm_rigs.world import Crash, World
+from storm_rigs.operations.acting import finish_due, submit, upgrade
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.operations.upgrades import UpgradeStandIns
+from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.records import Crash, World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(3600)]
 
@@ -530,15 +530,8 @@ class Cluster(RuleBasedStateMachine):
 
 
 def test_any_interleaving_keeps_the_invariants(zookeeper_server: str, tmp_path: Path) -> None:
-    host, _, port = zookeeper_server.rpartition(":")
-
     def make() -> World:
-        conf = {
-            "storm.zookeeper.servers": [host],
-            "storm.zookeeper.port": int(port),
-            "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
-            "storm.zookeeper.session.timeout": 20000,
-        }
+        conf = {**zookeeper_conf(zookeeper_server), "storm.zookeeper.session.timeout": 20000}
         blobs = LocalBlobStore(Path(tempfile.mkdtemp(dir=tmp_path)))
         cluster = StormClusterState.open(conf, create_root=True)
         made = World(cluster, blobs, {**conf, "task.cleanup.timeout.sec": 0})

@@ -30,8 +30,8 @@ from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
-from storm_rigs.archives import pack_archive
-from storm_rigs.world import Crash, World
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.stage.records import Crash, World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -14,7 +14,7 @@ from storm_dagster.model.wire import LevelChange
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
 from storm_dagster.operations.read.inspection import take_snapshot
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -16,9 +16,9 @@ from storm_dagster.model.names import placement_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
 from storm_dagster.zk.transaction import Transaction
-from storm_rigs.acting import submit
-from storm_rigs.losing import LosingCluster
-from storm_rigs.world import World
+from storm_rigs.operations.acting import submit
+from storm_rigs.operations.losing import LosingCluster
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -12,7 +12,7 @@ from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.submit.staging import read_topology, upload_key
 from storm_dagster.operations.submit.submission import stage_conf, update_differences
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

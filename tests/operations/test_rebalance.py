@@ -12,7 +12,7 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.names import code_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
-from storm_rigs.world import Crash, World
+from storm_rigs.stage.records import Crash, World
 
 pytestmark = pytest.mark.zookeeper
 

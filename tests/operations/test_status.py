@@ -15,8 +15,8 @@ from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.read.explaining import problems
 from storm_dagster.operations.read.status import list_document
-from storm_rigs.snapshots import show
-from storm_rigs.world import World
+from storm_rigs.operations.snapshots import show
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

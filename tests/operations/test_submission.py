@@ -28,9 +28,9 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import read_record, read_token, staging_key, upload_key
-from storm_rigs.acting import submit
-from storm_rigs.archives import pack_archive
-from storm_rigs.world import WORD_COUNT, World
+from storm_rigs.operations.acting import submit
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.stage.records import WORD_COUNT, World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -16,7 +16,7 @@ from storm_dagster.model.records import WorkerNode, WorkerSlot
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -12,9 +12,9 @@ import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs import mixed_cluster
-from storm_rigs.releases import ADDED, OtherRelease, copy_release
-from storm_rigs.world import World
+from storm_rigs.operations import mixed_cluster
+from storm_rigs.operations.releases import ADDED, OtherRelease, copy_release
+from storm_rigs.stage.records import World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 
@@ -32,7 +32,10 @@ def newer(
     """Runs a step in a process of the next release, on the same cluster."""
     release = OtherRelease(copy_release(tmp_path_factory.mktemp("release"), drop=False))
     yield lambda step: release.ask(
-        "storm_rigs.mixed_cluster:in_other_release", step, zk_conf, str(tmp_path / "blobs")
+        "storm_rigs.operations.mixed_cluster:in_other_release",
+        step,
+        zk_conf,
+        str(tmp_path / "blobs"),
     )
     release.close()
 

@@ -27,7 +27,7 @@ from storm_dagster.operations.submit.staging import (
     read_token,
     release_token,
 )
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

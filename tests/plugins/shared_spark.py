@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from storm_dagster.core.scheduling.assignment_checks import (
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch
 from storm_dagster.model.ranges import encode_ranges
-from storm_rigs.placement_clusters import generated_batch, small_topology
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology
 
 
 def worker(node: int, port: int, *tasks: int) -> PlacedWorker:

@@ -14,7 +14,7 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch, TopologyPlacement
 from storm_dagster.model.placement_reasons import REASONS, Reason
 from storm_dagster.operations.read.explaining import choice_document, moves_document
-from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology, supervisor
 
 WORD_COUNT = small_topology(
     bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, workers=2

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch, TopologyToPlace
-from storm_rigs.placement_clusters import small_topology, supervisor
+from storm_rigs.placement.placement_clusters import small_topology, supervisor
 
 MASTER = 1
 SUPERVISORS = 3

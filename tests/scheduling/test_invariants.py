@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch
-from storm_rigs.placement_clusters import generated_batch
-from storm_rigs.placement_invariants import placement_faults
+from storm_rigs.placement.placement_clusters import generated_batch
+from storm_rigs.placement.placement_invariants import placement_faults
 
 
 @given(seed=st.integers(0, 2**32))

@@ -18,7 +18,7 @@ from storm_dagster.model.placement import (
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_rigs.placement_clusters import small_topology, supervisor
+from storm_rigs.placement.placement_clusters import small_topology, supervisor
 
 WORD_COUNT: dict[str, Any] = {
     "bolts": {"split": (2, ["spout"]), "count": (2, ["split"])},

@@ -18,7 +18,7 @@ from storm_dagster.model.placement import (
     TopologyToPlace,
     UserWorker,
 )
-from storm_rigs.placement_clusters import small_topology, supervisor
+from storm_rigs.placement.placement_clusters import small_topology, supervisor
 
 FOUR = range(6900, 6904)
 TWO = (

@@ -16,7 +16,7 @@ from storm_dagster.core.scheduling.requested_workers import (
 )
 from storm_dagster.core.scheduling.strategy import TopologyEvent, request_without_history
 from storm_dagster.model.placement import TopologyToPlace
-from storm_rigs.placement_clusters import generated_batch, small_topology
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology
 
 
 def general_request(event: TopologyEvent) -> SlotRequest:

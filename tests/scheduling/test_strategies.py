@@ -20,8 +20,8 @@ from storm_dagster.model.conf import CONF_KEYS
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.model.placement_reasons import Reason
 from storm_dagster.model.strategies import STRATEGIES
-from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
-from storm_rigs.placement_invariants import placement_faults
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology, supervisor
+from storm_rigs.placement.placement_invariants import placement_faults
 
 
 def with_strategy(batch: PlacementBatch, name: str) -> PlacementBatch:

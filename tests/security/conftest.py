@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
-
-from storm_rigs.secured_nimbus import SecuredNimbus
 
 
 @pytest.fixture(scope="session")
@@ -43,23 +41,3 @@ def certificate(tmp_path: Path, authority: trustme.CA) -> Callable[..., dict[str
         }
 
     return make
-
-
-@pytest.fixture
-def start_nimbus(
-    tmp_path: Path, zk_conf: dict[str, object]
-) -> Iterator[Callable[..., SecuredNimbus]]:
-    running: list[SecuredNimbus] = []
-
-    def start(nimbus_id: str = "n1", **values: Any) -> SecuredNimbus:
-        merged = {
-            **zk_conf,
-            **values.pop("keys", {}),
-            **{k.replace("__", "."): v for k, v in values.items()},
-        }
-        running.append(SecuredNimbus(merged, tmp_path / "home", nimbus_id))
-        return running[-1]
-
-    yield start
-    for nimbus in reversed(running):
-        nimbus.stop()

@@ -30,9 +30,9 @@ from storm_dagster.security.peers import is_own_peer, peer_user
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import Scope, make_token, signer
 from storm_dagster.web import service
-from storm_rigs.dagster_web import dagster_web
-from storm_rigs.fuzz_messages import web_messages
-from storm_rigs.fuzzing import DEADLINE, MOST_GROWTH_MIB, SECS, Listener, fuzz, tcp
+from storm_rigs.protocols.fuzz_messages import web_messages
+from storm_rigs.protocols.fuzzing import DEADLINE, MOST_GROWTH_MIB, SECS, Listener, fuzz, tcp
+from storm_rigs.stage.dagster_webserver import dagster_web
 
 SECRET = "0123456789abcdef" * 2
 SITE = "http://127.0.0.1:3000"

@@ -23,18 +23,16 @@ import pytest
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.api.spark_bridge import make_deliver
 from storm_dagster.host.processes import RunFile
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.fuzz_messages import (
+from storm_rigs.protocols.fuzz_messages import (
     batch_messages,
     http_messages,
     thrift_messages,
     worker_messages,
 )
-from storm_rigs.fuzzing import (
+from storm_rigs.protocols.fuzzing import (
     DEADLINE,
     SECS,
     Listener,
@@ -43,8 +41,9 @@ from storm_rigs.fuzzing import (
     tcp,
     within,
 )
-from storm_rigs.thrift_calls import encode_call
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.protocols.thrift_calls import encode_call
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(SECS + 300)]
 
@@ -200,39 +199,26 @@ def test_log_pages_of_a_supervisor(tmp_path: Path) -> None:
 
 
 @pytest.mark.zookeeper
-def test_the_socket_of_a_worker(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, Any]
-) -> None:
+def test_the_socket_of_a_worker(stage: Stage) -> None:
     builder = TopologyBuilder("wc")
     builder.set_spout("lines", "rig_code:Lines", outputs=["line"])
     builder.set_bolt("split", "rig_code:Split", inputs={"lines": Grouping.SHUFFLE})
-    kinds: Any = {"split": "1", "__acker": "2", "__topology_master": "3", "lines": "4"}
-    table = TaskTable(
-        components={
-            name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=ids)
-            for name, ids in kinds.items()
-        }
-    )
-    # A worker whose session has ended answers nobody: on a busy machine that would not be the
+    tasks = {"split": "1", "__acker": "2", "__topology_master": "3", "lines": "4"}
+    # A worker whose session has ended answers no request: on a busy machine that would not be the
     # attack.
-    zk_conf = {**zk_conf, "storm.zookeeper.session.timeout": 20_000}
-    rig = WorkerRig(
-        tmp_path, zk_cluster, zk_conf, builder.build(), table, code={"rig_code.py": WORDS}
-    )
+    stage.conf["storm.zookeeper.session.timeout"] = 20_000
+    rig = stage.workers(builder, tasks, code=WORDS)
     port = free_port()
-    try:
-        rig.assign({("s1", port): "1-4"})
-        worker = rig.start("s1", port)
-        eventually(rig.running, 60, "the worker")
-        token = rig.live()["s1", port].token
+    rig.assign({("s1", port): "1-4"})
+    worker = rig.start("s1", port)
+    eventually(rig.running, 60, "the worker")
+    token = rig.live()["s1", port].token
 
-        def ask() -> None:
-            assert ask_worker("127.0.0.1", port, token, "ping", DEADLINE)
+    def ask() -> None:
+        assert ask_worker("127.0.0.1", port, token, "ping", DEADLINE)
 
-        fuzz(Listener("worker", worker.pid, tcp(port), worker_messages(token, token), ask))
-        assert rig.running(), rig.log("s1", port)[-3000:]
-    finally:
-        rig.stop()
+    fuzz(Listener("worker", worker.pid, tcp(port), worker_messages(token, token), ask))
+    assert rig.running(), rig.log("s1", port)[-3000:]
 
 
 class Batch:

@@ -31,18 +31,19 @@ from storm_dagster.security.signing import (
     sign,
 )
 from storm_dagster.supervisor.log_service import LogService
-from storm_rigs.secured_nimbus import SecuredNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
 
 
 def test_with_a_secret_only_who_shows_it_is_served(
-    start_nimbus: Callable[..., SecuredNimbus], caplog: pytest.LogCaptureFixture
+    stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    first = start_nimbus(storm__secret=SECRET).await_leading()
-    second = start_nimbus("n2", storm__secret=SECRET)
+    first = stage.nimbus(storm__secret=SECRET).await_leading()
+    second = stage.nimbus("n2", storm__secret=SECRET)
     with first.client(Security()) as outsider, first.client() as friend:
         assert outsider.get("/healthz").status_code == 200
         for method, path in (
@@ -111,8 +112,8 @@ _ASKED = {
 }
 
 
-def test_a_token_opens_what_its_scope_names(start_nimbus: Callable[..., SecuredNimbus]) -> None:
-    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+def test_a_token_opens_what_its_scope_names(stage: Stage) -> None:
+    nimbus = stage.nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as client:
         for scope, opened in {"metrics": 1, "read": 2, "operate": 3, "admin": 4}.items():
             login = {"Authorization": f"Bearer {make_token(SECRET, cast(Scope, scope), 60)}"}
@@ -123,9 +124,9 @@ def test_a_token_opens_what_its_scope_names(start_nimbus: Callable[..., SecuredN
 
 
 def test_a_changed_body_is_refused_before_anything_is_done(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
 ) -> None:
-    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+    nimbus = stage.nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as client, nimbus.client() as friend:
         signed = RequestHead("POST", httpx.URL(nimbus.url).netloc.decode(), "/v1/blacklist")
         for body, content in (
@@ -141,9 +142,9 @@ def test_a_changed_body_is_refused_before_anything_is_done(
 
 
 def test_a_changed_upload_is_refused_and_nothing_is_stored(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
 ) -> None:
-    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+    nimbus = stage.nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as client, nimbus.client() as friend:
         about = about_content([("X-Content-SHA256", body_hash(b"good"))])
         signed = RequestHead("PUT", httpx.URL(nimbus.url).netloc.decode(), "/v1/blobs/k", about)
@@ -160,7 +161,7 @@ def test_a_changed_upload_is_refused_and_nothing_is_stored(
         assert friend.get("/v1/blobs/k").content == b"good"
 
 
-def shaken(nimbus: SecuredNimbus, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
+def shaken(nimbus: NimbusThread, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
     """Status of a request over TLS with that certificate; ``"refused"`` when there is no
     connection.
     """
@@ -178,14 +179,14 @@ def shaken(nimbus: SecuredNimbus, tls: dict[str, str] | None, authority: trustme
 
 
 def test_certificates_fail_closed(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
     certificate: Callable[..., dict[str, str]],
     authority: trustme.CA,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=2)
     users = {"nimbus.admins": ["daemon"], "nimbus.users": ["ann"], "nimbus.groups": []}
-    nimbus = start_nimbus(keys={**certificate(), **users}).await_leading()
+    nimbus = stage.nimbus(conf={**certificate(), **users}).await_leading()
     assert nimbus.url.startswith("https://")
     expired = certificate("daemon", not_before=past - datetime.timedelta(days=2), not_after=past)
     for wrong in (None, expired, certificate("daemon", by=trustme.CA())):
@@ -241,10 +242,10 @@ class Heard:
 
 
 def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
-    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
+    stage: Stage, certificate: Callable[..., dict[str, str]]
 ) -> None:
     tls, client = certificate(), certificate("eve")
-    nimbus = start_nimbus(storm__secret=SECRET, keys=tls).await_leading()
+    nimbus = stage.nimbus(storm__secret=SECRET, conf=tls).await_leading()
     assert nimbus.url.startswith("https://")
     both = Security.of({**client, "storm.secret": SECRET})
     authority = tls["storm.tls.ca"]
@@ -303,11 +304,11 @@ def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
 
 
 def test_users_see_what_is_theirs_alone(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
     certificate: Callable[..., dict[str, str]],
 ) -> None:
     keys = {"nimbus.admins": ["daemon", "boss"], "nimbus.users": ["ann"]}
-    nimbus = start_nimbus(keys={**certificate(), **keys}).await_leading()
+    nimbus = stage.nimbus(conf={**certificate(), **keys}).await_leading()
 
     def status(user: str, path: str) -> int:
         with nimbus.client(Security.of(nimbus.conf.with_values(certificate(user), "t"))) as client:
@@ -325,8 +326,8 @@ def test_users_see_what_is_theirs_alone(
 
 
 def test_a_nimbus_beyond_loopback_without_proof_does_not_start(
-    start_nimbus: Callable[..., SecuredNimbus], caplog: pytest.LogCaptureFixture
+    stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nimbus = start_nimbus(storm__local__hostname="0.0.0.0", storm__bind__external=True)
+    nimbus = stage.nimbus(storm__local__hostname="0.0.0.0", storm__bind__external=True)
     assert nimbus.stop() == InvalidRequest.exit_code
     assert "storm.secret.file" in caplog.text and "authenticate nobody" in caplog.text

@@ -23,7 +23,8 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import Scope, make_token
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.secured_nimbus import SecuredNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 SECRET = "a-secret-planted-for-tests-4711"
 SCOPES: tuple[Scope, ...] = ("metrics", "read", "operate", "admin")
@@ -100,13 +101,13 @@ async def test_an_empty_name_asks_for_no_user() -> None:
 
 @pytest.mark.zookeeper
 def test_no_user_and_no_daemon_acts_for_a_user(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
     certificate: Callable[..., dict[str, str]],
     audited: Callable[[], list[str]],
 ) -> None:
     users = {"nimbus.admins": ["daemon", "boss"], "nimbus.users": ["ann"]}
     keys = {**certificate(), **users, **ALLOW_ALL, "storm.secret": SECRET}
-    nimbus = start_nimbus(keys=keys).await_leading()
+    nimbus = stage.nimbus(conf=keys).await_leading()
     signed = Security.of(nimbus.conf)
     callers = {
         name: Security.of(nimbus.conf.with_values(certificate(name), "test"))
@@ -126,7 +127,7 @@ def test_no_user_and_no_daemon_acts_for_a_user(
 
 
 @contextmanager
-def calling(nimbus: SecuredNimbus, keys: dict[str, str]) -> Iterator[Any]:
+def calling(nimbus: NimbusThread, keys: dict[str, str]) -> Iterator[Any]:
     client = make_client(
         load_idl().Nimbus,
         host="127.0.0.1",
@@ -144,14 +145,14 @@ def calling(nimbus: SecuredNimbus, keys: dict[str, str]) -> Iterator[Any]:
 
 @pytest.mark.zookeeper
 def test_thrift_knows_no_principal_but_that_of_the_certificate(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
     certificate: Callable[..., dict[str, str]],
     audited: Callable[[], list[str]],
 ) -> None:
     """SASL, in which a client of Storm names the user to act for, is refused before the name."""
     daemon = certificate("daemon")
     users = {"nimbus.admins": ["daemon"], "nimbus.users": ["ann"]}
-    nimbus = start_nimbus(keys={**daemon, **users, **ALLOW_ALL}).await_leading()
+    nimbus = stage.nimbus(conf={**daemon, **users, **ALLOW_ALL}).await_leading()
     port = nimbus.ports["thrift"]
     for user in ("gateway", "ann", "daemon"):
         context = Security.of(certificate(user)).client_context()
@@ -179,9 +180,9 @@ def test_thrift_knows_no_principal_but_that_of_the_certificate(
 
 @pytest.mark.zookeeper
 def test_sasl_is_refused_in_an_open_cluster_too(
-    start_nimbus: Callable[..., SecuredNimbus], audited: Callable[[], list[str]]
+    stage: Stage, audited: Callable[[], list[str]]
 ) -> None:
-    nimbus = start_nimbus(nimbus__thrift__max_buffer_size=64 << 20).await_leading()
+    nimbus = stage.nimbus(nimbus__thrift__max_buffer_size=64 << 20).await_leading()
     with socket.create_connection(("127.0.0.1", nimbus.ports["thrift"]), timeout=20) as link:
         link.sendall(b"\x01\0\0\0\x05PLAIN")
         try:

@@ -20,8 +20,9 @@ from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import make_token
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.secured_nimbus import SecuredNimbus
-from storm_rigs.world import ARCHIVE, World
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.records import ARCHIVE, World
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
@@ -32,7 +33,7 @@ PARTS = ("archive", "conf", "topology")
 class Secured:
     """A nimbus with TLS, a secret and users; its state and its blobs as the cluster sees them."""
 
-    def __init__(self, nimbus: SecuredNimbus, certificate: Callable[..., dict[str, str]]) -> None:
+    def __init__(self, nimbus: NimbusThread, certificate: Callable[..., dict[str, str]]) -> None:
         self.nimbus = nimbus
         self._certificate = certificate
         self.admin = nimbus.client()
@@ -60,12 +61,10 @@ class Secured:
 
 
 @pytest.fixture
-def secured(
-    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
-) -> Iterator[Secured]:
+def secured(stage: Stage, certificate: Callable[..., dict[str, str]]) -> Iterator[Secured]:
     keys = {**certificate(), "storm.secret": SECRET, "nimbus.users": ["ann", "eve"]}
     assert keys.keys() == {*KEYS}
-    found = Secured(start_nimbus(keys=keys).await_leading(), certificate)
+    found = Secured(stage.nimbus(conf=keys).await_leading(), certificate)
     yield found
     found.admin.close()
 
@@ -153,7 +152,7 @@ def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
 
 def test_an_upload_is_of_whoever_began_it(
     secured: Secured,
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
     certificate: Callable[..., dict[str, str]],
 ) -> None:
     with secured.user("ann") as ann, secured.user("eve") as eve:
@@ -184,8 +183,8 @@ def test_an_upload_is_of_whoever_began_it(
         assert ann.post(f"/v1/uploads/{theirs}/finish").status_code == 404
     # A leader that began none of them knows it, too.
     secured.nimbus.stop()
-    secured.nimbus = start_nimbus(
-        keys={key: secured.nimbus.conf[key] for key in KEYS}
+    secured.nimbus = stage.nimbus(
+        conf={key: secured.nimbus.conf[key] for key in KEYS}
     ).await_leading()
     with secured.user("ann") as ann, secured.user("eve") as eve:
         for method, path in asked:

@@ -16,7 +16,7 @@ import pytest
 from storm_dagster.model.wire import Request, encode_request
 from storm_dagster.security.peers import can_tell_users
 from storm_dagster.testing.cluster import LocalCluster
-from storm_rigs.thrift_calls import encode_call
+from storm_rigs.protocols.thrift_calls import encode_call
 
 pytestmark = [
     pytest.mark.cluster,

@@ -14,12 +14,11 @@ import pytest
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.security.spark_remote import spark_token
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
 
 CODE = """
 from storm_dagster.api import Spout
@@ -86,8 +85,7 @@ LISTENER = "the listener"
 )
 def test_a_worker_shows_the_token_to_the_servers_of_the_clusters_conf_only(
     tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     listener: Listener,
     cluster: Mapping[str, str],
@@ -107,21 +105,9 @@ def test_a_worker_shows_the_token_to_the_servers_of_the_clusters_conf_only(
     spark = "storm_dagster.api.spark:SparkBolt"
     config = {"topology.tick.tuple.freq.secs": 0.1, **filled(component)}
     builder.set_bolt("same", spark, inputs="lines", args=args, outputs=["line"], config=config)
-    components = {
-        "same": ComponentTasks(type="bolt", tasks="1"),
-        "__topology_master": ComponentTasks(type="bolt", tasks="2"),
-        "lines": ComponentTasks(type="spout", tasks="3"),
-    }
-    own = {"spark.remote": f"sc://127.0.0.1:{free_port()}", **filled(cluster)}
-    rig = WorkerRig(
-        tmp_path,
-        zk_cluster,
-        {**zk_conf, **own},
-        builder.build(),
-        TaskTable(components=components),
-        conf=filled(topology),
-        code={"rig_code.py": CODE},
-    )
+    tasks = {"same": "1", "__topology_master": "2", "lines": "3"}
+    stage.conf |= {"spark.remote": f"sc://127.0.0.1:{free_port()}", **filled(cluster)}
+    rig = stage.workers(builder, tasks, code=CODE, conf=filled(topology))
     slot = ("s1", free_port())
     try:
         rig.assign({slot: "1-3"})

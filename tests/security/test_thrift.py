@@ -21,14 +21,15 @@ from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.archives import pack_archive
-from storm_rigs.secured_nimbus import SecuredNimbus
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 
 
 @contextmanager
-def calling(nimbus: SecuredNimbus, keys: dict[str, str] | None) -> Iterator[Any]:
+def calling(nimbus: NimbusThread, keys: dict[str, str] | None) -> Iterator[Any]:
     client = make_client(
         load_idl().Nimbus,
         host="127.0.0.1",
@@ -44,19 +45,19 @@ def calling(nimbus: SecuredNimbus, keys: dict[str, str] | None) -> Iterator[Any]
         client.close()
 
 
-def is_served(nimbus: SecuredNimbus, keys: dict[str, str] | None) -> bool:
+def is_served(nimbus: NimbusThread, keys: dict[str, str] | None) -> bool:
     with calling(nimbus, keys) as client:
         return bool(client.getNimbusConf())
 
 
 def test_a_certificate_names_its_user(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
     certificate: Callable[..., dict[str, str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     daemon = certificate("daemon")
-    nimbus = start_nimbus(keys=daemon, nimbus__admins=["daemon"], nimbus__users=["alice"])
+    nimbus = stage.nimbus(conf=daemon, nimbus__admins=["daemon"], nimbus__users=["alice"])
     nimbus.await_leading()
     eventually(lambda: is_served(nimbus, daemon), 30, "the service")
     refusal = load_idl().AuthorizationException
@@ -86,10 +87,10 @@ def test_a_certificate_names_its_user(
 
 
 def test_an_upload_is_of_whoever_began_it(
-    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
+    stage: Stage, certificate: Callable[..., dict[str, str]]
 ) -> None:
-    nimbus = start_nimbus(
-        keys=certificate("daemon"), nimbus__admins=["daemon"], nimbus__users=["ann", "eve"]
+    nimbus = stage.nimbus(
+        conf=certificate("daemon"), nimbus__admins=["daemon"], nimbus__users=["ann", "eve"]
     )
     nimbus.await_leading()
     idl = load_idl()
@@ -123,10 +124,10 @@ def test_an_upload_is_of_whoever_began_it(
 
 
 def test_without_a_certificate_of_the_authority_there_is_no_conversation(
-    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
+    stage: Stage, certificate: Callable[..., dict[str, str]]
 ) -> None:
     daemon = certificate("daemon")
-    nimbus = start_nimbus(keys=daemon, nimbus__admins=["daemon"])
+    nimbus = stage.nimbus(conf=daemon, nimbus__admins=["daemon"])
     nimbus.await_leading()
     outsider = certificate("daemon", by=trustme.CA())
     for keys in (outsider, {"storm.tls.ca": daemon["storm.tls.ca"]}):
@@ -143,9 +144,9 @@ def test_without_a_certificate_of_the_authority_there_is_no_conversation(
 
 
 def test_a_secret_alone_closes_the_port_to_everybody(
-    start_nimbus: Callable[..., SecuredNimbus],
+    stage: Stage,
 ) -> None:
-    nimbus = start_nimbus(storm__secret="a-secret-planted-for-tests-4711")
+    nimbus = stage.nimbus(storm__secret="a-secret-planted-for-tests-4711")
     nimbus.await_leading()
     with calling(nimbus, None) as client:
         for call in (

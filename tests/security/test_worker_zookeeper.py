@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +19,6 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
 from storm_dagster.api import TopologyBuilder
-from storm_dagster.host.processes import RunFile
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict
@@ -42,9 +40,9 @@ from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.root import secure_root
 from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
-from storm_rigs.blob_server import serve_blobs, zip_bytes
-from storm_rigs.supervisor_rig import SupervisorRig
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.blob_server import serve_blobs, zip_bytes
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.supervisor_processes import SupervisorRig
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
@@ -401,13 +399,7 @@ def rig(home: Path, zk_conf: dict[str, Any], cluster: StormClusterState) -> Iter
         }
         rig = SupervisorRig(home, conf, cluster, blobs, "")
         yield rig
-        for process in rig.started:
-            process.kill()
-            process.wait(timeout=20)
-        # A supervisor's end is not its workers' end.
-        for record in RunFile.read_all(home):
-            if record.role == "worker" and record.alive():
-                os.kill(record.pid, signal.SIGKILL)
+        rig.stop()
 
 
 @pytest.mark.long

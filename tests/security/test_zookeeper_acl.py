@@ -18,7 +18,7 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import close_top, secure_root
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"

@@ -23,7 +23,6 @@ from storm_dagster.core.slots.model import Work
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import zookeeper_tls
@@ -33,8 +32,9 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.embedded import server_answers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
 
 pytestmark = pytest.mark.zookeeper
 
@@ -224,29 +224,14 @@ def test_a_key_with_a_password(tmp_path: Path, server: Server) -> None:
 def test_a_worker_runs_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]]) -> None:
     builder = TopologyBuilder("wc")
     builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
-    parts = {
-        "numbers": ("spout", "1"),
-        "__acker": ("bolt", "2"),
-        "__topology_master": ("bolt", "3"),
-    }
-    table = TaskTable(
-        components={
-            name: ComponentTasks(type=kind, tasks=ids)  # type: ignore[arg-type]
-            for name, (kind, ids) in parts.items()
-        }
-    )
+    tasks = {"numbers": "1", "__acker": "2", "__topology_master": "3"}
     code = "from storm_dagster.api import Spout\n\n\nclass Numbers(Spout):\n    outputs = ['n']\n\n    def next_tuple(self):\n        pass\n"
-    with StormClusterState.open(conf(), create_root=True) as cluster:
-        rig = WorkerRig(
-            tmp_path, cluster, conf(), builder.build(), table, code={"rig_code.py": code}
-        )
+    with Stage(tmp_path, conf()) as stage:
+        rig = stage.workers(builder, tasks, code=code)
         port = free_port()
         rig.assign({("s1", port): "1-3"})
         rig.start("s1", port)
-        try:
-            eventually(rig.running, 60, "the worker")
-        finally:
-            rig.stop()
+        eventually(rig.running, 60, "the worker")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of other users")

@@ -17,7 +17,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.states import Callback, WatchedEvent, ZnodeStat
 
 from storm_dagster.zk.connection import make_client, multi_read_async
-from storm_rigs.fuzzing import SEARCHING
+from storm_rigs.protocols.fuzzing import SEARCHING
 from storm_simulation.client import SimulatedClient
 from storm_simulation.ensemble import Ensemble
 from storm_simulation.kernel import Host, Kernel, Process

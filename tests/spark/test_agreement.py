@@ -26,9 +26,9 @@ from storm_dagster.spark.assignment.pipeline import (
 )
 from storm_dagster.spark.link import forget_session
 from storm_dagster.spark.session import open_connect
-from storm_rigs.batch_recorder import RECORDED_BATCHES
-from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
-from storm_rigs.placement_invariants import placement_faults
+from storm_rigs.placement.batch_recorder import RECORDED_BATCHES
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology, supervisor
+from storm_rigs.placement.placement_invariants import placement_faults
 
 pytestmark = pytest.mark.spark
 
@@ -72,7 +72,7 @@ def recorded_batches(path: Path) -> list[PlacementBatch]:
         [str(TESTS.parent), str(TESTS / "rigs"), os.environ.get("PYTHONPATH", "")]
     )
     done = subprocess.run(
-        [*command, "-p", "storm_rigs.batch_recorder", *modules],
+        [*command, "-p", "storm_rigs.placement.batch_recorder", *modules],
         cwd=TESTS.parent,
         env={**os.environ, RECORDED_BATCHES: str(path), "PYTHONPATH": python_path},
         capture_output=True,

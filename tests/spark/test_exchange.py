@@ -24,7 +24,7 @@ from storm_dagster.core.scheduling.units import Codes, Executors, executors_of
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.spark.assignment import exchange, groups
 from storm_dagster.spark.assignment.executor_runs import executor_runs, executors_of_runs
-from storm_rigs.placement_clusters import generated_batch, small_topology
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology
 
 REASONS = "storm_dagster.model.placement_reasons"
 SPARK = Path(str(storm_dagster.spark.__file__)).parent

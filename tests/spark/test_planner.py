@@ -41,8 +41,8 @@ from storm_dagster.spark.session import open_connect, within
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_planner
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
 
 
 @pytest.fixture

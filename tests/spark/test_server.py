@@ -21,8 +21,8 @@ from storm_dagster.spark.server import (
     sweep_local_dir,
 )
 from storm_dagster.spark.session import open_connect
-from storm_rigs.spark_server import SparkServer, wait_until_ready
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer, wait_until_ready
 
 
 def test_the_server_takes_the_clusters_spark_conf_but_not_where_it_listens() -> None:

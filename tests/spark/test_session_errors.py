@@ -15,8 +15,8 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 from storm_dagster.spark.session import as_unavailable
 from storm_dagster.spark.warm_up import WARM_BATCH
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
 
 
 def test_an_error_of_grpc_is_told_by_what_happened() -> None:

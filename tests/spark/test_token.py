@@ -17,8 +17,8 @@ from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 from storm_dagster.spark.session import ask_version
 from storm_dagster.spark.warm_up import WARM_BATCH
 from storm_dagster.testing.cluster import run_cli
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 

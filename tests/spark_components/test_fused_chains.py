@@ -23,13 +23,12 @@ from storm_dagster.api.spark_fused import FusedBolt, make_chain, make_loader
 from storm_dagster.api.spark_session import worker_session
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_ROWS, fuse, fused_components
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.spark_component import start
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
+from storm_rigs.worker.spark_component import start
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -241,24 +240,14 @@ def test_a_killed_owner_repeats_its_batch_under_the_same_id(
     tmp_path: Path,
     archive: Path,
     spark_remote: str,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, Any],
+    stage: Stage,
 ) -> None:
-    ids = {"split": "1-2", "lengths": "3", "sink": "4", "count": "5", "tell": "6"}
-    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
-    parts |= {
-        "__acker": ComponentTasks(type="bolt", tasks="7"),
-        "lines": ComponentTasks(type="spout", tasks="9-10"),
-    }
-    parts["__topology_master"] = ComponentTasks(type="bolt", tasks="8")
-    rig = WorkerRig(
-        tmp_path,
-        zk_cluster,
-        zk_conf,
+    bolts = {"split": "1-2", "lengths": "3", "sink": "4", "count": "5", "tell": "6"}
+    rig = stage.workers(
         chain(source, tmp_path, sink="replace"),
-        TaskTable(components=parts),
-        conf={"spark.remote": spark_remote, "topology.message.timeout.secs": 60},
+        {**bolts, "__acker": "7", "__topology_master": "8", "lines": "9-10"},
         code={"chain_code.py": CODE},
+        conf={"spark.remote": spark_remote, "topology.message.timeout.secs": 60},
     )
     shutil.copy(archive.parent / "stormjar.jar", rig.code_dir)
 

@@ -13,16 +13,14 @@ import time
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storm_dagster.api import SparkBolt, SparkSpout, TopologyBuilder
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
+from storm_rigs.stage.builder import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -47,9 +45,7 @@ KILLS, FILES, LINES = 10, 14, 300
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_word_is_counted_once(
-    seed: int, tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, Any]
-) -> None:
+def test_every_word_is_counted_once(seed: int, tmp_path: Path, stage: Stage) -> None:
     import pyarrow.parquet as parquet
 
     rng = random.Random(seed)
@@ -78,20 +74,11 @@ def test_every_word_is_counted_once(
     builder.set_bolt("count", SparkBolt, inputs="split", args=args, outputs=["word", "count"])
     args = {"function": "kill_code:replace", "args": {"folder": str(out)}}
     builder.set_bolt("sink", SparkBolt, inputs="count", args=args)
-    ids = {"split": "1", "count": "2", "sink": "3", "__acker": "4", "__topology_master": "5"}
-    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
-    parts["lines"] = ComponentTasks(type="spout", tasks="6-7")
+    bolts = {"split": "1", "count": "2", "sink": "3"}
+    tasks = {**bolts, "__acker": "4", "__topology_master": "5", "lines": "6-7"}
     server = SparkServer(free_port(), tmp_path / "spark")
     conf = {"spark.remote": server.remote, "topology.message.timeout.secs": 20}
-    rig = WorkerRig(
-        tmp_path,
-        zk_cluster,
-        zk_conf,
-        builder.build(),
-        TaskTable(components=parts),
-        conf=conf,
-        code={"kill_code.py": CODE},
-    )
+    rig = stage.workers(builder, tasks, code={"kill_code.py": CODE}, conf=conf)
     with zipfile.ZipFile(rig.code_dir / "stormjar.jar", "w") as packed:
         packed.write(rig.code_dir / "code" / "kill_code.py", "kill_code.py")
 

@@ -19,7 +19,7 @@ from storm_dagster.api.spark_session import drop_worker_session, spark_target, w
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.spark_component import start, take
+from storm_rigs.worker.spark_component import start, take
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 

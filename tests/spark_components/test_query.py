@@ -31,9 +31,9 @@ from storm_dagster.security.spark_remote import query_session_id
 from storm_dagster.testing import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.spark_component import start
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.world import World
+from storm_rigs.servers.spark_server import SparkServer
+from storm_rigs.stage.records import World
+from storm_rigs.worker.spark_component import start
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -407,8 +407,8 @@ given = json.loads(sys.argv[1])
 sys.path[:0] = given["path"]
 from pathlib import Path
 from storm_dagster.api import SparkQuery, TopologyBuilder
-from storm_rigs.spark_component import start
-from storm_rigs.spark_server import SparkServer
+from storm_rigs.worker.spark_component import start
+from storm_rigs.servers.spark_server import SparkServer
 builder = TopologyBuilder("query")
 builder.set_spout("lines", SparkQuery, args=given["args"])
 query = start(SparkQuery, "lines", given["args"], builder.build(), given["conf"], topology_id="query-1-1",

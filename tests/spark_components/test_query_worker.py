@@ -14,13 +14,13 @@ import pytest
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.security.spark_remote import remote_with_session
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import open_connect
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -56,9 +56,7 @@ def conf(spark_remote: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def rig(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], conf: dict[str, Any]
-) -> Iterator[WorkerRig]:
+def rig(tmp_path: Path, stage: Stage, conf: dict[str, Any]) -> Iterator[WorkerRig]:
     builder = TopologyBuilder("stored")
     args: dict[str, Any] = {
         "query": "rig_query:read",
@@ -69,15 +67,8 @@ def rig(
         "trigger": "100 milliseconds",
     }
     builder.set_spout("lines", "storm_dagster.api.spark_query:SparkQuery", args=args)
-    parts = {
-        name: ComponentTasks(type="bolt", tasks=task)
-        for name, task in (("__acker", "1"), ("__topology_master", "2"))
-    }
-    parts["lines"] = ComponentTasks(type="spout", tasks="3")
-    spec, table = builder.build(), TaskTable(components=parts)
-    made = WorkerRig(
-        tmp_path, zk_cluster, zk_conf, spec, table, conf=conf, code={"rig_query.py": CODE}
-    )
+    tasks = {"__acker": "1", "__topology_master": "2", "lines": "3"}
+    made = stage.workers(builder, tasks, code={"rig_query.py": CODE}, conf=conf)
     with zipfile.ZipFile(made.code_dir / "stormjar.jar", "w") as packed:
         packed.writestr("rig_query.py", CODE)
     for name in ("in", "out"):
@@ -138,7 +129,7 @@ def test_a_query_stops_while_inactive_and_goes_on_without_its_worker(
 
 
 def test_a_worker_that_is_stopped_leaves_no_session_on_the_server(
-    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], conf: dict[str, Any]
+    tmp_path: Path, stage: Stage, conf: dict[str, Any]
 ) -> None:
     noted = tmp_path / "session"
     builder = TopologyBuilder("noted")
@@ -149,20 +140,8 @@ def test_a_worker_that_is_stopped_leaves_no_session_on_the_server(
         "batch_secs": 0.2,
     }
     builder.set_bolt("note", "storm_dagster.api.spark:SparkBolt", inputs="ones", args=args)
-    tasks = {"__acker": "1", "__topology_master": "2", "note": "3"}
-    parts = {name: ComponentTasks(type="bolt", tasks=task) for name, task in tasks.items()}
-    parts["ones"] = ComponentTasks(type="spout", tasks="4")
-    rig = WorkerRig(
-        tmp_path,
-        zk_cluster,
-        zk_conf,
-        builder.build(),
-        TaskTable(components=parts),
-        topology_id="noted-1-1700000000",
-        name="noted",
-        conf=conf,
-        code={"rig_query.py": CODE},
-    )
+    tasks = {"__acker": "1", "__topology_master": "2", "note": "3", "ones": "4"}
+    rig = stage.workers(builder, tasks, code={"rig_query.py": CODE}, conf=conf, name="noted")
     slot = ("s1", free_port())
     try:
         rig.assign({slot: "1-4"})

@@ -19,9 +19,9 @@ from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, T
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.local_workers import Workers
-from storm_rigs.spark_server import SparkServer
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import SparkServer
+from storm_rigs.stage.local_workers import LocalWorkers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -88,11 +88,11 @@ def kill(server: SparkServer) -> None:
 
 
 @pytest.fixture
-def workers(server: SparkServer, tmp_path: Path) -> Iterator[Callable[[str, float], Workers]]:
-    made: list[Workers] = []
+def workers(server: SparkServer, tmp_path: Path) -> Iterator[Callable[[str, float], LocalWorkers]]:
+    made: list[LocalWorkers] = []
     confs: list[dict[str, Any]] = []
 
-    def make(function: str, timeout_secs: float) -> Workers:
+    def make(function: str, timeout_secs: float) -> LocalWorkers:
         builder = TopologyBuilder("away")
         builder.set_spout("stream", Stream)
         args = {"function": f"{__name__}:{function}", "schema": "n long", "batch_secs": 0.5}
@@ -107,7 +107,7 @@ def workers(server: SparkServer, tmp_path: Path) -> Iterator[Callable[[str, floa
         # A server that has just started takes long for its first jobs.
         worker_session(conf).createDataFrame([(1,)], "n long").selectExpr("-n AS n").collect()
         slots = {"stream": 0, "spark": 1, "seen": 0, "__acker": 2}
-        made.append(Workers(builder, slots, conf, tmp_path / "state"))
+        made.append(LocalWorkers(builder, slots, conf, tmp_path / "state"))
         return made[-1]
 
     Seen.numbers.clear()
@@ -120,7 +120,7 @@ def workers(server: SparkServer, tmp_path: Path) -> Iterator[Callable[[str, floa
 
 
 def run_through_an_outage(
-    server: SparkServer, running: Workers, rate: int, outage_secs: float, before_secs: float
+    server: SparkServer, running: LocalWorkers, rate: int, outage_secs: float, before_secs: float
 ) -> tuple[Any, list[str]]:
     """Run a stream, kill Spark for that long, and return the spout and the errors when all that it
     emitted is done.
@@ -157,7 +157,7 @@ def run_through_an_outage(
     "function", ["negated", pytest.param("hides_the_cause", marks=pytest.mark.long)]
 )
 def test_no_tuple_is_given_up_while_spark_is_away(
-    server: SparkServer, workers: Callable[[str, float], Workers], function: str
+    server: SparkServer, workers: Callable[[str, float], LocalWorkers], function: str
 ) -> None:
     # Four times as long as a tuple may take: its three tries would be used up.
     running = workers(function, 4)
@@ -178,7 +178,7 @@ def test_no_tuple_is_given_up_while_spark_is_away(
 
 @pytest.mark.long
 def test_two_minutes_without_spark_at_a_thousand_tuples_a_second(
-    server: SparkServer, workers: Callable[[str, float], Workers]
+    server: SparkServer, workers: Callable[[str, float], LocalWorkers]
 ) -> None:
     running = workers("negated", 30)
     spout, errors = run_through_an_outage(
@@ -200,7 +200,9 @@ def test_a_task_that_waits_for_spark_ends_at_once_and_gives_its_tuples_back(tmp_
         "spark.remote": f"sc://127.0.0.1:{free_port()}",
         "supervisor.worker.shutdown.sleep.secs": 30,
     }
-    running = Workers(builder, {"stream": 0, "spark": 1, "seen": 0, "__acker": 0}, conf, tmp_path)
+    running = LocalWorkers(
+        builder, {"stream": 0, "spark": 1, "seen": 0, "__acker": 0}, conf, tmp_path
+    )
     try:
         spout: Any = running.runner("stream")
         bolt = running.runner("spark")

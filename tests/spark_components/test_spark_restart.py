@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.api import TopologyBuilder
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token
 from storm_dagster.spark.server import spark_connect_command, spark_environment
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.spark_server import wait_until_ready
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.servers.spark_server import wait_until_ready
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
@@ -88,12 +88,8 @@ class Server:
 
 @pytest.fixture
 def rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[WorkerRig, Server]]:
-    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path))
     server = Server(tmp_path)
     builder = TopologyBuilder("shout")
@@ -120,19 +116,11 @@ def rig(
         config={"topology.tick.tuple.freq.secs": 0.2},
     )
     builder.set_bolt("sink", "rig_code:Sink", inputs="shout")
-    ids = {"tag": "1", "shout": "2", "sink": "3", "__acker": "4", "__topology_master": "5"}
-    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
-    parts["lines"] = ComponentTasks(type="spout", tasks="6-8")
+    bolts = {"tag": "1", "shout": "2", "sink": "3"}
+    tasks = {**bolts, "__acker": "4", "__topology_master": "5", "lines": "6-8"}
     conf = {"topology.message.timeout.secs": 20, "topology.max.spout.pending": 500}
-    made = WorkerRig(
-        tmp_path,
-        zk_cluster,
-        {**zk_conf, "spark.remote": server.remote},
-        builder.build(),
-        TaskTable(components=parts),
-        conf=conf,
-        code={"rig_code.py": CODE},
-    )
+    stage.conf["spark.remote"] = server.remote
+    made = stage.workers(builder, tasks, code=CODE, conf=conf)
     yield made, server
     made.stop()
     server.stop()

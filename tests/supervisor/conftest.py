@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from storm_rigs.blob_server import BlobServer, serve_blobs
+from storm_rigs.servers.blob_server import BlobServer, serve_blobs
 
 STAND_IN = '''\
     #!{python} -S

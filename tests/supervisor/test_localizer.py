@@ -20,7 +20,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.supervisor.localizer import Localizer
-from storm_rigs.blob_server import BlobServer, zip_bytes
+from storm_rigs.servers.blob_server import BlobServer, zip_bytes
 
 CODE = "wc-1-1700000000"
 

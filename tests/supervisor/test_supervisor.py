@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,41 +23,24 @@ from storm_dagster.model import paths
 from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.blob_server import BlobServer, zip_bytes
-from storm_rigs.storm_client import as_storm
-from storm_rigs.supervisor_rig import SupervisorRig, alive_now
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.blob_server import BlobServer, zip_bytes
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.supervisor_processes import SupervisorRig, alive_now
 
 pytestmark = pytest.mark.zookeeper
 
 
 @pytest.fixture
-def rig(
-    tmp_path: Path,
-    zk_conf: dict[str, Any],
-    zk_cluster: StormClusterState,
-    blob_server: BlobServer,
-    stand_in: str,
-) -> Iterator[SupervisorRig]:
-    home = tmp_path / "home"
-    home.mkdir()
-    conf = {
-        **zk_conf,
+def rig(stage: Stage, blob_server: BlobServer, stand_in: str) -> SupervisorRig:
+    stage.conf |= {
         "nimbus.seeds": [blob_server.url.removeprefix("http://")],
         "supervisor.http.port": 0,
         "supervisor.heartbeat.frequency.secs": 1,
         "supervisor.monitor.frequency.secs": 0.5,
         "supervisor.worker.shutdown.sleep.secs": 0.5,
     }
-    rig = SupervisorRig(home, conf, zk_cluster, blob_server, stand_in)
-    yield rig
-    for process in rig.started:
-        process.kill()
-        process.wait(timeout=60)
-    for start in rig.starts():
-        arguments = Path(f"/proc/{start['pid']}/cmdline")
-        if arguments.exists() and str(home).encode() in arguments.read_bytes():
-            os.kill(start["pid"], signal.SIGKILL)
+    return stage.supervisors(blob_server, stand_in)
 
 
 @pytest.fixture

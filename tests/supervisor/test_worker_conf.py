@@ -17,7 +17,7 @@ from storm_dagster.model.topology import decode_topology
 from storm_dagster.supervisor.launcher import SPEC, Launcher
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.worker.runtime.process import _load
-from storm_rigs.world import WORD_COUNT
+from storm_rigs.stage.records import WORD_COUNT
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.daemon import run
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.blob_server import BlobServer
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.blob_server import BlobServer
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.conf import zookeeper_conf
 
 pytestmark = pytest.mark.zookeeper
 
@@ -44,10 +45,8 @@ def test_an_outage_restarts_nothing(
     caplog.set_level(logging.INFO, logger="storm_dagster")
     home = tmp_path / "home"
     home.mkdir()
-    host, _, port = server.address.rpartition(":")
     keys = {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
+        **zookeeper_conf(server.address),
         "storm.zookeeper.session.timeout": 1000,
         "nimbus.seeds": [blob_server.url.removeprefix("http://")],
         "supervisor.heartbeat.frequency.secs": 1,

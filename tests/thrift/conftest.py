@@ -4,55 +4,28 @@ are not ours.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from storm_dagster.testing.waiting import eventually
-from storm_rigs.thrift_nimbus import Start, ThriftNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
+
+# A session that outlives pauses of a loaded machine: leadership is not what is tested here.
+LASTING = {"storm.zookeeper.session.timeout": 20_000}
 
 
-def starter(zookeeper_server: str, home: Path, running: list[ThriftNimbus]) -> Start:
-    """Starts nimbuses on one fresh root; those are added to ``running``."""
-    host, _, port = zookeeper_server.rpartition(":")
-    root = {
-        "storm.zookeeper.servers": [host],
-        "storm.zookeeper.port": int(port),
-        "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
-        # A session that outlives pauses of a loaded machine: leadership is not what is tested here.
-        "storm.zookeeper.session.timeout": 20_000,
-    }
+@pytest.fixture
+def start_nimbus(stage: Stage) -> Callable[..., NimbusThread]:
+    """Starts nimbuses of a cluster of their own; the first one leads."""
 
-    def start(nimbus_id: str = "n1", *, leads: bool = True, **values: object) -> ThriftNimbus:
-        conf = {**root, **{key.replace("__", "."): value for key, value in values.items()}}
-        nimbus = ThriftNimbus(home, conf, nimbus_id)
-        running.append(nimbus)
-        ready = nimbus.leads if leads else nimbus.lives
-        eventually(ready, timeout=60, what=f"nimbus {nimbus_id}", ignore=(Exception,))
-        return nimbus
+    def start(nimbus_id: str = "n1", *, leads: bool = True, **values: object) -> NimbusThread:
+        return stage.nimbus(nimbus_id, LASTING, **values).await_thrift(leading=leads)
 
     return start
 
 
-@pytest.fixture
-def start_nimbus(zookeeper_server: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts nimbuses of a cluster of their own; the first one leads."""
-    running: list[ThriftNimbus] = []
-    yield starter(zookeeper_server, tmp_path / "home", running)
-    for nimbus in reversed(running):
-        nimbus.stop()
-
-
 @pytest.fixture(scope="module")
-def nimbus(
-    zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ThriftNimbus]:
+def nimbus(module_stage: Stage) -> NimbusThread:
     """One nimbus, which leads, for all tests of a file."""
-    running: list[ThriftNimbus] = []
-    try:
-        yield starter(zookeeper_server, tmp_path_factory.mktemp("thrift") / "home", running)()
-    finally:
-        for each in running:
-            each.stop()
+    return module_stage.nimbus(conf=LASTING).await_thrift()

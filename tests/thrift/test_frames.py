@@ -15,7 +15,7 @@ from storm_dagster.nimbus.thrift.frames import (
     check_message,
 )
 from storm_dagster.nimbus.thrift.idl import encode_reply, load_idl
-from storm_rigs.thrift_calls import encode_call
+from storm_rigs.protocols.thrift_calls import encode_call
 
 BOOL, DOUBLE, I32, STRING, STRUCT, MAP, SET, LIST = 2, 4, 8, 11, 12, 13, 14, 15
 

@@ -13,7 +13,7 @@ from storm_dagster.model.errors import AlreadyAlive, Unavailable
 from storm_dagster.nimbus.requests.launches import Launches
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
 from storm_dagster.operations.submit.staging import read_token, release_token
-from storm_rigs.world import World
+from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
 

@@ -16,8 +16,8 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.nimbus.thrift.idl import decoder, load_idl
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.thrift_nimbus import ThriftNimbus
-from storm_rigs.world import World
+from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.records import World
 
 _CONF = "7b226e696d6275732e7365656473223a5b223132372e302e302e31225d2c226e696d6275732e7468726966742e706f7274223a3239393737"
 """``{"nimbus.seeds":["127.0.0.1"],"nimbus.thrift.port":29977``: the client's own options, which it
@@ -37,16 +37,16 @@ DEBUG = "80010001000000056465627567000000040b000100000009776f7264636f756e740b000
 
 
 @pytest.fixture(scope="module")
-def link(nimbus: ThriftNimbus) -> Iterator[Any]:
+def link(nimbus: NimbusThread) -> Iterator[Any]:
     """A connection to a cluster in which ``wordcount`` runs."""
     blobs = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
     with StormClusterState.open(nimbus.conf) as cluster, closing(nimbus.connect()) as link:
-        world = World(cluster, blobs, dict(nimbus.conf))
+        world = World(cluster, blobs, dict(nimbus.conf.values))
         world.supervisor("s1")
         world.submit("wordcount", conf={"topology.workers": 2, "topology.submitter.user": "alice"})
         # Another session wrote it: nimbus sees it a moment later.
         eventually(
-            lambda: nimbus.client(ours=True).getTopologySummaries(),
+            lambda: nimbus.thrift_client(ours=True).getTopologySummaries(),
             what="nimbus lists the topology",
         )
         yield link
@@ -92,22 +92,22 @@ def test_overrides_are_refused_by_key(link: Any, options: str, named: str) -> No
 
 
 @pytest.mark.parametrize("overrides", ["[1]", "{", '"x"'])
-def test_overrides_that_are_no_conf_are_refused(nimbus: ThriftNimbus, overrides: str) -> None:
+def test_overrides_that_are_no_conf_are_refused(nimbus: NimbusThread, overrides: str) -> None:
     options = load_idl().RebalanceOptions(topology_conf_overrides=overrides)
     with pytest.raises(load_idl().InvalidTopologyException, match="is no JSON object"):
-        nimbus.client(ours=True).rebalance("wordcount", options)
+        nimbus.thrift_client(ours=True).rebalance("wordcount", options)
 
 
 @pytest.mark.parametrize("overrides", [None, "", "{}", "null"])
-def test_empty_overrides_are_none(link: Any, nimbus: ThriftNimbus, overrides: str | None) -> None:
+def test_empty_overrides_are_none(link: Any, nimbus: NimbusThread, overrides: str | None) -> None:
     options = load_idl().RebalanceOptions(
         topology_conf_overrides=overrides, topology_resources_overrides={"count": {}}
     )
     with pytest.raises(TApplicationException, match="Unavailable: no Dagster is configured"):
-        nimbus.client(ours=True).rebalance("wordcount", options)
+        nimbus.thrift_client(ours=True).rebalance("wordcount", options)
 
 
-def test_owners_have_what_their_topologies_were_given(link: Any, nimbus: ThriftNimbus) -> None:
+def test_owners_have_what_their_topologies_were_given(link: Any, nimbus: NimbusThread) -> None:
     (row,) = ask(link, f"{OWNERS}0200")
     assert (row.owner, row.total_topologies, row.total_workers, row.total_tasks) == (
         "alice",
@@ -119,7 +119,9 @@ def test_owners_have_what_their_topologies_were_given(link: Any, nimbus: ThriftN
         row.memory_usage == row.assigned_on_heap_memory == 4096.0 and row.memory_guarantee is None
     )
     assert ask(link, f"{OWNERS}030b0001000000066e6f626f647900") == []
-    assert [one.owner for one in nimbus.client(ours=True).getTopologySummaries()] == ["alice"]
+    assert [one.owner for one in nimbus.thrift_client(ours=True).getTopologySummaries()] == [
+        "alice"
+    ]
 
 
 def test_debug_is_refused_with_the_reason(link: Any) -> None:

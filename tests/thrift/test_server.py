@@ -20,7 +20,7 @@ from storm_dagster.nimbus.thrift.idl import decoder, load_idl
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.nimbus.thrift.service import Dispatcher
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.thrift_calls import encode_call
+from storm_rigs.protocols.thrift_calls import encode_call
 
 
 class Handler:

@@ -9,6 +9,7 @@ import json
 import socket
 import struct
 import zipfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from storm_dagster.nimbus.thrift.idl import METHODS, decoder, load_idl
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.archives import pack_archive
-from storm_rigs.thrift_calls import encode_call
-from storm_rigs.thrift_nimbus import Start, ThriftNimbus
-from storm_rigs.world import World
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.protocols.thrift_calls import encode_call
+from storm_rigs.stage.nimbus_thread import NimbusThread
+from storm_rigs.stage.records import World
 
 # Made when it is imported, from the definition file of Storm: no type checker knows what it has.
 storm = importlib.import_module("streamparse.thrift")
@@ -64,7 +65,7 @@ def upload(client, raw: bytes) -> str:
     return location
 
 
-def test_every_method_answers_a_call_without_arguments(nimbus: ThriftNimbus) -> None:
+def test_every_method_answers_a_call_without_arguments(nimbus: NimbusThread) -> None:
     """Clients may leave out whatever they like: the answer is a value or an error that says what is
     missing.
     """
@@ -132,8 +133,8 @@ def required_fields(value: object, where: str = "") -> list[str]:
     return missing
 
 
-def test_an_empty_cluster_answers_every_question(nimbus: ThriftNimbus) -> None:
-    client, newer = nimbus.client(), nimbus.client(ours=True)
+def test_an_empty_cluster_answers_every_question(nimbus: NimbusThread) -> None:
+    client, newer = nimbus.thrift_client(), nimbus.thrift_client(ours=True)
     summary = client.getClusterInfo()
     assert summary.topologies == [] and summary.supervisors == []
     assert [row.port for row in summary.nimbuses] == [nimbus.port] and summary.nimbuses[0].isLeader
@@ -166,8 +167,8 @@ def test_an_empty_cluster_answers_every_question(nimbus: ThriftNimbus) -> None:
             call()
 
 
-def test_refused_methods_say_why(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_refused_methods_say_why(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     for call in (
         lambda: client.debug("x", "", True, 10.0),
         lambda: client.uploadNewCredentials("x", storm.Credentials(creds={})),
@@ -177,8 +178,8 @@ def test_refused_methods_say_why(nimbus: ThriftNimbus) -> None:
         assert caught.value.type == TApplicationException.UNKNOWN_METHOD
 
 
-def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     for call in (
         lambda: client.setLogConfig("x", storm.LogConfig()),
         lambda: client.getLogConfig("x"),
@@ -188,8 +189,8 @@ def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus: ThriftNi
             call()
 
 
-def test_a_name_that_cannot_be_is_refused(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_a_name_that_cannot_be_is_refused(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     assert client.isTopologyNameAllowed("word-count_1.2") is True
     for name in ("", "a b", "a/b", "12345", "null", "x" * 201, "é", None):
         with pytest.raises(storm.AuthorizationException):
@@ -197,25 +198,25 @@ def test_a_name_that_cannot_be_is_refused(nimbus: ThriftNimbus) -> None:
 
 
 @pytest.mark.parametrize("user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "../x", "x" * 300])
-def test_no_user_name_reaches_a_command(nimbus: ThriftNimbus, user: str) -> None:
+def test_no_user_name_reaches_a_command(nimbus: NimbusThread, user: str) -> None:
     with pytest.raises(storm.AuthorizationException, match="not a user name"):
-        nimbus.client().getTopologyHistory(user)
+        nimbus.thrift_client().getTopologyHistory(user)
 
 
-def test_secrets_are_not_in_any_conf(start_nimbus: Start) -> None:
+def test_secrets_are_not_in_any_conf(start_nimbus: Callable[..., NimbusThread]) -> None:
     nimbus = start_nimbus(
         storm__zookeeper__auth__scheme="digest", storm__zookeeper__auth__payload="me:planted-secret"
     )
-    text = nimbus.client().getNimbusConf()
+    text = nimbus.thrift_client().getNimbusConf()
     assert (
         "planted-secret" not in text and json.loads(text)["storm.zookeeper.auth.scheme"] == "digest"
     )
 
 
 def test_what_is_wrong_is_said_before_anything_is_stored(
-    nimbus: ThriftNimbus, tmp_path: Path
+    nimbus: NimbusThread, tmp_path: Path
 ) -> None:
-    client = nimbus.client()
+    client = nimbus.thrift_client()
     location = upload(client, jar(tmp_path))
     text = upload(client, b"no archive at all")
     before = sorted(path.name for path in (nimbus.home / "nimbus" / nimbus.id / "blobs").rglob("*"))
@@ -255,10 +256,10 @@ def test_what_is_wrong_is_said_before_anything_is_stored(
     assert after == before
 
 
-def test_followers_read_and_name_the_leader(start_nimbus: Start) -> None:
+def test_followers_read_and_name_the_leader(start_nimbus: Callable[..., NimbusThread]) -> None:
     leader = start_nimbus()
     follower = start_nimbus("n2", leads=False)
-    client = follower.client()
+    client = follower.thrift_client()
     named = client.getLeader()
     assert named.isLeader and named.port == leader.port
     assert {(row.port, row.isLeader) for row in client.getClusterInfo().nimbuses} == {
@@ -277,9 +278,11 @@ def test_followers_read_and_name_the_leader(start_nimbus: Start) -> None:
             call()
 
 
-def test_a_frame_over_the_limit_ends_its_connection_and_nothing_else(start_nimbus: Start) -> None:
+def test_a_frame_over_the_limit_ends_its_connection_and_nothing_else(
+    start_nimbus: Callable[..., NimbusThread],
+) -> None:
     nimbus = start_nimbus(nimbus__thrift__max_buffer_size=100_000)
-    client = nimbus.client()
+    client = nimbus.thrift_client()
     location = client.beginFileUpload()
     client.uploadChunk(location, b"x" * 99_000)
     with nimbus.connect() as link:
@@ -288,7 +291,7 @@ def test_a_frame_over_the_limit_ends_its_connection_and_nothing_else(start_nimbu
     client.finishFileUpload(location)
 
 
-def test_random_bytes_at_a_real_nimbus(nimbus: ThriftNimbus) -> None:
+def test_random_bytes_at_a_real_nimbus(nimbus: NimbusThread) -> None:
     whole = serialize(topology())
     for cut in range(0, len(whole), 7):
         frame = struct.pack("!HBBi", 0x8001, 0, 1, 14) + b"submitTopology" + struct.pack("!i", 1)
@@ -298,10 +301,12 @@ def test_random_bytes_at_a_real_nimbus(nimbus: ThriftNimbus) -> None:
             link.shutdown(socket.SHUT_WR)
             while link.recv(65536):
                 pass
-    assert nimbus.lives()
+    nimbus.await_thrift(leading=False)
 
 
-def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(start_nimbus: Start) -> None:
+def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(
+    start_nimbus: Callable[..., NimbusThread],
+) -> None:
     """Thrift and REST; the blobs of the former code are gone, so that whoever still looks at them
     fails.
     """
@@ -311,9 +316,9 @@ def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(start_nimbus: 
     blobs = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
     with (
         StormClusterState.open(nimbus.conf) as cluster,
-        closing(nimbus.client(ours=True)) as client,
+        closing(nimbus.thrift_client(ours=True)) as client,
     ):
-        world = World(cluster, blobs, dict(nimbus.conf))
+        world = World(cluster, blobs, dict(nimbus.conf.values))
         world.supervisor("s1")
         conf = {"topology.workers": 2, "topology.master.single.worker": True}
         topology_id = world.submit("wc", conf={**conf, "my.key": "old"})

@@ -5,24 +5,25 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+from collections.abc import Callable
 
 import pytest
 from thriftpy2.thrift import TApplicationException, TPayload
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.thrift_nimbus import Start, ThriftNimbus
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 # Made when it is imported, from the definition file of Storm: no type checker knows what it has.
 storm = importlib.import_module("streamparse.thrift")
 
 
-def leftovers(nimbus: ThriftNimbus) -> list[str]:
+def leftovers(nimbus: NimbusThread) -> list[str]:
     return [path.name for path in nimbus.inbox.iterdir()]
 
 
-def test_a_file_comes_back_as_it_went(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_a_file_comes_back_as_it_went(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     raw = os.urandom(700_001)
     location = client.beginFileUpload()
     for start in range(0, len(raw), 307_200):
@@ -43,9 +44,9 @@ def test_a_file_comes_back_as_it_went(nimbus: ThriftNimbus) -> None:
     "location", ["", "nope", "../../etc/passwd", "/etc/passwd", "a" * 5000, "\0"]
 )
 def test_unknown_handles_are_unknown_whatever_they_look_like(
-    nimbus: ThriftNimbus, location: str
+    nimbus: NimbusThread, location: str
 ) -> None:
-    client = nimbus.client()
+    client = nimbus.thrift_client()
     for call in (
         lambda: client.uploadChunk(location, b"x"),
         lambda: client.finishFileUpload(location),
@@ -75,9 +76,11 @@ def topology() -> TPayload:
     )
 
 
-def test_idle_uploads_and_downloads_expire_and_leave_nothing(start_nimbus: Start) -> None:
+def test_idle_uploads_and_downloads_expire_and_leave_nothing(
+    start_nimbus: Callable[..., NimbusThread],
+) -> None:
     nimbus = start_nimbus(nimbus__file__copy__expiration__secs=8)
-    client = nimbus.client()
+    client = nimbus.thrift_client()
     location = client.beginFileUpload()
     client.uploadChunk(location, b"x" * 1000)
     session = client.beginCreateBlob("idle", None)
@@ -100,9 +103,9 @@ def test_idle_uploads_and_downloads_expire_and_leave_nothing(start_nimbus: Start
     eventually(lambda: leftovers(nimbus) == [], 20, "an empty inbox")
 
 
-def test_an_upload_over_the_limit_is_dropped(start_nimbus: Start) -> None:
+def test_an_upload_over_the_limit_is_dropped(start_nimbus: Callable[..., NimbusThread]) -> None:
     nimbus = start_nimbus(nimbus__upload__max__bytes=1000)
-    client = nimbus.client()
+    client = nimbus.thrift_client()
     location = client.beginFileUpload()
     client.uploadChunk(location, b"x" * 900)
     with pytest.raises(TApplicationException, match="larger than 1000 bytes"):
@@ -124,8 +127,8 @@ def get(client, key: str) -> bytes:
     return b"".join(iter(lambda: client.downloadBlobChunk(session), b""))
 
 
-def test_blobs_by_storm_s_rules(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_blobs_by_storm_s_rules(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     # Created, deleted, created again, updated; an update that is not finished is not seen.
     put(client, "test", b"1")
     assert "test" in client.listBlobs("").keys and get(client, "test") == b"1"
@@ -168,19 +171,19 @@ def test_blobs_by_storm_s_rules(nimbus: ThriftNimbus) -> None:
     with pytest.raises(storm.AuthorizationException, match="not be enforced"):
         client.setBlobMeta("test", storm.SettableBlobMeta(acl=[secret]))
     client.createStateInZookeeper("test")
-    assert nimbus.client(ours=True).isRemoteBlobExists("test") is True
+    assert nimbus.thrift_client(ours=True).isRemoteBlobExists("test") is True
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "a/b", "../x", "é", "x" * 300, None])
-def test_keys_that_are_none(nimbus: ThriftNimbus, key: str | None) -> None:
-    client = nimbus.client()
+def test_keys_that_are_none(nimbus: NimbusThread, key: str | None) -> None:
+    client = nimbus.thrift_client()
     for call in (lambda: client.beginCreateBlob(key, None), lambda: client.beginBlobDownload(key)):
         with pytest.raises((TApplicationException, storm.KeyNotFoundException)):
             call()
 
 
-def test_the_system_s_blobs_are_closed(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_the_system_s_blobs_are_closed(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     for key in ("staging.t.conf", "upload.x.archive", "staging-of.x"):
         with pytest.raises(storm.AuthorizationException, match="belongs to the system"):
             client.beginCreateBlob(key, None)
@@ -188,8 +191,8 @@ def test_the_system_s_blobs_are_closed(nimbus: ThriftNimbus) -> None:
             client.deleteBlob(key)
 
 
-def test_listing_goes_by_pages_of_a_hundred(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_listing_goes_by_pages_of_a_hundred(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     store = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
     for number in range(103):
         store.put(f"zz {number:03}", b"x")
@@ -200,8 +203,8 @@ def test_listing_goes_by_pages_of_a_hundred(nimbus: ThriftNimbus) -> None:
     assert first.keys + second.keys == [f"zz {number:03}" for number in range(103)]
 
 
-def test_large_content_has_its_hash(nimbus: ThriftNimbus) -> None:
-    client = nimbus.client()
+def test_large_content_has_its_hash(nimbus: NimbusThread) -> None:
+    client = nimbus.thrift_client()
     raw = os.urandom(3_000_000)
     put(client, "large", raw[:1_000_000], raw[1_000_000:])
     assert hashlib.sha256(get(client, "large")).digest() == hashlib.sha256(raw).digest()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.model.records import ComponentTasks, TaskTable
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.worker_processes import WorkerRig
 
 CODE = '''
 """Lines are numbered; a file tells how many there are, another one what was acked."""
@@ -99,17 +97,10 @@ class Poison(Bolt):
 
 
 @pytest.fixture
-def make_rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., WorkerRig]]:
+def make_rig(stage: Stage) -> Callable[..., WorkerRig]:
     """Makes the rig of a word count: tasks 1-2 split, 3-4 count, 5 acker, 6 topology master, 7
     lines.
     """
-    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
-    rigs: list[WorkerRig] = []
 
     def make(conf: Mapping[str, Any] | None = None, splitter: str = "Split") -> WorkerRig:
         builder = TopologyBuilder("wc")
@@ -120,19 +111,13 @@ def make_rig(
         builder.set_bolt(
             "count", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=2
         )
-        parts = {
+        tasks = {
             "split": "1-2",
             "count": "3-4",
             "__acker": "5",
             "__topology_master": "6",
             "lines": "7",
         }
-        table = TaskTable(
-            components={
-                name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=tasks)
-                for name, tasks in parts.items()
-            }
-        )
         settings = {
             "topology.message.timeout.secs": 5,
             "task.heartbeat.frequency.secs": 0.5,
@@ -140,53 +125,22 @@ def make_rig(
             "nimbus.task.timeout.secs": 3,
             **(conf or {}),
         }
-        rig = WorkerRig(
-            tmp_path,
-            zk_cluster,
-            zk_conf,
-            builder.build(),
-            table,
-            conf=settings,
-            code={"rig_code.py": CODE},
-        )
-        rigs.append(rig)
-        return rig
+        return stage.workers(builder, tasks, code=CODE, conf=settings)
 
-    yield make
-    for rig in rigs:
-        rig.stop()
+    return make
 
 
 @pytest.fixture
-def rig_of(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., WorkerRig]]:
+def rig_of(stage: Stage) -> Callable[..., WorkerRig]:
     """Makes a rig of any topology: builder, code, task ranges of its components (acker 8, master
     9), conf.
     """
-    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
-    rigs: list[WorkerRig] = []
 
     def make(
         builder: TopologyBuilder, code: str, tasks: Mapping[str, str], **conf: Any
     ) -> WorkerRig:
-        spec = builder.build()
-        table = TaskTable(
-            components={
-                name: ComponentTasks(type="spout" if name in spec.spouts else "bolt", tasks=ids)
-                for name, ids in {**tasks, "__acker": "8", "__topology_master": "9"}.items()
-            }
-        )
         settings = {"task.heartbeat.frequency.secs": 0.5, "task.refresh.poll.secs": 2, **conf}
-        rig = WorkerRig(
-            tmp_path, zk_cluster, zk_conf, spec, table, conf=settings, code={"rig_code.py": code}
-        )
-        rigs.append(rig)
-        return rig
+        system = {"__acker": "8", "__topology_master": "9"}
+        return stage.workers(builder, {**tasks, **system}, code=code, conf=settings)
 
-    yield make
-    for rig in rigs:
-        rig.stop()
+    return make

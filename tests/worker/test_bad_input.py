@@ -17,9 +17,10 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.first_error import first_error
-from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
+from storm_rigs.worker.first_error import first_error
 
 CODE = f"""
 import os, time

@@ -39,8 +39,9 @@ from storm_dagster.security.settings import Security
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.letters import DeadLetterLog
-from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 
 PROGRAM = """
 import time

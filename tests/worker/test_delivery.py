@@ -13,8 +13,9 @@ from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, 
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.topology_harness import run_topology
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 
 CODE = '''
 import os, time

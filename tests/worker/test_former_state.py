@@ -27,7 +27,7 @@ from storm_dagster.worker.state import letters as letters_module
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
-from storm_rigs.first_error import first_error
+from storm_rigs.worker.first_error import first_error
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;

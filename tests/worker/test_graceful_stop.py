@@ -10,7 +10,8 @@ import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 
 CODE = '''
 import os

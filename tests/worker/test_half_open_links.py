@@ -15,7 +15,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane import transport
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.runtime.process import _bind
-from storm_rigs.fault_proxy import FaultProxy
+from storm_rigs.servers.fault_proxy import FaultProxy
 
 _RECEIVER = """
 import sys, time

@@ -16,8 +16,8 @@ from storm_dagster.api import Bolt, ShellBolt, ShellSpout, Spout, TopologyBuilde
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess
-from storm_rigs.local_workers import Workers
-from storm_rigs.shell_programs import BEGINNING
+from storm_rigs.stage.local_workers import LocalWorkers
+from storm_rigs.worker.shell_programs import BEGINNING
 
 # Plain protocol: what it does with each message is HANDLE.
 PROGRAM = (
@@ -97,7 +97,7 @@ def test_a_program_that_emits_without_pause_waits_for_its_readers(command: Any) 
     )
     builder.set_bolt("slow", Slow, inputs="floods")
     slots = {"source": 0, "floods": 0, "slow": 0, ACKER: 0}
-    workers = Workers(builder, slots, {"left": 1, "topology.executor.queue.size": 1_000})
+    workers = LocalWorkers(builder, slots, {"left": 1, "topology.executor.queue.size": 1_000})
     try:
         eventually(
             lambda: (workers.turn(), workers.runner("slow").stats.executed)[1],
@@ -125,7 +125,7 @@ def test_tuples_that_a_program_never_acks_are_not_kept(command: Any) -> None:
         "forgets", ShellBolt.spec(command=command(FORGETS), outputs=["y"]), inputs="source"
     )
     slots = {"source": 0, "forgets": 0, ACKER: 0}
-    workers = Workers(builder, slots, {"left": 500, "topology.message.timeout.secs": 1})
+    workers = LocalWorkers(builder, slots, {"left": 500, "topology.message.timeout.secs": 1})
     try:
         source: Any = workers.runner("source")
 
@@ -145,7 +145,7 @@ def test_verdicts_that_waited_for_a_program_go_to_its_successor(
     builder = TopologyBuilder("dies")
     builder.set_spout("dies", ShellSpout.spec(command=command(DIES), outputs=["y"]))
     builder.set_bolt("odd", Odd, inputs="dies")
-    workers = Workers(builder, {"dies": 0, "odd": 0, ACKER: 0}, {})
+    workers = LocalWorkers(builder, {"dies": 0, "odd": 0, ACKER: 0}, {})
     try:
         heard = tmp_path / "VERDICTS"
 

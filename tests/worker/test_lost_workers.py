@@ -15,7 +15,8 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.engine.acks import WorkerBits
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 
 SECS = 15.0
 """Ten times what a replay may take; the message timeout is far above it."""

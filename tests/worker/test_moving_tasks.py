@@ -10,7 +10,7 @@ import pytest
 from storm_dagster.api import Bolt, Spout, TopologyBuilder, Tuple
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.local_workers import Workers
+from storm_rigs.stage.local_workers import LocalWorkers
 
 
 class Source(Spout):
@@ -42,7 +42,7 @@ def test_what_is_sent_to_a_task_that_was_closed_is_told_at_once(back: bool) -> N
     builder.set_bolt("taking", Taking, inputs="source")
     builder.set_bolt("other", Taking, inputs="source")
     conf = {"topology.message.timeout.secs": 600}
-    workers = Workers(builder, {"source": 0, "taking": 0, "other": 1, ACKER: 0}, conf)
+    workers = LocalWorkers(builder, {"source": 0, "taking": 0, "other": 1, ACKER: 0}, conf)
     try:
         for _ in range(50):
             workers.turn()

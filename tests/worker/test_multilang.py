@@ -16,7 +16,7 @@ from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Stre
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess, read_message
-from storm_rigs.shell_programs import BEGINNING
+from storm_rigs.worker.shell_programs import BEGINNING
 
 SPLIT = """
 from pystorm import Bolt

@@ -9,11 +9,10 @@ import pytest
 
 from storm_dagster.api import Grouping, Stream, TopologyBuilder
 from storm_dagster.api.specs import StreamOf
-from storm_dagster.model import paths
-from storm_dagster.model.records import ComponentTasks, encode_record
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 
 PARTITIONS, LINES = 4, 200
 
@@ -115,13 +114,8 @@ def rig(
 
 def number_of_tasks(rig: WorkerRig, lines: str, count: str) -> None:
     """Write the task table of a rebalance."""
-    parts = {
-        **rig.table.components,
-        "lines": ComponentTasks(type="spout", tasks=lines),
-        "count": ComponentTasks(type="bolt", tasks=count),
-    }
-    rig.table = rig.table.model_copy(update={"components": parts})
-    rig.cluster.state.set_data(paths.tasks(rig.topology_id), encode_record(rig.table))
+    tasks = {name: part.tasks for name, part in rig.table.components.items()}
+    rig.set_tasks({**tasks, "lines": lines, "count": count})
 
 
 def names(folder: Path) -> set[str]:

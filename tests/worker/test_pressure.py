@@ -22,7 +22,7 @@ from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import _DROP_BYTES, Transport
 from storm_dagster.worker.engine import pressure
 from storm_dagster.worker.engine.pressure import Pressure
-from storm_rigs.local_workers import Workers
+from storm_rigs.stage.local_workers import LocalWorkers
 
 LIMIT = 400
 MANY = 2_000
@@ -76,11 +76,11 @@ class Large(Spout):
 
 
 @pytest.fixture
-def workers() -> Iterator[Callable[..., Workers]]:
-    made: list[Workers] = []
+def workers() -> Iterator[Callable[..., LocalWorkers]]:
+    made: list[LocalWorkers] = []
 
-    def make(*args: Any) -> Workers:
-        made.append(Workers(*args))
+    def make(*args: Any) -> LocalWorkers:
+        made.append(LocalWorkers(*args))
         return made[-1]
 
     yield make
@@ -117,7 +117,7 @@ APART = {**HERE, "slow": 1, "burst": 2}
     ],
 )
 def test_a_fan_out_waits_for_a_slow_bolt_and_an_unrelated_spout_does_not(
-    workers: Callable[..., Workers], burst: type[Bolt], slots: Mapping[str, int], most: int
+    workers: Callable[..., LocalWorkers], burst: type[Bolt], slots: Mapping[str, int], most: int
 ) -> None:
     running = workers(fan_out(burst), slots, QUEUE)
     slow, end, before_slow = running.runner("slow"), running.runner("end"), running.runner("burst")
@@ -189,7 +189,7 @@ def cycle(bolt: type[Bolt], several: int) -> TopologyBuilder:
 @pytest.mark.parametrize(("bolt", "several"), [(Round, 1), (Round, 20), (BlockingRound, 1)])
 @pytest.mark.parametrize("slots", [{"a": 0, "b": 0, "c": 0}, {"a": 0, "b": 1, "c": 2}])
 def test_a_cycle_of_full_queues_drains(
-    workers: Callable[..., Workers], bolt: type[Bolt], several: int, slots: dict[str, int]
+    workers: Callable[..., LocalWorkers], bolt: type[Bolt], several: int, slots: dict[str, int]
 ) -> None:
     running = workers(cycle(bolt, several), {**slots, "starts": 0}, QUEUE)
     tasks = [running.runner(name) for name in "abc"]
@@ -219,7 +219,7 @@ def test_a_cycle_of_full_queues_drains(
 
 
 def test_a_burst_that_was_not_expected_is_noticed_after_one_slice(
-    workers: Callable[..., Workers],
+    workers: Callable[..., LocalWorkers],
 ) -> None:
     running = workers(fan_out(Burst), HERE, QUEUE)
     burst, slow = running.runner("burst"), running.runner("slow")
@@ -234,7 +234,7 @@ def test_a_burst_that_was_not_expected_is_noticed_after_one_slice(
 
 
 def test_large_tuples_fill_a_queue_by_their_bytes(
-    workers: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+    workers: Callable[..., LocalWorkers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pressure, "_QUEUE_BYTES", 1 << 20)
     builder = TopologyBuilder("large")
@@ -325,7 +325,7 @@ class Counted(ReliableSpout):
     "slots", [{"numbers": 0, "waits": 0, "__acker": 0}, {"numbers": 0, "waits": 1, "__acker": 2}]
 )
 def test_no_tuple_times_out_while_it_waits_for_a_bolt_whose_target_is_away(
-    workers: Callable[..., Workers], slots: dict[str, int], tmp_path: Path
+    workers: Callable[..., LocalWorkers], slots: dict[str, int], tmp_path: Path
 ) -> None:
     builder = TopologyBuilder("away")
     builder.set_spout("numbers", Counted)

@@ -13,7 +13,8 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 

@@ -14,7 +14,7 @@ from storm_dagster.api import Bolt, ShellBolt, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
-from storm_rigs.shell_programs import BEGINNING
+from storm_rigs.worker.shell_programs import BEGINNING
 
 MANY = 2_000
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.core.keyed_state import Contents, Partitioning, read_log
-from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
-from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.nimbus.requests.running_workers import read_state
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.stateful import KeyedState
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 
@@ -74,22 +72,12 @@ class Count(StatefulBolt):
 TOTAL = 4000
 
 
-def table(counts: str) -> TaskTable:
-    bolts = {"count": counts, "__acker": "5", "__topology_master": "6"}
-    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in bolts.items()}
-    return TaskTable(components={**parts, "words": ComponentTasks(type="spout", tasks="7")})
+def tasks_of(counts: str) -> dict[str, str]:
+    return {"count": counts, "__acker": "5", "__topology_master": "6", "words": "7"}
 
 
 @pytest.fixture
-def make_rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., WorkerRig]]:
-    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
-    rigs: list[WorkerRig] = []
-
+def make_rig(stage: Stage) -> Callable[..., WorkerRig]:
     def make(conf: dict[str, Any]) -> WorkerRig:
         builder = TopologyBuilder("wc")
         builder.set_spout("words", "rig_code:Words", outputs=["word", "n"])
@@ -103,21 +91,9 @@ def make_rig(
             "task.refresh.poll.secs": 2,
             **conf,
         }
-        rig = WorkerRig(
-            tmp_path,
-            zk_cluster,
-            zk_conf,
-            builder.build(),
-            table("1-2"),
-            conf=settings,
-            code={"rig_code.py": CODE},
-        )
-        rigs.append(rig)
-        return rig
+        return stage.workers(builder, tasks_of("1-2"), code=CODE, conf=settings)
 
-    yield make
-    for rig in rigs:
-        rig.stop()
+    return make
 
 
 def acked(rig: WorkerRig) -> set[int]:
@@ -251,7 +227,7 @@ def test_state_follows_its_tasks_to_other_workers_and_more_tasks(
     at = len(acked(rig))
     eventually(lambda: len(acked(rig)) > at + 300, what="more words are acked")
     # As a rebalance does it: one more task, in the middle of everything.
-    rig.cluster.state.set_data(paths.tasks(rig.topology_id), encode_record(table("1-3")))
+    rig.set_tasks(tasks_of("1-3"))
     rig.assign({one: "2,5-7", two: "1,3"})
     eventually(rig.running, timeout=90, what="the third task runs")
     eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")

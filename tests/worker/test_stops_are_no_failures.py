@@ -28,7 +28,7 @@ from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.tree import Tree
 from storm_dagster.worker.tasks.runner import Runner
-from storm_rigs.local_workers import Workers
+from storm_rigs.stage.local_workers import LocalWorkers
 
 COUNT = 5
 
@@ -122,34 +122,36 @@ def holds_all(runner: Runner) -> bool:
     return max(held, len(runner.kept), len(runner.shared.events.outbox)) >= COUNT
 
 
-def move(workers: Workers, slots: dict[str, int]) -> None:
+def move(workers: LocalWorkers, slots: dict[str, int]) -> None:
     workers.place(2, {**slots, "bolt": 2})
 
 
-def reopen(workers: Workers, slots: dict[str, int]) -> None:
+def reopen(workers: LocalWorkers, slots: dict[str, int]) -> None:
     workers.engines[slots["bolt"]].close_tasks([workers.runner("bolt").task_id], reopen=True)
 
 
-def restart(workers: Workers, slots: dict[str, int]) -> None:
+def restart(workers: LocalWorkers, slots: dict[str, int]) -> None:
     workers.runner("bolt").restart()
     workers.engines[slots["bolt"]]._starting = True
 
 
-def stop(workers: Workers, slots: dict[str, int]) -> None:
+def stop(workers: LocalWorkers, slots: dict[str, int]) -> None:
     workers.engines[1].close()
     workers.transports[1].flush(workers.engines[1].cannot_travel)
     workers.place(2, slots, gone=1)
 
 
 @pytest.fixture
-def workers_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workers]]:
-    made: list[Workers] = []
+def workers_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., LocalWorkers]]:
+    made: list[LocalWorkers] = []
     monkeypatch.setattr(Numbers, "verdicts", {})
     monkeypatch.setattr(Blocks, "gate", threading.Event())
     script = tmp_path / "keeps.py"
     script.write_text(KEEPS)
 
-    def make(bolt: type[Bolt], slots: dict[str, int], conf: dict[str, Any]) -> Workers:
+    def make(bolt: type[Bolt], slots: dict[str, int], conf: dict[str, Any]) -> LocalWorkers:
         builder = TopologyBuilder("stops")
         builder.set_spout("numbers", Numbers)
         if bolt is ShellBolt:
@@ -157,7 +159,9 @@ def workers_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
             builder.set_bolt("bolt", spec, inputs="numbers")
         else:
             builder.set_bolt("bolt", bolt, inputs="numbers")
-        made.append(Workers(builder, slots, {"supervisor.worker.shutdown.sleep.secs": 0.5, **conf}))
+        made.append(
+            LocalWorkers(builder, slots, {"supervisor.worker.shutdown.sleep.secs": 0.5, **conf})
+        )
         return made[-1]
 
     yield make
@@ -186,7 +190,7 @@ CASES = [
 
 @pytest.mark.parametrize(("bolt", "way", "place"), CASES)
 def test_a_stop_is_no_failure_of_a_tuple(
-    workers_of: Callable[..., Workers], bolt: type[Bolt], way: Callable[..., None], place: str
+    workers_of: Callable[..., LocalWorkers], bolt: type[Bolt], way: Callable[..., None], place: str
 ) -> None:
     slots = PLACES[place]
     workers = workers_of(bolt, {"idle": 2, "other": 1, **slots}, {})

@@ -13,7 +13,7 @@ from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.history import TopologyHistory
 from storm_dagster.worker.engine.pressure import Loads
 from storm_dagster.worker.engine.system import TopologyMasterTable
-from storm_rigs.local_workers import Workers
+from storm_rigs.stage.local_workers import LocalWorkers
 
 MANY = 5_000
 
@@ -32,7 +32,7 @@ def test_what_they_name_does_not_fill_the_memory() -> None:
     builder = TopologyBuilder("untrue")
     builder.set_spout("quiet", Quiet, outputs=["x"])
     builder.set_bolt("taking", Taking, inputs="quiet")
-    workers = Workers(
+    workers = LocalWorkers(
         builder, {"quiet": 0, "taking": 0, ACKER: 0}, {"topology.message.timeout.secs": 60}
     )
     try:
@@ -86,7 +86,7 @@ def test_workers_that_a_peer_makes_up_cost_nothing() -> None:
     builder = TopologyBuilder("untrue")
     builder.set_spout("quiet", Quiet, outputs=["x"])
     builder.set_bolt("taking", Taking, inputs="quiet")
-    workers = Workers(builder, {"quiet": 0, "taking": 0, ACKER: 0}, {})
+    workers = LocalWorkers(builder, {"quiet": 0, "taking": 0, ACKER: 0}, {})
     try:
         workers.turn()
         (engine,) = workers.engines

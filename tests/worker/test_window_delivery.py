@@ -25,7 +25,7 @@ from storm_dagster.model.names import ACKER
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.routes import Placement
-from storm_rigs.local_workers import Workers
+from storm_rigs.stage.local_workers import LocalWorkers
 
 MANY = 1000
 PLAIN = {"topology.testing.always.try.serialize": False}
@@ -279,7 +279,7 @@ def test_results_at_a_killed_worker_are_sent_again_at_once(tmp_path: Path) -> No
     builder.set_bolt("few", Few, inputs={"ones": Grouping.SHUFFLE}, config=Few.component_config({}))
     builder.set_bolt("keeps", Keeps, inputs="few", outputs=[])
     slots = {"ones": 0, "few": 0, ACKER: 0, "keeps": 1}
-    workers = Workers(builder, slots, {"topology.message.timeout.secs": 600}, tmp_path)
+    workers = LocalWorkers(builder, slots, {"topology.message.timeout.secs": 600}, tmp_path)
     try:
         eventually(lambda: workers.turn() or Keeps.seen, 30, "the result", interval=0.001)  # type: ignore[func-returns-value]
         workers.place(2, {**slots, "keeps": 0}, gone=1)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from storm_dagster.api import Grouping, Stream, TopologyBuilder
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.long]
 
@@ -74,13 +71,7 @@ class Sink(Bolt):
 
 
 @pytest.fixture
-def rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[WorkerRig]:
-    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
+def rig(stage: Stage) -> WorkerRig:
     builder = TopologyBuilder("wc")
     builder.set_spout("events", "rig_code:Events", outputs=["key", "n", "at"])
     late = Stream(["late_tuple", "component", "stream"], name="late")
@@ -97,24 +88,14 @@ def rig(
         },
     )
     builder.set_bolt("sink", "rig_code:Sink", inputs=[seconds, seconds["late"]])
-    parts = {"seconds": "1", "sink": "2", "__acker": "3", "__topology_master": "4", "events": "5"}
-    table = TaskTable(
-        components={
-            name: ComponentTasks(type="spout" if name == "events" else "bolt", tasks=tasks)
-            for name, tasks in parts.items()
-        }
-    )
+    tasks = {"seconds": "1", "sink": "2", "__acker": "3", "__topology_master": "4", "events": "5"}
     # Few pending tuples: a window holds five times as many.
     conf = {
         "rig.events": TOTAL,
         "topology.message.timeout.secs": 2,
         "topology.max.spout.pending": 20,
     }
-    rig = WorkerRig(
-        tmp_path, zk_cluster, zk_conf, builder.build(), table, conf=conf, code={"rig_code.py": CODE}
-    )
-    yield rig
-    rig.stop()
+    return stage.workers(builder, tasks, code=CODE, conf=conf)
 
 
 def lines(rig: WorkerRig, name: str) -> list[str]:

@@ -20,9 +20,12 @@ from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.beats import read_beats
-from storm_rigs.storm_client import as_storm
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.operations.beats import read_beats
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.conf import zookeeper_conf
+from storm_rigs.stage.worker_processes import WorkerRig
 
 pytestmark = pytest.mark.zookeeper
 
@@ -297,27 +300,16 @@ def test_frames_and_requests_of_unknown_senders_are_dropped(
 def test_the_lease_pauses_when_zookeeper_is_silent(
     make_rig: Callable[..., WorkerRig], slots, zookeeper_server: str, tmp_path: Path
 ) -> None:
-    from storm_dagster.zk.storm_cluster_state import StormClusterState
-    from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+    from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
     with EmbeddedZooKeeper(tmp_path / "own-zk", durable=False) as server:
-        host, _, port = server.address.rpartition(":")
-        conf = {
-            "storm.zookeeper.servers": [host],
-            "storm.zookeeper.port": int(port),
-            "storm.zookeeper.root": "/own",
-            "storm.zookeeper.session.timeout": 2000,
-        }
-        # Our own session outlives a machine that is busy.
-        lasting = {**conf, "storm.zookeeper.session.timeout": 30_000}
-        with StormClusterState.open(lasting, create_root=True) as cluster:
+        conf = {**zookeeper_conf(server.address), "storm.zookeeper.session.timeout": 2000}
+        with Stage(tmp_path / "own", conf) as stage:
             model = make_rig()
-            rig = WorkerRig(
-                tmp_path / "own",
-                cluster,
-                conf,
+            tasks = {name: part.tasks for name, part in model.table.components.items()}
+            rig = stage.workers(
                 model.spec,
-                model.table,
+                tasks,
                 conf={
                     "rig.lines": 10**9,
                     "rig.pause": 0.001,
@@ -329,8 +321,7 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
             )
             try:
                 start_two(rig, slots)
-                # The spout writes where RIG_FOLDER says: the first rig's folder.
-                eventually(lambda: len(acked(model)) > 50, what="lines are acked")
+                eventually(lambda: len(acked(rig)) > 50, what="lines are acked")
                 pids = {slot: node.pid for slot, node in rig.live().items()}
                 os.kill(server.pid, signal.SIGSTOP)
                 try:
@@ -338,18 +329,18 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                         lambda: all("the lease ended" in rig.log(*slot) for slot in slots),
                         what="both pause",
                     )
-                    assert _unchanged(model)
+                    assert _unchanged(rig)
                     assert all(process.poll() is None for process in rig.processes.values())
                     time.sleep(3)  # longer than tasks may be silent
                 finally:
                     os.kill(server.pid, signal.SIGCONT)
-                before = len(acked(model))
+                before = len(acked(rig))
                 held_dead: set[str] = set()
 
                 def go_on() -> bool:
-                    beats = read_beats(cluster, rig.topology_id)
+                    beats = read_beats(stage.cluster, rig.topology_id)
                     held_dead.add(beats.dead if beats else "no record")
-                    return len(acked(model)) > before + 100
+                    return len(acked(rig)) > before + 100
 
                 eventually(go_on, timeout=60, what="they go on", ignore=(Unavailable,))
                 assert held_dead == {""}, "paused is not dead"

@@ -17,7 +17,7 @@ from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import SqliteCache, open_disk_cache
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.request_counts import server_metrics
+from storm_rigs.servers.request_counts import server_metrics
 
 pytestmark = pytest.mark.zookeeper
 TASKS, BASE, BEATS = "/tasks/wc-1-1", "/topology/wc-1-1", "/taskbeats/wc-1-1"

@@ -9,7 +9,7 @@ import pytest
 
 from storm_dagster.host.java import class_data_options, java_command
 from storm_dagster.zk.embedded import zookeeper_jars
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 

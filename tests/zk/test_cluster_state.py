@@ -16,7 +16,7 @@ from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.embedded_zookeeper import ping
+from storm_rigs.servers.embedded_zookeeper import ping
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 

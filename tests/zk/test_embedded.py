@@ -18,8 +18,8 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
-from storm_rigs.worker_rig import free_port
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.ports import free_port
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 

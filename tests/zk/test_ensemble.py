@@ -14,9 +14,9 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import Member, ensemble_command
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import QuorumLease, ZkSession
-from storm_rigs.ensemble import ZooKeeperEnsemble, server_mode
-from storm_rigs.fault_proxy import FaultProxy
-from storm_rigs.namespaces import Network, missing_requirement
+from storm_rigs.servers.ensemble import ZooKeeperEnsemble, server_mode
+from storm_rigs.servers.fault_proxy import FaultProxy
+from storm_rigs.servers.namespaces import Network, missing_requirement
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 

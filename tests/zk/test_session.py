@@ -18,7 +18,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import LEASE_MARGIN_SECS, ZkSession
-from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper, ping
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper, ping
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 

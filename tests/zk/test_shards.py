@@ -14,7 +14,7 @@ from storm_dagster.model.view import Versioned
 from storm_dagster.zk.shards import INLINE_BYTES, MAX_SHARDS, SHARD_BYTES, put_ops, read_sharded
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction
-from storm_rigs.storm_client import as_storm
+from storm_rigs.operations.storm_client import as_storm
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 

@@ -31,7 +31,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.storm_operations import StormOperations
-from storm_rigs.beats import read_beats
+from storm_rigs.operations.beats import read_beats
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 

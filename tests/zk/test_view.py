@@ -23,8 +23,8 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.embedded_zookeeper import ping
-from storm_rigs.storm_client import as_storm
+from storm_rigs.operations.storm_client import as_storm
+from storm_rigs.servers.embedded_zookeeper import ping
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 

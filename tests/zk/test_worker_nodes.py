@@ -17,7 +17,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.worker_nodes import parse_worker_name
-from storm_rigs.storm_client import as_storm
+from storm_rigs.operations.storm_client import as_storm
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 

@@ -12,7 +12,7 @@ import pytest
 from storm_dagster.nimbus.http.storm.formats import pretty_secs
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.rest_stage import Stage
+from storm_rigs.stage.storm_rest import StormRest
 
 pytestmark = pytest.mark.zookeeper
 
@@ -31,8 +31,8 @@ def test_uptimes_as_storm_writes_them() -> None:
     assert {secs: pretty_secs(secs) for secs in expected} == expected
 
 
-def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
-    summary = stage.get("/cluster/summary")
+def test_the_cluster_is_summed_up_as_storm_does(rest: StormRest) -> None:
+    summary = rest.get("/cluster/summary")
     assert (summary["supervisors"], summary["topologies"], summary["tasksTotal"]) == (1, 1, 6)
     assert (summary["slotsTotal"], summary["slotsUsed"], summary["slotsFree"]) == (3, 2, 1)
     assert (summary["executorsTotal"], summary["totalMem"], summary["totalCpu"]) == (
@@ -40,8 +40,8 @@ def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
         4096.0,
         400.0,
     )
-    assert stage.get("/cluster/configuration")["storm.zookeeper.root"].startswith("/t-")
-    (row,) = stage.get("/supervisor/summary")["supervisors"]
+    assert rest.get("/cluster/configuration")["storm.zookeeper.root"].startswith("/t-")
+    (row,) = rest.get("/supervisor/summary")["supervisors"]
     assert (row["id"], row["host"], row["slotsTotal"], row["slotsUsed"]) == (
         "s1",
         "127.0.0.1",
@@ -50,15 +50,15 @@ def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
     )
     assert re.fullmatch(r"[0-9]+d [0-9]+h [0-9]+m [0-9]+s", row["uptime"])
     for query in ({"id": "s1"}, {"host": "127.0.0.1"}, {"id": "s1", "host": "ignored"}):
-        page = stage.get("/supervisor", **query)
+        page = rest.get("/supervisor", **query)
         assert [one["id"] for one in page["supervisors"]] == ["s1"]
         assert {one["topologyName"] for one in page["workers"]} == {"wc"} and len(
             page["workers"]
         ) == 2
-    (nimbus,) = stage.get("/nimbus/summary")["nimbuses"]
+    (nimbus,) = rest.get("/nimbus/summary")["nimbuses"]
     assert nimbus["status"] == "Leader" and int(nimbus["nimbusUpTimeSeconds"]) >= 0
-    assert stage.get("/history/summary") == {"topo-history": [stage.id]}
-    (owner,) = stage.get("/owner-resources")["owners"]
+    assert rest.get("/history/summary") == {"topo-history": [rest.id]}
+    (owner,) = rest.get("/owner-resources")["owners"]
     assert (owner["totalTopologies"], owner["totalTasks"], owner["memoryGuarantee"]) == (
         1,
         6,
@@ -66,16 +66,16 @@ def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
     )
 
 
-def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
-    (row,) = stage.get("/topology/summary")["topologies"]
+def test_the_page_of_a_topology_has_storms_figures(rest: StormRest) -> None:
+    (row,) = rest.get("/topology/summary")["topologies"]
     assert (row["id"], row["name"], row["status"], row["replicationCount"]) == (
-        stage.id,
+        rest.id,
         "wc",
         "ACTIVE",
         1,
     )
     assert (row["tasksTotal"], row["workersTotal"], row["executorsTotal"]) == (6, 2, 6)
-    page = stage.get(f"/topology/{stage.id}")
+    page = rest.get(f"/topology/{rest.id}")
     assert (page["msgTimeout"], page["windowHint"], page["replicationCount"]) == (17, "All time", 1)
     windows = [one["window"] for one in page["topologyStats"]]
     assert windows == ["600", "10800", "86400", ":all-time"]
@@ -99,11 +99,11 @@ def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     assert "boom" in bolts["count/all"]["lastError"]
     for name in ("capacity", "executeLatency", "processLatency"):
         assert DECIMALS.fullmatch(bolts["split"][name])
-    with_system = stage.get(f"/topology/{stage.id}", sys=1, window="600")
+    with_system = rest.get(f"/topology/{rest.id}", sys=1, window="600")
     assert {"__acker", "__topology_master"} <= {one["boltId"] for one in with_system["bolts"]}
     assert with_system["windowHint"] == "10m 0s"
     assert page["configuration"]["topology.environment"] == {"API_TOKEN": "*****"}
-    pairs = stage.get(f"/topology-workers/{stage.id}")["hostPortList"]
+    pairs = rest.get(f"/topology-workers/{rest.id}")["hostPortList"]
     assert len(pairs) == 2 and {pair["host"] for pair in pairs} == {"127.0.0.1"}
     assert sum(one["executorsTotal"] for one in page["workers"]) == 6
     # The link of a worker leads to its log.
@@ -111,13 +111,13 @@ def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     assert log.status_code == 200 and f"log of {page['workers'][0]['port']}" in log.text
 
 
-def test_the_page_of_a_component_has_its_streams_executors_and_errors(stage: Stage) -> None:
-    spout = stage.get(f"/topology/{stage.id}/component/lines")
+def test_the_page_of_a_component_has_its_streams_executors_and_errors(rest: StormRest) -> None:
+    spout = rest.get(f"/topology/{rest.id}/component/lines")
     assert spout["componentType"] == "spout" and len(spout["spoutSummary"]) == 4
     (output,) = spout["outputStats"]
     assert output["stream"] == "default" and output["emitted"] >= 200 and output["acked"] >= 199
-    bolt = stage.get(f"/topology/{stage.id}/component/{quote('count/all', safe='')}")
-    assert (bolt["id"], bolt["tasks"], bolt["topologyId"]) == ("count/all", 1, stage.id)
+    bolt = rest.get(f"/topology/{rest.id}/component/{quote('count/all', safe='')}")
+    assert (bolt["id"], bolt["tasks"], bolt["topologyId"]) == ("count/all", 1, rest.id)
     (read,) = bolt["inputStats"]
     assert (read["component"], read["stream"]) == ("split", "default") and read["executed"] >= 600
     (executor,) = bolt["executorStats"]
@@ -128,69 +128,68 @@ def test_the_page_of_a_component_has_its_streams_executors_and_errors(stage: Sta
     )
     (error,) = bolt["componentErrors"]
     assert "<b>boom</b>" in error["error"] and error["time"] > 1_600_000_000_000
-    split = stage.get(f"/topology/{stage.id}/component/split", window="600")
+    split = rest.get(f"/topology/{rest.id}/component/split", window="600")
     assert [one["id"] for one in split["executorStats"]] == ["[1-1]", "[2-2]"]
     assert sum(one["emitted"] for one in split["executorStats"]) == split["boltStats"][0]["emitted"]
-    (errors,) = stage.get(f"/topology/{stage.id}/get-errors")["topologyErrors"]
+    (errors,) = rest.get(f"/topology/{rest.id}/get-errors")["topologyErrors"]
     assert errors["component"] == "count/all"
 
 
-def test_metrics_lag_and_graph_name_every_component(stage: Stage) -> None:
-    metrics = stage.get(f"/topology/{stage.id}/metrics")
+def test_metrics_lag_and_graph_name_every_component(rest: StormRest) -> None:
+    metrics = rest.get(f"/topology/{rest.id}/metrics")
     (spout,) = metrics["spouts"]
     assert spout["emitted"][0]["stream_id"] == "default"
     count = next(one for one in metrics["bolts"] if one["id"] == "count/all")
     assert count["executed"][0]["component_id"] == "split"
-    lag = stage.get(f"/topology/{stage.id}/lag")["lines"]["spoutLagResult"]
+    lag = rest.get(f"/topology/{rest.id}/lag")["lines"]["spoutLagResult"]
     assert (lag["totalLag"], lag["partitions"]) == (0, {"orders[0]": [0, 1.5]})
-    shown = stage.http.get(f"/v1/topologies/{stage.id}").json()["components"]
+    shown = rest.http.get(f"/v1/topologies/{rest.id}").json()["components"]
     assert (
         shown["lines"]["lag_by_partition"] == {"orders[0]": [0, 1.5]}
         and not shown["split"]["lag_by_partition"]
     )
-    assert "orders[0]" in stage.http.get("/topologies/wc", headers={"Accept": "text/html"}).text
-    graph = stage.get(f"/topology/{stage.id}/visualization")
+    assert "orders[0]" in rest.http.get("/topologies/wc", headers={"Accept": "text/html"}).text
+    graph = rest.get(f"/topology/{rest.id}/visualization")
     assert set(graph) == {"lines", "split", "count/all"}
     (edge,) = graph["count/all"][":inputs"]
     assert (edge[":component"], edge[":grouping"]) == ("split", "fields")
     assert graph["split"][":transferred"]["default"] >= 600
-    table = stage.get(f"/topology/{stage.id}/visualization-init")["visualizationTable"]
+    table = rest.get(f"/topology/{rest.id}/visualization-init")["visualizationTable"]
     assert table == [[{":stream": "default", ":sani-stream": "default", ":checked": True}]]
 
 
-def test_stacks_of_a_worker_come_as_json_and_as_text(stage: Stage) -> None:
-    port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
-    answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
+def test_stacks_of_a_worker_come_as_json_and_as_text(rest: StormRest) -> None:
+    port = rest.get(f"/topology-workers/{rest.id}")["hostPortList"][0]["port"]
+    answer = rest.get(f"/topology/{rest.id}/profiling/dumpjstack/127.0.0.1:{port}")
     assert answer["status"] == "ok" and any(
         "worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values()
     )
-    text = stage.http.get("/logview", params={"cmd": "jstack", "workerPort": port}).text
+    text = rest.http.get("/logview", params={"cmd": "jstack", "workerPort": port}).text
     assert (
-        f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/runtime/loop.py" in text
+        f"pid {rest.rig.processes[('s1', port)].pid}" in text and "worker/runtime/loop.py" in text
     )
-    assert stage.http.get("/logview", params={"cmd": "jstack", "workerPort": 1}).status_code == 404
+    assert rest.http.get("/logview", params={"cmd": "jstack", "workerPort": 1}).status_code == 404
     assert (
-        stage.get(f"/topology/{stage.id}/profiling/dumpheap/127.0.0.1:{port}")["status"]
-        == "disabled"
+        rest.get(f"/topology/{rest.id}/profiling/dumpheap/127.0.0.1:{port}")["status"] == "disabled"
     )
 
 
-def test_errors_have_storms_form(stage: Stage) -> None:
+def test_errors_have_storms_form(rest: StormRest) -> None:
     for method, path, status, kind in (
         ("GET", "/topology/none-1-1", 404, "NotAlive"),
-        ("GET", f"/topology/{stage.id}/component/none", 404, "KeyNotFound"),
+        ("GET", f"/topology/{rest.id}/component/none", 404, "KeyNotFound"),
         ("GET", "/supervisor", 400, "InvalidRequest"),
         ("GET", "/supervisor?id=none", 404, "KeyNotFound"),
         ("POST", "/topology/none-1-1/activate", 404, "NotAlive"),
-        ("POST", f"/topology/{stage.id}/kill/-1", 400, "InvalidRequest"),
-        ("POST", f"/topology/{stage.id}/kill/soon", 400, "InvalidRequest"),
-        ("POST", f"/topology/{stage.id}/debug/enable/10", 400, "InvalidRequest"),
+        ("POST", f"/topology/{rest.id}/kill/-1", 400, "InvalidRequest"),
+        ("POST", f"/topology/{rest.id}/kill/soon", 400, "InvalidRequest"),
+        ("POST", f"/topology/{rest.id}/debug/enable/10", 400, "InvalidRequest"),
     ):
-        answer = stage.http.request(method, f"/api/v1{path}")
+        answer = rest.http.request(method, f"/api/v1{path}")
         assert answer.status_code == status, answer.text
         assert set(answer.json()) == {"error", "errorMessage"} and answer.json()["error"] == kind
-    wrong = stage.http.post(
-        f"/api/v1/topology/{stage.id}/rebalance/0",
+    wrong = rest.http.post(
+        f"/api/v1/topology/{rest.id}/rebalance/0",
         json={"rebalanceOptions": {"numWorkers": "many"}},
     )
     assert wrong.status_code == 400
@@ -215,42 +214,42 @@ def test_errors_have_storms_form(stage: Stage) -> None:
     ],
 )
 def test_another_sites_page_changes_nothing(
-    stage: Stage, headers: dict[str, str], allowed: bool
+    rest: StormRest, headers: dict[str, str], allowed: bool
 ) -> None:
-    sent = {name: stage.url if value == "SELF" else value for name, value in headers.items()}
-    answer = stage.http.post("/api/v1/topology/none-1-1/kill/0", headers=sent)
+    sent = {name: rest.url if value == "SELF" else value for name, value in headers.items()}
+    answer = rest.http.post("/api/v1/topology/none-1-1/kill/0", headers=sent)
     # An allowed request gets as far as the topology, which does not exist.
     assert answer.status_code == (404 if allowed else 400), answer.text
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
-def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Stage) -> None:
+def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(rest: StormRest) -> None:
     followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert stage.http.get("/api/v1/cluster/summary", headers=followed).status_code == 200
+    assert rest.http.get("/api/v1/cluster/summary", headers=followed).status_code == 200
     embedded = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
-    assert stage.http.get("/api/v1/cluster/summary", headers=embedded).status_code == 400
-    jsonp = stage.http.get("/api/v1/cluster/summary?callback=steal")
+    assert rest.http.get("/api/v1/cluster/summary", headers=embedded).status_code == 400
+    jsonp = rest.http.get("/api/v1/cluster/summary?callback=steal")
     assert jsonp.headers["content-type"] == "application/json" and "steal" not in jsonp.text
 
 
-def test_actions_without_dagster_are_the_leaders(stage: Stage) -> None:
-    answer = stage.http.post(f"/api/v1/topology/{stage.id}/deactivate")
+def test_actions_without_dagster_are_the_leaders(rest: StormRest) -> None:
+    answer = rest.http.post(f"/api/v1/topology/{rest.id}/deactivate")
     assert answer.status_code == 200, answer.text
     assert answer.json() == {
         "topologyOperation": "deactivate",
-        "topologyId": stage.id,
+        "topologyId": rest.id,
         "status": "success",
     }
-    assert stage.get(f"/topology/{stage.id}")["status"] == "INACTIVE"
-    assert stage.http.post(f"/api/v1/topology/{stage.id}/activate").status_code == 200
-    rebalance = stage.http.post(
-        f"/api/v1/topology/{stage.id}/rebalance/0", json={"rebalanceOptions": {"numWorkers": 2}}
+    assert rest.get(f"/topology/{rest.id}")["status"] == "INACTIVE"
+    assert rest.http.post(f"/api/v1/topology/{rest.id}/activate").status_code == 200
+    rebalance = rest.http.post(
+        f"/api/v1/topology/{rest.id}/rebalance/0", json={"rebalanceOptions": {"numWorkers": 2}}
     )
     assert rebalance.status_code == 503 and "Dagster" in rebalance.json()["errorMessage"]
 
 
-def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
-    text = stage.http.get("/metrics").text
+def test_prometheus_gets_figures_of_topologies_and_slots(rest: StormRest) -> None:
+    text = rest.http.get("/metrics").text
     assert 'storm_topology_emitted_total{topology="wc"}' in text
     acked = re.search(r'storm_topology_acked_total\{topology="wc"\} ([0-9.e+]+)', text)
     assert acked is not None and float(acked[1]) >= 199
@@ -265,11 +264,11 @@ def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
     )
 
 
-def test_bytes_between_workers_are_shown_by_stream(stage: Stage) -> None:
+def test_bytes_between_workers_are_shown_by_stream(rest: StormRest) -> None:
     """Two workers: at least one of the streams between lines, split and count leaves its worker."""
 
     def sent() -> dict[str, int]:
-        components = stage.http.get("/v1/topologies/wc").json()["components"]
+        components = rest.http.get("/v1/topologies/wc").json()["components"]
         return {
             f"{name} {stream}": figures["remote_bytes"]
             for name, part in components.items()
@@ -278,14 +277,14 @@ def test_bytes_between_workers_are_shown_by_stream(stage: Stage) -> None:
 
     eventually(lambda: sum(sent().values()) > 0, 30, "bytes between the two workers")
     assert all("__" not in key for key in sent())
-    text = stage.http.get("/metrics").text
+    text = rest.http.get("/metrics").text
     assert "storm_stream_remote_bytes_total{" in text
-    page = stage.http.get("/topologies/wc").text
+    page = rest.http.get("/topologies/wc").text
     assert "bytes to other workers" in page
 
 
-def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:
-    with httpx.Client(base_url=stage.supervisor, timeout=20, trust_env=False) as http:
+def test_a_supervisor_serves_health_workers_conf_and_logs(rest: StormRest) -> None:
+    with httpx.Client(base_url=rest.supervisor, timeout=20, trust_env=False) as http:
         assert http.get("/healthz").json()["id"] == "s1"
         assert http.get("/v1/workers").json() == {"workers": []}
         assert http.post("/v1/workers/6900/restart").status_code == 404
@@ -299,20 +298,20 @@ def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:
         conf = http.get("/logview?cmd=showConf").json()
         assert conf["supervisor.http.port"] == 0
         listed = http.get("/logview", params={"cmd": "listDir", "dir": "workers"}).json()
-        assert f"workers/{stage.id}" in listed
+        assert f"workers/{rest.id}" in listed
         assert http.get("/openapi.json").json()["info"]["title"] == "storm_dagster supervisor"
 
 
-def test_logs_of_another_host_come_from_its_supervisor(stage: Stage, tmp_path: Path) -> None:
-    ports = [pair["port"] for pair in stage.get(f"/topology-workers/{stage.id}")["hostPortList"]]
-    seeds = f"nimbus.seeds=[{stage.url.removeprefix('http://')}]"
+def test_logs_of_another_host_come_from_its_supervisor(rest: StormRest, tmp_path: Path) -> None:
+    ports = [pair["port"] for pair in rest.get(f"/topology-workers/{rest.id}")["hostPortList"]]
+    seeds = f"nimbus.seeds=[{rest.url.removeprefix('http://')}]"
     # This machine goes by another name than the workers' host.
     elsewhere = ("-c", seeds, "-c", "storm.local.hostname=localhost")
     done = run_cli("logs", "wc", "-n", "5", "--json", *elsewhere, home=tmp_path).check()
     rows = done.document["logs"]
     assert [row["port"] for row in rows] == ports
     for row in rows:
-        assert row["lines"] == [f"log of {row['port']}"] and row["log"].startswith(stage.supervisor)
+        assert row["lines"] == [f"log of {row['port']}"] and row["log"].startswith(rest.supervisor)
     one = run_cli(
         "logs", "wc", "--worker", f"127.0.0.1:{ports[0]}", *elsewhere, home=tmp_path
     ).check()

@@ -12,23 +12,24 @@ import psutil
 import pytest
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+from storm_rigs.stage.builder import Stage
+from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
 
 
 @pytest.fixture
-def nimbus(nimbuses: Nimbuses) -> RunningNimbus:
-    return nimbuses.start(nimbus__upload__max__bytes=5_000_000).await_leading()
+def nimbus(stage: Stage) -> NimbusThread:
+    return stage.nimbus(nimbus__upload__max__bytes=5_000_000).await_leading()
 
 
 @pytest.fixture
-def http(nimbus: RunningNimbus) -> Iterator[httpx.Client]:
+def http(nimbus: NimbusThread) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as client:
         yield client
 
 
-def connect(nimbus: RunningNimbus) -> socket.socket:
+def connect(nimbus: NimbusThread) -> socket.socket:
     host, _, port = nimbus.url.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
@@ -60,7 +61,7 @@ def test_a_finished_upload_takes_nothing_more(http: httpx.Client) -> None:
 
 
 def test_an_upload_cancelled_on_its_way_leaves_nothing(
-    http: httpx.Client, nimbus: RunningNimbus
+    http: httpx.Client, nimbus: NimbusThread
 ) -> None:
     handle = http.post("/v1/uploads").json()["handle"]
     assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
@@ -106,7 +107,7 @@ def test_handles_are_nimbus_own_words(http: httpx.Client) -> None:
     assert http.get(f"/v1/uploads/{handle}/conf").status_code == 404
 
 
-def test_bodies_that_are_cut_or_too_large(http: httpx.Client, nimbus: RunningNimbus) -> None:
+def test_bodies_that_are_cut_or_too_large(http: httpx.Client, nimbus: NimbusThread) -> None:
     with connect(nimbus) as link:
         link.sendall(
             b"PUT /v1/blobs/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc"
@@ -135,7 +136,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: RunningNimbus) -> None:
+def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: NimbusThread) -> None:
     http.get("/healthz")
     before = psutil.Process().memory_info().rss
     for sent in GARBAGE:
@@ -155,10 +156,10 @@ def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: Runn
 
 
 def test_silent_connections_are_dropped_and_others_are_served(
-    nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storm_dagster.http.server._HEAD_SECS", 2.0)
-    nimbus = nimbuses.start().await_leading()
+    nimbus = stage.nimbus().await_leading()
     silent = [connect(nimbus) for _ in range(200)]
     drip = connect(nimbus)
     drip.sendall(b"GET /healthz HT")
@@ -186,8 +187,8 @@ def test_silent_connections_are_dropped_and_others_are_served(
             link.close()
 
 
-def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Nimbuses) -> None:
-    nimbus = nimbuses.start("n7", nimbus__file__copy__expiration__secs=2).await_serving()
+def test_slow_readers_hold_up_nobody(http: httpx.Client, stage: Stage) -> None:
+    nimbus = stage.nimbus("n7", nimbus__file__copy__expiration__secs=2).await_serving()
     big = os.urandom(4_000_000)
     assert http.put("/v1/blobs/big", content=big).status_code == 201
     slow: list[socket.socket] = []
@@ -209,9 +210,9 @@ def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Nimbuses) -> 
 
 
 def test_followers_name_the_leader_and_still_answer_reads(
-    nimbuses: Nimbuses, nimbus: RunningNimbus
+    stage: Stage, nimbus: NimbusThread
 ) -> None:
-    follower = nimbuses.start("n2").await_serving()
+    follower = stage.nimbus("n2").await_serving()
     eventually(
         lambda: follower.health()["leader_http"] == nimbus.url,
         what="the follower's view of the leader",

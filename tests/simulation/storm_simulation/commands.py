@@ -13,9 +13,9 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.submit.staging import upload_key
-from storm_rigs.acting import submit
-from storm_rigs.archives import pack_archive
-from storm_rigs.world import WORD_COUNT
+from storm_rigs.operations.acting import submit
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.stage.records import WORD_COUNT
 from storm_simulation.kernel import Process
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from storm_dagster.host.endpoints import cluster_addresses
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.faults import FaultContext, fault
-from storm_rigs.ensemble import free_ports
-from storm_rigs.fault_proxy import FaultProxy
+from storm_rigs.servers.fault_proxy import FaultProxy
+from storm_rigs.servers.ports import free_ports
 
 _of_home: dict[Path, ProxiedNimbus] = {}
 

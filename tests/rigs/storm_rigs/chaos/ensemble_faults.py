@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from storm_dagster.host.processes import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 from storm_rigs.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
-from storm_rigs.ensemble import server_mode
+from storm_rigs.servers.ensemble import server_mode
 
 
 def has_ensemble(cluster: LocalCluster) -> bool:

@@ -1,0 +1,1 @@
+"""Dagster instances, projects and pages of users."""

@@ -1,0 +1,165 @@
+"""Scenes of topologies that come, change and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from storm_dagster.model.names import jar_key
+from storm_dagster.operations.live import lifecycle
+from storm_rigs.operations.acting import submit
+from storm_rigs.operations.archives import pack_archive
+from storm_rigs.operations.scenes.scene import Scene, due, gone, is_active
+from storm_rigs.stage.records import World
+
+_LIFECYCLE = lifecycle.__name__
+
+
+def submission(world: World) -> Scene:
+    """A submission whose parts are uploaded."""
+    arguments = {
+        "name": "wc",
+        "token": "t",
+        "handle": world.upload("h", conf={"topology.workers": 2}),
+    }
+
+    def completed() -> None:
+        topology = world.named()
+        assert (topology.base.status, topology.base.token) == ("ACTIVE", "t")
+        assert len(world.assignment().workers) == 2
+
+    return Scene(
+        world,
+        "storm_rigs.operations.acting:submit",
+        arguments,
+        again=lambda ctx: submit(ctx, **arguments),
+        begun=lambda: world.find() is not None,
+        completed=completed,
+        undone=lambda: _nothing(world),
+    )
+
+
+def _nothing(world: World) -> None:
+    """Assert that there is no topology, and no blob besides uploads."""
+    assert not world.cluster.load_view().topologies
+    assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
+
+
+def due_activation(world: World) -> Scene:
+    """A published topology that nobody activated."""
+    scene = submission(world)
+    with scene.act() as actor:
+        assert actor.run_to("after.publish")
+        actor.kill()
+    return due(scene)
+
+
+def killing(world: World) -> Scene:
+    """A kill without delay."""
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    world.cluster.report_error(topology_id, 1, "boom", time=1)
+
+    def begun() -> bool:
+        topology = world.find()
+        return topology is None or topology.base.status == "KILLED"
+
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:kill",
+        {"name": "wc", "wait_secs": 0},
+        again=lambda ctx: lifecycle.kill(ctx, "wc", 0),
+        begun=begun,
+        completed=lambda: gone(world, topology_id),
+        undone=lambda: is_active(world, topology_id),
+    )
+
+
+def due_removal(world: World) -> Scene:
+    """A killed topology whose delay passes."""
+    scene = killing(world)
+    lifecycle.kill(world.context(), "wc", 5)
+    return due(scene)
+
+
+def turning(event: str) -> Callable[[World], Scene]:
+    """Makes the scene of ``activate`` or ``deactivate``."""
+
+    def scene(world: World) -> Scene:
+        world.submit("wc", "t", inactive=event == "activate")
+        wanted, before = ("ACTIVE", "INACTIVE") if event == "activate" else ("INACTIVE", "ACTIVE")
+
+        def status(expected: str) -> None:
+            base = world.named().base
+            assert base.status == base.wanted_status == expected
+
+        return Scene(
+            world,
+            f"{_LIFECYCLE}:{event}",
+            {"name": "wc"},
+            again=lambda ctx: getattr(lifecycle, event)(ctx, "wc"),
+            begun=lambda: world.named().base.status == wanted,
+            completed=lambda: status(wanted),
+            undone=lambda: status(before),
+        )
+
+    return scene
+
+
+def _code_hash(world: World, topology_id: str) -> str:
+    return world.blobs.meta(jar_key(topology_id)).sha256
+
+
+def restarting(world: World) -> Scene:
+    """A restart of the workers."""
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    base, workers = world.named().base, world.assignment().workers
+
+    def restarts() -> int:
+        after = world.named()
+        assert (after.id, after.base, world.assignment().workers) == (topology_id, base, workers)
+        return world.assignment().restarts
+
+    def completed() -> None:
+        assert restarts() >= 1
+
+    def undone() -> None:
+        assert restarts() == 0
+
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:restart",
+        {"name": "wc"},
+        again=lambda ctx: lifecycle.restart(ctx, "wc"),
+        begun=lambda: restarts() > 0,
+        completed=completed,
+        undone=undone,
+    )
+
+
+def updating(world: World) -> Scene:
+    """A hot deploy."""
+    old = world.submit("wc", "t", conf={"topology.workers": 2})
+    old_code = _code_hash(world, old)
+    handle = world.upload("h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive"))
+    options: dict[str, Any] = {"token": "next", "handle": handle}
+
+    def completed() -> None:
+        new = world.named()
+        assert new.id != old
+        is_active(world, new.id)
+        assert _code_hash(world, new.id) != old_code
+        gone(world, old)
+
+    def undone() -> None:
+        is_active(world, old)
+        assert _code_hash(world, old) == old_code
+
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:update",
+        {"name": "wc", **options},
+        again=lambda ctx: lifecycle.update(ctx, "wc", **options),
+        begun=lambda: world.named().id != old,
+        completed=completed,
+        undone=undone,
+    )

@@ -1,0 +1,1 @@
+"""Generated clusters for planners, and what every placement keeps."""

@@ -1,0 +1,1 @@
+"""Documents and messages of HTTP and Thrift, regular and hostile."""

@@ -1,0 +1,1 @@
+"""Components of a topology without a cluster around them."""
