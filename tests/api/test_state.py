@@ -16,7 +16,6 @@ from storm_dagster.api import (
     BatchingBolt,
     Bolt,
     Grouping,
-    Spout,
     StatefulBolt,
     Topology,
     Tuple,
@@ -32,13 +31,10 @@ from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarnes
 from storm_dagster.worker.state.log import StateLog
 from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.worker.tasks import stateful
+from storm_rigs.components import Words
 from storm_rigs.first_error import first_error
 
 WORDS = [f"word{n}" for n in range(40)]
-
-
-class Words(Spout):
-    outputs = ["word"]
 
 
 class Count(StatefulBolt):

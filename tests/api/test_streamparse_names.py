@@ -11,8 +11,9 @@ import pytest
 import streamparse
 
 from storm_dagster import api
-from storm_dagster.api import Bolt, Grouping, Spout, Topology
+from storm_dagster.api import Bolt, Grouping, Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_rigs.components import Numbers
 
 CLASSES = ["Spout", "ReliableSpout", "Bolt", "BatchingBolt", "TicklessBatchingBolt"]
 PROTOCOL = {
@@ -47,10 +48,6 @@ def public(kind: type) -> set[str]:
                     if f"self.{word} =" in inspect.getsource(code)
                 }
     return {name for name in found if not name.startswith("_")}
-
-
-class Numbers(Spout):
-    outputs = ["number"]
 
 
 class Sums(Bolt):
@@ -140,7 +137,7 @@ def test_the_context_is_the_map_of_the_protocol() -> None:
         assert context["source->stream->grouping"] == {
             "numbers": {"default": {"type": "SHUFFLE", "fields": []}}
         }
-        assert context["source->stream->fields"] == {"numbers": {"default": ["number"]}}
+        assert context["source->stream->fields"] == {"numbers": {"default": ["n"]}}
         assert (
             "taskid" in sums.context
             and "else" not in sums.context

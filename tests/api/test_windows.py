@@ -20,11 +20,8 @@ from storm_dagster.api import (
 )
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_rigs.components import Numbers
 from storm_rigs.first_error import first_error
-
-
-class Numbers(Spout):
-    outputs = ["n"]
 
 
 class Stamped(Spout):

@@ -12,7 +12,6 @@ import pytest
 
 from storm_dagster.api import (
     Bolt,
-    Spout,
     StatefulBolt,
     TopologyBuilder,
     Tuple,
@@ -21,6 +20,7 @@ from storm_dagster.api import (
 )
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.components import AsyncHoldBolt, CollectBolt, Numbers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "authoring.md").read_text(encoding="utf-8")
@@ -142,10 +142,6 @@ def test_each_proof_exists(proof: str) -> None:
     }
 
 
-class Numbers(Spout):
-    outputs = ["n"]
-
-
 class Ordered(Bolt):
     outputs = ["n"]
     seen: ClassVar[list[int]] = []
@@ -245,26 +241,18 @@ def test_no_call_begins_while_a_target_is_full(
         assert sorted(Ordered.seen) == list(range(5))
 
 
-class Waits(Bolt):
-    begun: ClassVar[list[int]] = []
-
-    async def process(self, tup: Tuple) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.begun.append(tup.values[0])
-        await asyncio.sleep(3600)
-
-
 def test_coroutines_in_flight_are_canceled_when_their_task_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Waits, "begun", [])
+    CollectBolt.everything.clear()
     builder = TopologyBuilder("waits")
     builder.set_spout("numbers", Numbers, outputs=["n"])
-    builder.set_bolt("waits", Waits, inputs="numbers")
+    builder.set_bolt("waits", AsyncHoldBolt, inputs="numbers")
     with TopologyHarness(builder, {"numbers": [[1], [2]]}) as harness:
 
         def both_begun() -> bool:
             harness.engine.run(harness.shared.clock())
-            return Waits.begun == [1, 2]
+            return CollectBolt.everything == [[1], [2]]
 
         eventually(both_begun, 60, interval=0.001)
         (runner,) = (one for one in harness.engine.runners.values() if one.component == "waits")

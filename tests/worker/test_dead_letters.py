@@ -39,6 +39,7 @@ from storm_dagster.security.settings import Security
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.letters import DeadLetterLog
+from storm_rigs.components import HoldBolt
 from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
@@ -274,7 +275,7 @@ def test_a_program_says_why_and_what_it_had_read_after_that_is_not_blamed(tmp_pa
 
 
 def test_what_times_out_is_a_letter_too(tmp_path: Path) -> None:
-    builder = build(Plain, Forgets, **{"topology.dead.letter.tries": 2})
+    builder = build(Plain, HoldBolt, **{"topology.dead.letter.tries": 2})
     conf = {"topology.message.timeout.secs": 5}
     with TopologyHarness(builder, conf=conf, state_dir=tmp_path, simulated=True) as harness:
         letters = harness.advance(15).dead_letters
@@ -282,13 +283,6 @@ def test_what_times_out_is_a_letter_too(tmp_path: Path) -> None:
     assert {one["error"] for one in letters} == {
         "not complete within topology.message.timeout.secs"
     }
-
-
-class Forgets(Bolt):
-    auto_ack = False
-
-    def process(self, tup: Tuple) -> None:
-        pass
 
 
 class Given(ReliableSpout):

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from storm_dagster.api import Bolt, Spout, TaskState, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, TaskState, TopologyBuilder, Tuple
 from storm_dagster.core.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.records import StateHome
@@ -27,6 +27,7 @@ from storm_dagster.worker.state import letters as letters_module
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
+from storm_rigs.components import Words
 from storm_rigs.first_error import first_error
 
 SCHEMA = """
@@ -247,10 +248,6 @@ def test_a_database_that_is_damaged_after_a_step_back_never_makes_way_for_the_ol
     assert state.get("text") == "a copy"
     state.close()
     assert opened(folder, opening=6).get("text") == "a copy"
-
-
-class Words(Spout):
-    outputs = ("word",)
 
 
 class Remembers(Bolt):

@@ -31,15 +31,7 @@ from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.heartbeat import Watchdog
 from storm_dagster.worker.tasks.runner import metric_value
-
-
-class Numbers(Spout):
-    outputs = ["n"]
-
-
-class Takes(Bolt):
-    def process(self, tup: Tuple) -> None:
-        pass
+from storm_rigs.components import DiscardBolt, Numbers
 
 
 class Once(Bolt):
@@ -121,7 +113,7 @@ def harness_of(bolt: type[Bolt], kind: str, tmp_path: Path, **options: Any) -> T
     builder.set_spout("numbers", Numbers, outputs=["n"])
     builder.set_bolt("once", bolt, inputs="numbers")
     builder.set_bolt(
-        "takes", Takes, inputs={"once": Grouping.custom("guard_groupings:raising_grouping")}
+        "takes", DiscardBolt, inputs={"once": Grouping.custom("guard_groupings:raising_grouping")}
     )
     return TopologyHarness(
         builder,
@@ -465,7 +457,7 @@ def test_a_runner_of_ours_that_raises_does_not_end_the_others(
 ) -> None:
     class Plain(Topology):
         numbers = Numbers.spec()
-        takes = Takes.spec(inputs=[numbers])
+        takes = DiscardBolt.spec(inputs=[numbers])
 
     with TopologyHarness(Plain, {"numbers": [[1], [2]]}) as harness:
         engine: NativeEngine = harness.engine

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import Bolt, ShellBolt, Spout, Topology, Tuple
+from storm_dagster.api import ShellBolt, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
+from storm_rigs.components import CollectBolt, Numbers
 from storm_rigs.shell_programs import BEGINNING
 
 MANY = 2_000
@@ -52,24 +53,12 @@ Batches().run()
 """
 
 
-class Numbers(Spout):
-    outputs = ["number"]
-
-
-class Sizes(Bolt):
-    def initialize(self, conf, context) -> None:
-        self.sizes: list[int] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.sizes.append(tup.values[0])
-
-
 class Shells(Topology):
     numbers = Numbers.spec()
     shell = ShellBolt.spec(
         command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"]
     )
-    sizes = Sizes.spec(inputs=[shell])
+    sizes = CollectBolt.spec(inputs=[shell])
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +108,7 @@ def test_a_batching_bolt_of_pystorm_gets_all_that_wait_in_one_batch(tmp_path: Pa
             harness.tick("shell")
             harness.engine.run(time.monotonic())
         result = harness.run(timeout=60)
-        assert harness.tasks("sizes")[0].sizes == [MANY]
+        assert harness.tasks("sizes")[0].received == [[MANY]]
     assert len(result.acked["numbers"]) == MANY
     assert result.errors == []
 
@@ -188,7 +177,7 @@ class Beside(Shells):
     shell = ShellBolt.spec(
         command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"]
     )
-    sizes = Sizes.spec(inputs=[numbers])
+    sizes = CollectBolt.spec(inputs=[numbers])
 
 
 def test_a_program_that_holds_its_interpreter_does_not_stop_the_other_tasks(tmp_path: Path) -> None:
@@ -205,7 +194,7 @@ def test_a_program_that_holds_its_interpreter_does_not_stop_the_other_tasks(tmp_
             (sizes,) = harness.tasks("sizes")
             return (
                 sizes is not None
-                and len(sizes.sizes) == 50
+                and len(sizes.received) == 50
                 and len(shell_of(harness).in_flight) == 50
             )
 
