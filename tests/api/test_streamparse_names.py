@@ -60,7 +60,7 @@ class Plain(Topology):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_public_name_of_a_class_exists_or_is_one_of_the_protocol(name: str) -> None:
+def test_every_public_name_of_a_class_is_ours_or_the_protocols(name: str) -> None:
     ours = {each for each in dir(getattr(api, name)) if not each.startswith("_")}
     theirs = public(getattr(streamparse, name)) | public(getattr(pystorm, name))
     assert {"storm_conf", "task_id", "logger", "emit"} <= theirs

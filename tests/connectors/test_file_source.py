@@ -70,7 +70,7 @@ def write(path: Path, text: str, secs: int = 0) -> None:
     half.replace(path)
 
 
-def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
+def test_each_file_is_read_once_whatever_its_modification_time(
     tmp_path: Path,
 ) -> None:
     folder, state = tmp_path / "in", tmp_path / "state"
@@ -132,7 +132,7 @@ def test_csv_parquet_and_text_also_compressed(tmp_path: Path) -> None:
     assert SEEN == [["eins"], ["zwölf"]]
 
 
-def test_new_files_of_a_bucket_are_read_once_and_from_where_they_were_left(
+def test_new_files_of_a_bucket_are_read_once(
     s3: tuple[dict[str, Any], str, Any], tmp_path: Path
 ) -> None:
     import pyarrow
@@ -251,7 +251,7 @@ def test_a_name_that_is_gone_for_long_is_forgotten(
         run_until(harness, lambda: SEEN == [[1], [2]])
 
 
-def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten(
+def test_an_unreadable_folder_is_named_and_its_files_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FileSource, "forget_secs", 0.1)

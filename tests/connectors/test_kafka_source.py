@@ -139,7 +139,7 @@ def lags(harness: TopologyHarness) -> dict[str, Any]:
     }
 
 
-def test_a_limit_of_records_that_a_sink_needs_is_no_error_of_a_source(kafka: KafkaRig) -> None:
+def test_a_limit_for_sinks_is_not_an_error_of_a_source(kafka: KafkaRig) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     with harness_of(kafka, reading(topic), **{"kafka.message.max.bytes": 8_000_000}) as harness:
@@ -162,7 +162,7 @@ def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -
     assert sorted(n for (n,) in SEEN if n < 100 or REAL) == list(range(40))
 
 
-def test_an_offset_that_went_back_is_stored_again_and_none_is_by_who_has_lost_the_task(
+def test_only_the_owner_of_a_task_restores_an_offset_that_went_back(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
@@ -382,7 +382,7 @@ def test_lag_grows_while_nothing_is_read(
         assert harness.errors == [] or why == "full"
 
 
-def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(
+def test_a_lost_position_stops_its_partition_until_another_is_committed(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
@@ -467,7 +467,7 @@ def test_a_topic_that_is_created_again_is_read_from_its_first_record(
 
 
 @needs_ids
-def test_a_topic_that_is_created_again_is_read_from_its_end_if_so_configured(
+def test_a_recreated_topic_is_read_from_its_end_if_so_configured(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
@@ -491,7 +491,7 @@ def test_a_topic_that_is_created_again_is_read_from_its_end_if_so_configured(
 
 @needs_ids
 @pytest.mark.parametrize("records", [NEW, range(1000, 1008)], ids=["longer", "shorter"])
-def test_a_topic_that_is_created_again_stops_by_name_until_an_offset_is_committed(
+def test_a_recreated_topic_stops_by_name_until_an_offset_is_committed(
     kafka: KafkaRig, records: range
 ) -> None:
     topic = kafka.topic()
@@ -548,7 +548,7 @@ def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(
 
 
 @needs_ids
-def test_a_topic_that_is_created_again_while_its_reader_is_stopped_is_noticed(
+def test_a_topic_recreated_while_its_reader_is_stopped_is_noticed(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()

@@ -220,7 +220,7 @@ def test_a_batch_has_a_number_of_rows_of_bytes_and_an_age() -> None:
     assert STORE.batches == [2, 7, 3]
 
 
-def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -> None:
+def test_an_unreachable_sink_is_reported_once_a_minute_and_holds_its_tuples() -> None:
     global STORE
     STORE = Store(["before", "away"] * 200)
     rows = [["a", n] for n in range(100, 150)]
@@ -359,7 +359,7 @@ def test_an_outage_of_a_sink_is_no_failure_of_a_tuple(tmp_path: Path) -> None:
         assert harness.tasks("numbers")[0].failures == 0
 
 
-def test_a_row_that_cannot_be_made_fails_and_one_that_is_none_is_acked() -> None:
+def test_a_row_that_raises_fails_and_a_row_of_none_is_acked() -> None:
     global STORE
     STORE = Store()
     with TopologyHarness(Odd, {"numbers": [["k", n] for n in range(4)]}, simulated=True) as harness:

@@ -265,7 +265,7 @@ class WithProgram(Topology):
     use = ShellBolt.spec(command=sys.executable, script="use.py", inputs=[numbers])
 
 
-def test_a_program_says_why_and_what_it_had_read_after_that_is_not_blamed(tmp_path: Path) -> None:
+def test_a_program_gives_a_reason_and_later_tuples_are_not_blamed(tmp_path: Path) -> None:
     (tmp_path / "resources").mkdir()
     (tmp_path / "resources" / "use.py").write_text(PROGRAM)
     with TopologyHarness(WithProgram, archive=tmp_path, state_dir=tmp_path) as harness:
@@ -302,7 +302,7 @@ class Given(ReliableSpout):
             self.give_up(["r8"], [object()], reason=None)
 
 
-def test_a_spout_gives_up_with_a_place_and_a_stream_gets_the_letters(tmp_path: Path) -> None:
+def test_letters_with_their_position_go_to_the_stream(tmp_path: Path) -> None:
     builder = TopologyBuilder("letters")
     numbers = builder.set_spout("numbers", Given, config={"topology.dead.letter.stream": "dead"})
     builder.set_bolt("use", InLoop, inputs=numbers["dead"])
@@ -392,7 +392,7 @@ def test_letters_with_one_number_are_numbered_when_one_task_gets_them(tmp_path: 
     assert letter_log(tmp_path).read() == letters
 
 
-def test_a_task_that_lost_its_letters_to_another_worker_writes_none_and_continues_later(
+def test_a_task_that_lost_its_letters_writes_none_and_continues_later(
     tmp_path: Path,
 ) -> None:
     first = letter_log(tmp_path)

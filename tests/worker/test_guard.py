@@ -209,7 +209,7 @@ class FailsOnce(Bolt):
 
 @pytest.mark.parametrize("method", ["next_tuple", "ack", "fail"])
 @pytest.mark.parametrize("spout", [Exits, ExitsBlocking])
-def test_a_spout_that_exits_is_made_again_and_hears_once_of_each_tuple(
+def test_a_spout_that_exits_is_made_again_with_one_verdict_per_tuple(
     spout: type[Exits], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Exits, "heard", [])
@@ -386,7 +386,7 @@ def stuck_harness(
 
 
 @pytest.mark.parametrize("bolt", [Stuck, StuckAsync, StuckLoop])
-def test_a_call_that_does_not_return_is_reported_once_with_the_line_of_the_user(
+def test_a_hanging_call_is_reported_once_with_the_line_of_the_user(
     bolt: type[Bolt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stuck_harness(bolt, 1, monkeypatch, **{"topology.message.timeout.secs": 0.2}) as harness:
@@ -411,7 +411,7 @@ def test_a_call_that_does_not_return_is_reported_once_with_the_line_of_the_user(
     assert len(lines) == 1 and "test_guard.py" in str(error), str(error)
 
 
-def test_all_threads_close_side_by_side_and_one_that_is_stuck_takes_no_time_from_the_others(
+def test_threads_close_side_by_side_and_a_stuck_one_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = stuck_harness(Stuck, 4, monkeypatch, **{"supervisor.worker.shutdown.sleep.secs": 600})

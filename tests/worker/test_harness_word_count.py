@@ -290,7 +290,7 @@ class Consuming(Topology):
     consumes = Consumes.spec(inputs=[sentences])
 
 
-def test_a_batch_that_empties_its_list_is_failed_and_acked_all_the_same() -> None:
+def test_a_batch_that_empties_its_list_is_still_failed_and_acked() -> None:
     with TopologyHarness(
         Consuming, {"sentences": [["a"], ["b"]]}, replays=1, simulated=True
     ) as harness:

@@ -15,7 +15,7 @@ from storm_rigs.local_workers import Workers
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_what_is_sent_to_a_task_that_was_closed_is_told_at_once(back: bool) -> None:
+def test_tuples_for_a_closed_task_get_their_verdict_at_once(back: bool) -> None:
     """``back``: the task is this worker's again before another placement was applied."""
     builder = TopologyBuilder("moves")
     builder.set_spout("source", RangeSpout, args={"total": 0})

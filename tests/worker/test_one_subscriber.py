@@ -154,6 +154,6 @@ def test_a_wrong_number_of_values_is_refused(stream: str, values: list[Any]) -> 
     assert (QueueSpout.acked, len(QueueSpout.failed)) == ([], 1)
 
 
-def test_a_tree_that_a_bolt_takes_in_parts_is_acked_once_and_after_the_last() -> None:
+def test_a_tree_taken_in_parts_is_acked_once_after_the_last() -> None:
     assert run([("1", [number]) for number in range(5_000)], readers=3) == []
     assert len(Sink.received) == 5_000 and (QueueSpout.acked, QueueSpout.failed) == ([1], [])

@@ -100,7 +100,7 @@ APART = {**HERE, "slow": 1, "burst": 2}
         (AsyncBurst, HERE, 2 * LIMIT + 2 * MANY),
     ],
 )
-def test_a_fan_out_waits_for_a_slow_bolt_and_an_unrelated_spout_does_not(
+def test_only_the_fan_out_waits_for_its_slow_bolt(
     workers: Callable[..., Workers], burst: type[Bolt], slots: Mapping[str, int], most: int
 ) -> None:
     running = workers(fan_out(burst), slots, QUEUE)
@@ -301,7 +301,7 @@ class Counted(ReliableSpout):
 @pytest.mark.parametrize(
     "slots", [{"numbers": 0, "waits": 0, "__acker": 0}, {"numbers": 0, "waits": 1, "__acker": 2}]
 )
-def test_no_tuple_times_out_while_it_waits_for_a_bolt_whose_target_is_away(
+def test_no_tuple_times_out_while_its_bolt_waits_for_a_target(
     workers: Callable[..., Workers], slots: dict[str, int], tmp_path: Path
 ) -> None:
     builder = TopologyBuilder("away")
@@ -376,7 +376,7 @@ def test_only_what_is_upstream_of_a_full_component_waits() -> None:
     assert held_by(["other", "passes"]) == {"numbers", "others", "burst"}
 
 
-def test_a_peer_of_an_older_release_stops_all_spouts_and_understands_this_one() -> None:
+def test_a_peer_of_an_older_release_stops_all_spouts() -> None:
     old = decode_frame(encode_frame(OldFrame("token", pressure=True)))
     assert old.pressure is True and old.full is None
     assert held_by(old.full) == {"numbers", "others"}

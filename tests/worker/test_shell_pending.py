@@ -143,7 +143,7 @@ def test_ticks_take_no_room_whether_the_program_acks_them_or_not(
     assert result.errors == []
 
 
-def test_what_waits_to_be_written_is_limited_and_the_loop_is_woken_when_it_is_gone(
+def test_unwritten_messages_are_limited_and_the_loop_is_woken_once_written(
     tmp_path: Path,
 ) -> None:
     # It reads nothing before the file is there; a pipe holds less than the tuples.
@@ -201,7 +201,7 @@ def test_a_program_that_holds_its_interpreter_does_not_stop_the_other_tasks(tmp_
         assert eventually(counted, 60, "the bolt beside the program counts")
 
 
-def test_the_cost_of_a_tuple_is_not_the_time_that_a_batch_waits(tmp_path: Path) -> None:
+def test_the_cost_of_a_tuple_excludes_the_wait_of_its_batch(tmp_path: Path) -> None:
     # Otherwise the backlog of a bolt that gathers would look like hours, and pause the spouts.
     with harness_of(tmp_path, program(GATHER), MANY) as harness:
         begin = time.perf_counter_ns()

@@ -351,7 +351,7 @@ PROJECT = Path(streamparse.__file__).parent / "bootstrap" / "project" / "src"
 
 
 @pytest.mark.parametrize("way", [pytest.param("program", marks=pytest.mark.long), "import line"])
-def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
+def test_the_word_count_of_streamparses_quickstart_runs_both_ways(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from storm_dagster.api import Grouping, ShellSpout

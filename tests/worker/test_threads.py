@@ -244,7 +244,7 @@ class Unanchored(Topology):
     waits = WaitsForItsEnd.spec(inputs=[numbers])
 
 
-def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_of_tasks() -> None:
+def test_untracked_tuples_waiting_for_a_thread_outlive_a_new_placement() -> None:
     WaitsForItsEnd.inside.clear()
     WaitsForItsEnd.seen.clear()
     with TopologyHarness(Unanchored) as harness:

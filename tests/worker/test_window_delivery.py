@@ -305,7 +305,7 @@ class Batched(Topology):
     batches = Batches.spec(inputs=[many])
 
 
-def test_a_reader_that_acks_in_batches_gets_larger_ones_also_after_an_outage(
+def test_a_reader_that_acks_in_batches_gets_larger_batches_after_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with TopologyHarness(Batched, {"numbers": [[6 * MANY]]}, conf=PLAIN, simulated=True) as harness:
