@@ -16,7 +16,6 @@ from storm_dagster.api import (
     BatchingBolt,
     Bolt,
     Grouping,
-    Spout,
     StatefulBolt,
     Topology,
     Tuple,
@@ -32,13 +31,10 @@ from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarnes
 from storm_dagster.worker.state.log import StateLog
 from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.worker.tasks import stateful
+from storm_rigs.components import Words
 from storm_rigs.worker.first_error import first_error
 
 WORDS = [f"word{n}" for n in range(40)]
-
-
-class Words(Spout):
-    outputs = ["word"]
 
 
 class Count(StatefulBolt):
@@ -308,7 +304,7 @@ class Unsaveable(StatefulBolt):
         self.state[tup.values[0]] = object()
 
 
-def test_a_key_of_another_task_and_a_value_that_cannot_be_saved_fail_their_tuples(
+def test_foreign_keys_and_values_that_cannot_be_saved_fail_their_tuples(
     tmp_path: Path,
 ) -> None:
     result, _ = run(tmp_path / "one", 2, WORDS, WrongKey)
@@ -362,7 +358,7 @@ def test_a_stateful_bolt_that_blocks(tmp_path: Path) -> None:
     assert sorted(result.acked["words"]) == list(range(len(WORDS)))
 
 
-def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_starts_again(
+def test_a_failed_checkpoint_fails_its_tuples_and_restarts_the_task(
     tmp_path: Path,
 ) -> None:
     with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path, replays=5) as harness:
@@ -453,7 +449,7 @@ def test_state_on_each_host_alone_is_possible_where_it_is_wanted(tmp_path: Path)
 
 
 @pytest.mark.parametrize("bolt", [Count, Remembers, Pairs])
-def test_older_state_than_the_last_acknowledged_is_refused_or_taken_with_a_warning(
+def test_state_older_than_acknowledged_is_refused_or_taken_with_a_warning(
     bolt: type[Bolt], tmp_path: Path
 ) -> None:
     """A task went to a storage and came back, after it was open elsewhere."""
@@ -596,7 +592,7 @@ def test_tuples_wait_for_state_that_is_being_read(
     assert sorted(tmp_path.rglob("*.log")) == before
 
 
-def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_path: Path) -> None:
+def test_a_worker_that_lost_its_task_cannot_change_its_state(tmp_path: Path) -> None:
     from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
     from storm_dagster.model.errors import Unavailable
 

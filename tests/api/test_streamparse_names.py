@@ -11,8 +11,9 @@ import pytest
 import streamparse
 
 from storm_dagster import api
-from storm_dagster.api import Bolt, Grouping, Spout, Topology
+from storm_dagster.api import Bolt, Grouping, Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_rigs.components import Numbers
 
 CLASSES = ["Spout", "ReliableSpout", "Bolt", "BatchingBolt", "TicklessBatchingBolt"]
 PROTOCOL = {
@@ -49,10 +50,6 @@ def public(kind: type) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-class Numbers(Spout):
-    outputs = ["number"]
-
-
 class Sums(Bolt):
     pass
 
@@ -63,7 +60,7 @@ class Plain(Topology):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_public_name_of_a_class_exists_or_is_one_of_the_protocol(name: str) -> None:
+def test_every_public_name_of_a_class_is_ours_or_the_protocols(name: str) -> None:
     ours = {each for each in dir(getattr(api, name)) if not each.startswith("_")}
     theirs = public(getattr(streamparse, name)) | public(getattr(pystorm, name))
     assert {"storm_conf", "task_id", "logger", "emit"} <= theirs
@@ -140,7 +137,7 @@ def test_the_context_is_the_map_of_the_protocol() -> None:
         assert context["source->stream->grouping"] == {
             "numbers": {"default": {"type": "SHUFFLE", "fields": []}}
         }
-        assert context["source->stream->fields"] == {"numbers": {"default": ["number"]}}
+        assert context["source->stream->fields"] == {"numbers": {"default": ["n"]}}
         assert (
             "taskid" in sums.context
             and "else" not in sums.context

@@ -10,7 +10,6 @@ from storm_dagster.api import (
     Grouping,
     ShellBolt,
     ShellSpout,
-    Spout,
     Stream,
     TicklessBatchingBolt,
     Topology,
@@ -18,10 +17,7 @@ from storm_dagster.api import (
 )
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import decode_topology
-
-
-class Words(Spout):
-    outputs = ["word"]
+from storm_rigs.components import Words
 
 
 class Count(Bolt):

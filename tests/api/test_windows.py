@@ -20,11 +20,8 @@ from storm_dagster.api import (
 )
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_rigs.components import Numbers
 from storm_rigs.worker.first_error import first_error
-
-
-class Numbers(Spout):
-    outputs = ["n"]
 
 
 class Stamped(Spout):
@@ -168,7 +165,7 @@ class Consuming(Topology):
     sums = Consumes.spec(inputs=[numbers], window=Window.tumbling(count=2))
 
 
-def test_a_window_that_is_tried_again_has_its_tuples_whatever_the_code_did_to_its_lists() -> None:
+def test_a_retried_window_has_its_tuples_though_code_changed_its_lists() -> None:
     Consumes.seen = []
     with TopologyHarness(Consuming, {"numbers": [[1], [2], [3], [4]]}, simulated=True) as harness:
         harness.advance(1)
@@ -185,7 +182,7 @@ class GivingUp(Topology):
     sums = GivesUp.spec(inputs=[numbers], window=Window.tumbling(secs=1))
 
 
-def test_a_window_is_given_up_after_as_many_tries_as_the_class_says() -> None:
+def test_a_window_is_given_up_after_window_tries() -> None:
     GivesUp.tries = -(10**9)
     with TopologyHarness(GivingUp, {"numbers": [[1], [2]]}, simulated=True) as harness:
         assert len(harness.advance(5).errors) == 2
@@ -415,7 +412,7 @@ def test_late_tuples_are_kept_until_their_tree_is_complete(tmp_path: Path) -> No
         assert Breaks.seen == [[["bob", 5], "clicks", "default"]] * 2, "from the checkpoint"
 
 
-def test_a_tuple_in_an_open_session_is_not_late_when_it_comes_again(tmp_path: Path) -> None:
+def test_a_replayed_tuple_of_an_open_session_is_not_late(tmp_path: Path) -> None:
     """A session longer than the message timeout, a restart in the middle, and every tuple a second
     time.
     """
@@ -535,7 +532,7 @@ class Names(Topology):
     sums = ByName.spec(inputs=[numbers], window=Window.tumbling(count=3))
 
 
-def test_tuples_of_a_window_have_their_fields_as_attributes_also_after_a_restart(
+def test_tuples_of_a_restored_window_have_their_fields_as_attributes(
     tmp_path: Path,
 ) -> None:
     with TopologyHarness(

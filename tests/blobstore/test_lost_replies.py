@@ -71,7 +71,7 @@ CASES = [(look, 0), *((reader, arrived) for reader in (read, fetch, follow) for 
 @pytest.mark.parametrize(
     ("reader", "arrived"), CASES, ids=[f"{reader.__name__}-{arrived}" for reader, arrived in CASES]
 )
-def test_a_reader_asks_again_when_the_reply_or_the_rest_of_it_is_lost(
+def test_a_reader_retries_when_a_reply_or_its_rest_is_lost(
     reader: Callable[[BlobServer, Path], bytes],
     arrived: int,
     tmp_path: Path,

@@ -16,11 +16,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Spout, Topology, Tuple
+from storm_dagster.api import Spout, Topology
 from storm_dagster.connectors import FileSource, SourceSpout, source_spout
 from storm_dagster.model.errors import InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.components import CollectBolt, RejectBolt
+
+SEEN = CollectBolt.everything
+"""Values of all rows that were read."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,24 +33,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileSource, "refresh_secs", 0.05)
 
 
-class Use(Bolt):
-    seen: ClassVar[list[Any]] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.seen.append(tup.values[0])
-
-
 def reading(
-    path: Path | str, par: int = 1, use: type[Bolt] | None = None, **body: Any
+    path: Path | str, par: int = 1, rejected: list[Any] | None = None, **body: Any
 ) -> type[Topology]:
     parts = {"source": FileSource(str(path)), "outputs": ["row"], "__module__": __name__, **body}
     # Tasks import the class by its name.
     globals()["Rows"] = made = type("Rows", (SourceSpout,), parts)
-    Use.seen.clear()
+    SEEN.clear()
 
     class Reading(Topology):
         rows = made.spec(par=par)
-        uses = (use or Use).spec(inputs=[rows])
+        uses = RejectBolt.spec(inputs=[rows], args={"values": rejected or []})
 
     return Reading
 
@@ -73,7 +70,7 @@ def write(path: Path, text: str, secs: int = 0) -> None:
     half.replace(path)
 
 
-def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
+def test_each_file_is_read_once_whatever_its_modification_time(
     tmp_path: Path,
 ) -> None:
     folder, state = tmp_path / "in", tmp_path / "state"
@@ -87,7 +84,7 @@ def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
         reading(folder / "*.jsonl", deactivate=lambda self: inactive.set()), state_dir=state
     ) as harness:
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end", "b.jsonl": "end"})
-        assert [row["n"] for row in Use.seen] == [1, 2, 3], "the oldest first"
+        assert [row["n"] for (row,) in SEEN] == [1, 2, 3], "the oldest first"
         # Late, and with a time before all others.
         write(folder / "c.jsonl", '{"n": 4}\n', 1000)
         run_until(harness, lambda: positions(harness).get("c.jsonl") == "end")
@@ -98,20 +95,18 @@ def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
         run_until(harness, inactive.is_set)
         write(folder / "e.jsonl", '{"n": 5}')
         run_until(harness, lambda: lags(harness)["files"][0] == 1)
-        assert [row["n"] for row in Use.seen] == [1, 2, 3, 4]
+        assert [row["n"] for (row,) in SEEN] == [1, 2, 3, 4]
     (folder / "e.jsonl").unlink()
     write(folder / "d.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(10, 40)))
     with TopologyHarness(
-        reading(folder / "*.jsonl", max_open=3, use=Chokes), state_dir=state
+        reading(folder / "*.jsonl", max_open=3, rejected=[{"n": 20}]), state_dir=state
     ) as harness:
-        Chokes.bad = {20}
-        run_until(harness, lambda: {row["n"] for row in Use.seen} >= set(range(10, 20)) | {21, 22})
+        run_until(harness, lambda: {row["n"] for (row,) in SEEN} >= set(range(10, 20)) | {21, 22})
         run_until(harness, lambda: positions(harness).get("d.jsonl") == 10)
     # With two tasks: nothing is read again that was finished.
-    Chokes.bad = set()
     with TopologyHarness(reading(folder / "*.jsonl", par=2), state_dir=state) as harness:
         run_until(harness, lambda: positions(harness).get("d.jsonl") == "end")
-        assert sorted(row["n"] for row in Use.seen) == list(range(20, 40))
+        assert sorted(row["n"] for (row,) in SEEN) == list(range(20, 40))
 
 
 def lags(harness: TopologyHarness) -> dict[str, Any]:
@@ -126,18 +121,18 @@ def test_csv_parquet_and_text_also_compressed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('name,n\nx,1\n"y\nz",2\n')
     with TopologyHarness(reading(tmp_path / "*.csv", decode="none")) as harness:
         run_until(harness, lambda: positions(harness) == {"a.csv": "end"})
-    assert Use.seen == [{"name": "x", "n": "1"}, {"name": "y\nz", "n": "2"}]
+    assert SEEN == [[{"name": "x", "n": "1"}], [{"name": "y\nz", "n": "2"}]]
     write_table(pyarrow.table({"n": [1, 2], "t": ["x", None]}), tmp_path / "a.parquet")
     with TopologyHarness(reading(tmp_path / "*.parquet")) as harness:
         run_until(harness, lambda: positions(harness) == {"a.parquet": "end"})
-    assert Use.seen == [{"n": 1, "t": "x"}, {"n": 2, "t": None}]
+    assert SEEN == [[{"n": 1, "t": "x"}], [{"n": 2, "t": None}]]
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("eins\nzwölf\n".encode()))
     with TopologyHarness(reading(tmp_path / "*.txt.gz", decode="text")) as harness:
         run_until(harness, lambda: positions(harness) == {"a.txt.gz": "end"})
-    assert Use.seen == ["eins", "zwölf"]
+    assert SEEN == [["eins"], ["zwölf"]]
 
 
-def test_new_files_of_a_bucket_are_read_once_and_from_where_they_were_left(
+def test_new_files_of_a_bucket_are_read_once(
     s3: tuple[dict[str, Any], str, Any], tmp_path: Path
 ) -> None:
     import pyarrow
@@ -154,7 +149,7 @@ def test_new_files_of_a_bucket_are_read_once_and_from_where_they_were_left(
         topology = reading(f"s3://{bucket}/in/{name}")
         with TopologyHarness(topology, state_dir=tmp_path / name[2:], conf=conf) as harness:
             run_until(harness, lambda: set(positions(harness).values()) == {"end"})
-            assert [row["n"] for row in Use.seen] == found and harness.errors == []
+            assert [row["n"] for (row,) in SEEN] == found and harness.errors == []
             assert harness.tasks("rows")[0].blocking, "in a thread of its own"
     # Consoles make an empty object for a folder.
     fs.call_s3("put_object", Bucket=bucket, Key="logs/sub/", Body=b"")
@@ -171,7 +166,7 @@ def test_new_files_of_a_bucket_are_read_once_and_from_where_they_were_left(
         fs.pipe_file(f"{bucket}/in/late.jsonl", b'{"n": "5"}')
         run_until(harness, lambda: len(positions(harness)) == 2)
         run_until(harness, lambda: lags(harness) == {"files": [0, 0.0]})
-        assert [row["n"] for row in Use.seen] == ["5"] and harness.errors == []
+        assert [row["n"] for (row,) in SEEN] == ["5"] and harness.errors == []
 
 
 class Beats(Spout):
@@ -191,7 +186,7 @@ def test_a_store_that_does_not_answer_keeps_no_other_task_waiting(tmp_path: Path
 
         class Both(reading("s3://bucket/*.jsonl")):
             beats = Beats.spec()
-            use = Use.spec(inputs=[beats])
+            use = CollectBolt.spec(inputs=[beats])
 
         with TopologyHarness(Both, state_dir=tmp_path, conf=conf) as harness:
             # The question is there, and has no answer.
@@ -206,8 +201,8 @@ def test_a_store_that_does_not_answer_keeps_no_other_task_waiting(tmp_path: Path
                 return bool(asked)
 
             run_until(harness, is_asked)
-            before = len(Use.seen)
-            run_until(harness, lambda: len(Use.seen) > before + 1000)
+            before = len(SEEN)
+            run_until(harness, lambda: len(SEEN) > before + 1000)
             for connection in asked:
                 connection.close()
             silent.close()
@@ -253,10 +248,10 @@ def test_a_name_that_is_gone_for_long_is_forgotten(
         (tmp_path / "a.jsonl").unlink()
         run_until(harness, lambda: positions(harness) == {})
         write(tmp_path / "a.jsonl", "2")
-        run_until(harness, lambda: Use.seen == [1, 2])
+        run_until(harness, lambda: SEEN == [[1], [2]])
 
 
-def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten(
+def test_an_unreadable_folder_is_named_and_its_files_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FileSource, "forget_secs", 0.1)
@@ -282,7 +277,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten
         (tmp_path / "back").replace(folder)
         write(folder / "ab.jsonl", "2")
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end", "ab.jsonl": "end"})
-    assert Use.seen == [1, 2]
+    assert SEEN == [[1], [2]]
 
 
 def test_links_to_files_are_read_and_others_are_not(tmp_path: Path) -> None:
@@ -293,7 +288,7 @@ def test_links_to_files_are_read_and_others_are_not(tmp_path: Path) -> None:
     with TopologyHarness(reading(tmp_path / "in" / "*.jsonl")) as harness:
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end"})
         assert harness.errors == []
-    assert Use.seen == [1]
+    assert SEEN == [[1]]
 
 
 def test_many_files_with_a_record_that_blocks_stop_no_other(
@@ -303,23 +298,13 @@ def test_many_files_with_a_record_that_blocks_stop_no_other(
     for n in range(12):
         write(tmp_path / f"a{n}.jsonl", '{"n": 0}\n' * 40, 1000)
     write(tmp_path / "b.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(1, 40)), 2000)
-    Chokes.bad = {0}
     with TopologyHarness(
-        reading(tmp_path / "*.jsonl", max_open=2, on_poison="block", use=Chokes)
+        reading(tmp_path / "*.jsonl", max_open=2, on_poison="block", rejected=[{"n": 0}])
     ) as harness:
         run_until(harness, lambda: positions(harness).get("b.jsonl") == "end")
-    assert [row["n"] for row in Use.seen] == list(range(1, 40))
+    assert [row["n"] for (row,) in SEEN] == list(range(1, 40))
 
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InvalidTopology, match=r"format of '/in/x\.bin' is not known"):
         FileSource("/in/x.bin")
-
-
-class Chokes(Bolt):
-    bad: ClassVar[set[int]] = set()
-
-    def process(self, tup: Tuple) -> None:
-        if tup.values[0]["n"] in self.bad:
-            raise ValueError("bad")
-        Use.seen.append(tup.values[0])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from storm_dagster.api import Bolt, Spout, Topology, Tuple
+from storm_dagster.api import Bolt, Topology
 from storm_dagster.connectors import (
     KafkaSource,
     SinkBolt,
@@ -27,9 +27,12 @@ from storm_dagster.connectors.kafka_positions import position_metadata
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.components import CollectBolt, RangeSpout, RejectBolt
 from storm_rigs.servers.kafka import REAL, KafkaRig
 
 GROUP = "harness.records"
+SEEN = CollectBolt.everything
+"""Values of all records that were read."""
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +52,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kafka_topic_ids, "_ANSWER_SECS", 0.1)
 
 
-class Use(Bolt):
-    seen: ClassVar[list[Any]] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.seen.append(tup.values)
-
-
 def reading(
-    topic: str, par: int = 1, body: dict[str, Any] | None = None, bolt: type[Bolt] = Use, **how: Any
+    topic: str,
+    par: int = 1,
+    body: dict[str, Any] | None = None,
+    bolt: type[Bolt] = CollectBolt,
+    args: dict[str, Any] | None = None,
+    **how: Any,
 ) -> type[Topology]:
     parts = {
         "source": KafkaSource(topic, **how),
@@ -67,11 +68,11 @@ def reading(
     }
     # Tasks import the class by its name.
     globals()["Records"] = made = type("Records", (SourceSpout,), parts)
-    Use.seen.clear()
+    SEEN.clear()
 
     class Reading(Topology):
         records = made.spec(par=par)
-        use = bolt.spec(inputs=[records])
+        use = bolt.spec(inputs=[records], args=args)
 
     return Reading
 
@@ -115,8 +116,8 @@ def test_all_records_are_read_and_the_end_is_committed(kafka: KafkaRig) -> None:
             ),
         )
         assert harness.errors == []
-    assert sorted(int(row[0]) for row in Use.seen) == list(range(1000))
-    first = next(row for row in Use.seen if row[0] == b"2")
+    assert sorted(int(row[0]) for row in SEEN) == list(range(1000))
+    first = next(row for row in SEEN if row[0] == b"2")
     assert first[1:5] == [b"k", {"h": b"x"}, f"{topic}[2]", 1] and first[5] > 1_600_000_000_000
     assert kafka.committed(GROUP, topic) == ends, "others see them"
     assert {one.metadata for one in kafka.offsets(GROUP, topic)} == {
@@ -125,9 +126,9 @@ def test_all_records_are_read_and_the_end_is_committed(kafka: KafkaRig) -> None:
     # Nothing comes twice to whoever is next, and each of two tasks reads its own.
     kafka.produce(topic, range(1000, 1008))
     with harness_of(kafka, reading(topic, par=2)) as harness:
-        run_until(harness, lambda: len(Use.seen) >= 8 and stored(harness) == kafka.ends(topic))
+        run_until(harness, lambda: len(SEEN) >= 8 and stored(harness) == kafka.ends(topic))
         owned = [set(one._source._assigned) for one in harness.tasks("records")]
-    assert sorted(n for (n,) in Use.seen) == list(range(1000, 1008))
+    assert sorted(n for (n,) in SEEN) == list(range(1000, 1008))
     assert [len(one) for one in owned] == [2, 2] and not owned[0] & owned[1]
 
 
@@ -138,13 +139,13 @@ def lags(harness: TopologyHarness) -> dict[str, Any]:
     }
 
 
-def test_a_limit_of_records_that_a_sink_needs_is_no_error_of_a_source(kafka: KafkaRig) -> None:
+def test_a_limit_for_sinks_is_not_an_error_of_a_source(kafka: KafkaRig) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     with harness_of(kafka, reading(topic), **{"kafka.message.max.bytes": 8_000_000}) as harness:
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
         assert harness.errors == []
-    assert len(Use.seen) == 40
+    assert len(SEEN) == 40
 
 
 def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -> None:
@@ -158,10 +159,10 @@ def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -
         run_until(harness, lambda: stored(harness) == ends)
         run_until(harness, lambda: lags(harness) == dict.fromkeys(ends, 0))
     # Librdkafka's brokers show aborted records.
-    assert sorted(n for (n,) in Use.seen if n < 100 or REAL) == list(range(40))
+    assert sorted(n for (n,) in SEEN if n < 100 or REAL) == list(range(40))
 
 
-def test_an_offset_that_went_back_is_stored_again_and_none_is_by_who_has_lost_the_task(
+def test_only_the_owner_of_a_task_restores_an_offset_that_went_back(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
@@ -188,8 +189,8 @@ def test_latest_is_where_the_topology_was_first_started(kafka: KafkaRig) -> None
     # What came while nobody ran is read.
     kafka.produce(topic, range(100, 104))
     with harness_of(kafka, reading(topic, start="latest")) as harness:
-        run_until(harness, lambda: len(Use.seen) == 4 and stored(harness) == kafka.ends(topic))
-    assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
+        run_until(harness, lambda: len(SEEN) == 4 and stored(harness) == kafka.ends(topic))
+    assert sorted(n for (n,) in SEEN) == [100, 101, 102, 103]
 
 
 class Asker:
@@ -230,7 +231,7 @@ def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
             askers.append(self._asker)
 
     with harness_of(kafka, reading(topic, body={"source": Leaderless(topic)})) as harness:
-        run_until(harness, lambda: len(Use.seen) == 10)
+        run_until(harness, lambda: len(SEEN) == 10)
         source = harness.tasks("records")[0]._source
         run_until(harness, lambda: any(what == "commit" for what, *_ in source._asked))
         (asker,) = askers
@@ -244,7 +245,7 @@ def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
         # They have one again.
         asker.leaderless = set()
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
-    assert sorted(n for (n,) in Use.seen) == list(range(40))
+    assert sorted(n for (n,) in SEEN) == list(range(40))
 
 
 def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: KafkaRig) -> None:
@@ -273,7 +274,7 @@ def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: K
         hidden.clear()
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
         assert harness.errors == []
-    assert sorted(n for (n,) in Use.seen) == list(range(3, 40, 4))
+    assert sorted(n for (n,) in SEEN) == list(range(3, 40, 4))
 
 
 def test_different_errors_of_the_brokers_are_reported_and_few_are_kept(kafka: KafkaRig) -> None:
@@ -296,8 +297,8 @@ def test_reading_begins_at_a_time(kafka: KafkaRig) -> None:
     kafka.produce(topic, range(40), timestamp=1_600_000_000_000)
     kafka.produce(topic, range(100, 104), timestamp=1_700_000_000_000)
     with harness_of(kafka, reading(topic, start="2022-01-01")) as harness:
-        run_until(harness, lambda: len(Use.seen) == 4 and stored(harness) == kafka.ends(topic))
-    assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
+        run_until(harness, lambda: len(SEEN) == 4 and stored(harness) == kafka.ends(topic))
+    assert sorted(n for (n,) in SEEN) == [100, 101, 102, 103]
 
 
 def test_an_offset_that_somebody_commits_for_a_partition_that_stands_still_stays(
@@ -332,7 +333,7 @@ def test_what_was_acked_last_is_stored_at_the_end(
         run_until(
             harness,
             lambda: (
-                len(Use.seen) == 48 and harness.engine.drained() and not harness.engine.open_trees()
+                len(SEEN) == 48 and harness.engine.drained() and not harness.engine.open_trees()
             ),
         )
     # Consumers are closed in a thread.
@@ -362,10 +363,9 @@ def test_lag_grows_while_nothing_is_read(
     monkeypatch.setattr(source_spout, "_BATCH", 4)
     monkeypatch.setattr(kafka_source, "_STALE_SECS", 0.1)
     topic = kafka.topic()
-    Chokes.bad = set(range(4000))
     # Each task has one partition: when that is full, all of its are.
     body = {"on_poison": "block", "max_open": 1}
-    topology = reading(topic, par=4 if why == "full" else 1, body=body, bolt=Chokes)
+    topology = reading(topic, par=4 if why == "full" else 1, body=body, bolt=RejectBolt)
     # Librdkafka fetches nothing while its queue has a record.
     conf = {"kafka.queued.min.messages": 1}
     with harness_of(kafka, topology, **conf) as harness:
@@ -382,14 +382,14 @@ def test_lag_grows_while_nothing_is_read(
         assert harness.errors == [] or why == "full"
 
 
-def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(
+def test_a_lost_position_stops_its_partition_until_another_is_committed(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))
     kafka.commit(GROUP, topic, [99])
     with harness_of(kafka, reading(topic)) as harness:
-        run_until(harness, lambda: len(Use.seen) == 30 and harness.errors)
+        run_until(harness, lambda: len(SEEN) == 30 and harness.errors)
         ((_, error),) = harness.errors
         said = str(error)
         assert (
@@ -402,7 +402,7 @@ def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_commit
         run_until(harness, lambda: lags(harness).get(f"{topic}[0]") == 0)
         kafka.commit(GROUP, topic, [4])
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
-    assert len(Use.seen) == 36
+    assert len(SEEN) == 36
 
 
 @pytest.mark.parametrize(("on_lost", "read"), [("earliest", 40), ("latest", 30)])
@@ -415,7 +415,7 @@ def test_a_lost_position_goes_on_as_configured_and_says_so(
     with harness_of(kafka, reading(topic, on_lost=on_lost)) as harness:
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
         assert [on_lost in str(error) for _, error in harness.errors] == [True]
-    assert len(Use.seen) == read
+    assert len(SEEN) == read
 
 
 needs_ids = pytest.mark.skipif(
@@ -432,7 +432,7 @@ def error_texts(harness: TopologyHarness) -> list[str]:
 
 
 def new_records() -> set[int]:
-    return {n for (n,) in Use.seen if n >= NEW[0]}
+    return {n for (n,) in SEEN if n >= NEW[0]}
 
 
 def committed_metadata(kafka: KafkaRig, topic: str) -> set[str]:
@@ -467,7 +467,7 @@ def test_a_topic_that_is_created_again_is_read_from_its_first_record(
 
 
 @needs_ids
-def test_a_topic_that_is_created_again_is_read_from_its_end_if_so_configured(
+def test_a_recreated_topic_is_read_from_its_end_if_so_configured(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
@@ -491,7 +491,7 @@ def test_a_topic_that_is_created_again_is_read_from_its_end_if_so_configured(
 
 @needs_ids
 @pytest.mark.parametrize("records", [NEW, range(1000, 1008)], ids=["longer", "shorter"])
-def test_a_topic_that_is_created_again_stops_by_name_until_an_offset_is_committed(
+def test_a_recreated_topic_stops_by_name_until_an_offset_is_committed(
     kafka: KafkaRig, records: range
 ) -> None:
     topic = kafka.topic()
@@ -524,9 +524,12 @@ def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(
 ) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(80))
-    Chokes.bad = set(range(80))
     topology = reading(
-        topic, body={"on_poison": "block", "max_open": 1}, bolt=Chokes, on_lost="earliest"
+        topic,
+        body={"on_poison": "block", "max_open": 1},
+        bolt=RejectBolt,
+        args={"values": [*range(80)]},
+        on_lost="earliest",
     )
     with harness_of(kafka, topology) as harness:
         run_until(harness, lambda: stored(harness) == dict.fromkeys(kafka.ends(topic), 0))
@@ -538,14 +541,14 @@ def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
         assert new_records() == set(NEW)
         # Records of the deleted topic that are finished now are no position.
-        Chokes.bad = set()
+        harness.tasks("use")[0].values = []
         until = time.monotonic() + 1
         run_until(harness, lambda: time.monotonic() > until)
         assert kafka.committed(GROUP, topic) == kafka.ends(topic)
 
 
 @needs_ids
-def test_a_topic_that_is_created_again_while_its_reader_is_stopped_is_noticed(
+def test_a_topic_recreated_while_its_reader_is_stopped_is_noticed(
     kafka: KafkaRig,
 ) -> None:
     topic = kafka.topic()
@@ -583,7 +586,7 @@ def test_a_position_without_a_topic_id_counts_and_gets_one(kafka: KafkaRig, meta
         expected = {position_metadata("harness-1-0 task 3", kafka.topic_id(topic))}
         run_until(harness, lambda: committed_metadata(kafka, topic) == expected)
         assert kafka.committed(GROUP, topic) == dict.fromkeys(kafka.ends(topic), 5)
-        assert harness.errors == [] and Use.seen == []
+        assert harness.errors == [] and SEEN == []
 
 
 @needs_ids
@@ -592,8 +595,8 @@ def test_a_record_has_the_id_of_its_topic(kafka: KafkaRig) -> None:
     kafka.produce(topic, OLD)
     body = {"values": lambda self, record: [record.topic_id]}
     with harness_of(kafka, reading(topic, body=body)) as harness:
-        run_until(harness, lambda: len(Use.seen) == len(OLD))
-    assert Use.seen == [[kafka.topic_id(topic)]] * len(OLD)
+        run_until(harness, lambda: len(SEEN) == len(OLD))
+    assert [[kafka.topic_id(topic)]] * len(OLD) == SEEN
 
 
 class Rows:
@@ -681,37 +684,26 @@ def test_a_topic_with_another_id_is_read_anew_under_that_id(kafka: KafkaRig) -> 
         assert committed_metadata(kafka, topic) == {
             position_metadata("harness-1-0 task 3", first_id)
         }
-        assert len(Use.seen) == 40 and harness.errors == []
+        assert len(SEEN) == 40 and harness.errors == []
         current_ids[topic] = second_id
         expected = {position_metadata("harness-1-0 task 3", second_id)}
-        run_until(
-            harness, lambda: len(Use.seen) == 80 and committed_metadata(kafka, topic) == expected
-        )
+        run_until(harness, lambda: len(SEEN) == 80 and committed_metadata(kafka, topic) == expected)
         run_until(harness, lambda: kafka.committed(GROUP, topic) == kafka.ends(topic))
         # A broker that is behind the others answers the id of the deleted topic.
         current_ids[topic] = first_id
         until = time.monotonic() + 1
         run_until(harness, lambda: time.monotonic() > until)
-        assert len(Use.seen) == 80 and len(error_texts(harness)) == 4
+        assert len(SEEN) == 80 and len(error_texts(harness)) == 4
     current_ids[topic] = "c" * 22
     with harness_of(kafka, reading(topic, body={"source": WithIds(topic)})) as harness:
         run_until(harness, lambda: len(error_texts(harness)) == 4)
         assert all("stands still" in text and second_id in text for text in error_texts(harness))
-        assert Use.seen == [] and kafka.committed(GROUP, topic) == kafka.ends(topic)
+        assert SEEN == [] and kafka.committed(GROUP, topic) == kafka.ends(topic)
         # Unknown again: the position counts, as one without an id.
         current_ids.clear()
     with harness_of(kafka, reading(topic, body={"source": WithIds(topic)})) as harness:
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
-        assert harness.errors == [] and Use.seen == []
-
-
-class Chokes(Bolt):
-    bad: ClassVar[set[Any]] = set()
-
-    def process(self, tup: Tuple) -> None:
-        if tup.values[0] in self.bad:
-            raise ValueError("bad")
-        Use.seen.append(tup.values)
+        assert harness.errors == [] and SEEN == []
 
 
 def test_a_full_partition_is_not_fetched_and_the_others_are(
@@ -720,17 +712,21 @@ def test_a_full_partition_is_not_fetched_and_the_others_are(
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(800))
-    Chokes.bad = {1, *range(9, 42, 4)}
-    topology = reading(topic, body={"on_poison": "block", "max_open": 10}, bolt=Chokes)
+    topology = reading(
+        topic,
+        body={"on_poison": "block", "max_open": 10},
+        bolt=RejectBolt,
+        args={"values": [1, *range(9, 42, 4)]},
+    )
     with harness_of(kafka, topology) as harness:
         ends = kafka.ends(topic)
         others = {name: end for name, end in ends.items() if name != f"{topic}[1]"}
         run_until(harness, lambda: others.items() <= stored(harness).items())
         assert stored(harness)[f"{topic}[1]"] == 0
         run_until(harness, lambda: harness.tasks("records")[0]._source._paused == {f"{topic}[1]"})
-        Chokes.bad = set()
+        harness.tasks("use")[0].values = []
         run_until(harness, lambda: stored(harness) == ends, 60)
-    assert len(Use.seen) == len({n for (n,) in Use.seen}) == 800
+    assert len(SEEN) == len({n for (n,) in SEEN}) == 800
 
 
 @pytest.mark.skipif(not REAL, reason="librdkafka's brokers delete nothing: set KAFKA_BOOTSTRAP")
@@ -740,34 +736,28 @@ def test_retention_overtakes_a_partition_that_waits(
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(1600))
-    Chokes.bad = {1, *range(9, 42, 4)}
     topology = reading(
-        topic, body={"on_poison": "block", "max_open": 10}, bolt=Chokes, on_lost="earliest"
+        topic,
+        body={"on_poison": "block", "max_open": 10},
+        bolt=RejectBolt,
+        args={"values": [1, *range(9, 42, 4)]},
+        on_lost="earliest",
     )
     with harness_of(kafka, topology) as harness:
         source = run_until(harness, lambda: harness.tasks("records")[0])._source
         run_until(harness, lambda: source._paused == {f"{topic}[1]"})
         kafka.admin.delete_records([TopicPartition(topic, 1, 390)])
         eventually(lambda: kafka.first(topic, 1) == 390)
-        Chokes.bad = set()
+        harness.tasks("use")[0].values = []
         run_until(harness, lambda: stored(harness) == kafka.ends(topic), 60)
         said = [str(error) for name, error in harness.errors if name == "records"]
         assert any(f"{topic}[1] goes on at 390" in text and "was lost" in text for text in said)
-    assert {n for (n,) in Use.seen} >= set(range(390 * 4 + 1, 1600, 4))
-
-
-class Memory(Spout):
-    outputs: ClassVar[Any] = ["n"]
-    at = 0
-
-    def next_tuple(self) -> None:
-        self.at += 1
-        self.emit([self.at], tup_id=self.at)
+    assert {n for (n,) in SEEN} >= set(range(390 * 4 + 1, 1600, 4))
 
 
 class FromMemory(Topology):
-    records = Memory.spec()
-    use = Use.spec(inputs=[records])
+    records = RangeSpout.spec()
+    use = CollectBolt.spec(inputs=[records])
 
 
 @pytest.mark.skipif(not REAL, reason="its brokers would work in this process: set KAFKA_BOOTSTRAP")
@@ -777,12 +767,12 @@ def test_the_rate_is_printed_beside_that_of_a_spout_in_memory(kafka: KafkaRig) -
     conf = {"topology.testing.always.try.serialize": False, "topology.max.spout.pending": 2000}
     rates = []
     for made in (FromMemory, reading(topic)):
-        Use.seen.clear()
+        SEEN.clear()
         with harness_of(kafka, made, **conf) as harness:
-            while not Use.seen:
+            while not SEEN:
                 harness.engine.run(harness.shared.clock())
             began = time.monotonic()
-            while len(Use.seen) < count:
+            while len(SEEN) < count:
                 harness.engine.run(harness.shared.clock())
             rates.append(count / (time.monotonic() - began))
     print(

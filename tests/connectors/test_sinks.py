@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, ReliableSpout, Spout, Topology, TopologyBuilder
+from storm_dagster.api import Grouping, ReliableSpout, Topology, TopologyBuilder
 from storm_dagster.connectors import (
     Rejected,
     Retries,
@@ -27,6 +27,7 @@ from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, f
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.components import CollectBolt, InputSpout, RejectBolt
 
 
 class Store:
@@ -84,10 +85,6 @@ class StoreSink:
 REFUSED = {13, 14, 33}
 
 
-class Numbers(Spout):
-    outputs = ["key", "n"]
-
-
 class Write(SinkBolt):
     batch_rows = 7
     batch_bytes = 200
@@ -100,42 +97,22 @@ class WriteOnce(Write):
     exactly_once = True
 
 
-class Note(Bolt):
-    seen: ClassVar[list[Any]] = []
-
-    def process(self, tup: Any) -> None:
-        self.seen.append(tup.values)
-
-
-class NoteLater(Bolt):
-    """Takes nothing at the first time."""
-
-    tries: ClassVar[Counter[int]] = Counter()
-
-    def process(self, tup: Any) -> None:
-        n = tup.values[0]["n"]
-        self.tries[n] += 1
-        if self.tries[n] == 1:
-            raise ConnectionError("later")
-        Note.seen.append(tup.values)
-
-
 class Once(Topology):
-    numbers = Numbers.spec()
+    numbers = InputSpout.spec(outputs=["key", "n"])
     write = WriteOnce.spec(inputs={numbers: Grouping.fields("key")}, par=2)
-    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+    note = CollectBolt.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
 class OnceLater(Topology):
-    numbers = Numbers.spec()
+    numbers = InputSpout.spec(outputs=["key", "n"])
     write = WriteOnce.spec(inputs={numbers: Grouping.fields("key")})
-    note = NoteLater.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+    note = RejectBolt.spec(inputs={write["rejected"]: Grouping.GLOBAL}, args={"times": 1})
 
 
 class Often(Topology):
-    numbers = Numbers.spec()
+    numbers = InputSpout.spec(outputs=["key", "n"])
     write = Write.spec(inputs=[numbers], par=2)
-    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+    note = CollectBolt.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
 def run(
@@ -146,7 +123,7 @@ def run(
     **options: Any,
 ) -> Any:
     """Run until all is acked."""
-    Note.seen.clear()
+    CollectBolt.everything.clear()
     rows = [[f"k{n % 5}", n] for n in numbers]
     with TopologyHarness(
         topology, {"numbers": rows}, simulated=True, replays=99, **options
@@ -177,7 +154,7 @@ def test_every_row_is_written_once_whatever_happens(plan: list[str]) -> None:
     assert sorted(result.acked["numbers"]) == list(range(40)), result.errors
     assert Counter(STORE.rows) == Counter(set(range(40)) - REFUSED)
     assert STORE.ids == [str(n) for n in STORE.rows]
-    assert {row["n"]: why for row, why in Note.seen} == dict.fromkeys(REFUSED, "odd")
+    assert {row["n"]: why for row, why in CollectBolt.everything} == dict.fromkeys(REFUSED, "odd")
 
 
 @FEW
@@ -188,7 +165,7 @@ def test_without_tokens_every_row_is_written_and_nothing_is_acked_before(plan: l
     result = run(Often, range(40), times=30)
     assert sorted(result.acked["numbers"]) == list(range(40)), result.errors
     assert set(STORE.rows) == set(range(40)) - REFUSED
-    assert {row["n"] for row, _ in Note.seen} == REFUSED
+    assert {row["n"] for row, _ in CollectBolt.everything} == REFUSED
 
 
 def test_a_sink_that_is_busy_when_it_is_opened_loses_no_row(tmp_path: Path) -> None:
@@ -218,19 +195,18 @@ def test_a_rejected_row_whose_reader_failed_is_rejected_again(plan: list[str]) -
     """Although the rows beside it are written, and are not written again."""
     global STORE
     STORE = Store(plan)
-    NoteLater.tries.clear()
     result = run(OnceLater, range(10, 20), times=30)
     assert len(result.acked["numbers"]) == 10 and Counter(STORE.rows) == Counter(
         set(range(10, 20)) - REFUSED
     )
-    assert {row["n"] for row, _ in Note.seen} == {13, 14}
+    assert {row["n"] for row, _ in CollectBolt.everything} == {13, 14}
 
 
 def test_a_batch_has_a_number_of_rows_of_bytes_and_an_age() -> None:
     global STORE
 
     class Limits(Topology):
-        numbers = Numbers.spec()
+        numbers = InputSpout.spec(outputs=["key", "n"])
         write = Write.spec(inputs=[numbers])
 
     STORE = Store()
@@ -244,7 +220,7 @@ def test_a_batch_has_a_number_of_rows_of_bytes_and_an_age() -> None:
     assert STORE.batches == [2, 7, 3]
 
 
-def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -> None:
+def test_an_unreachable_sink_is_reported_once_a_minute_and_holds_its_tuples() -> None:
     global STORE
     STORE = Store(["before", "away"] * 200)
     rows = [["a", n] for n in range(100, 150)]
@@ -307,7 +283,7 @@ class ReadFifty(SourceSpout):
 class Waits(Topology):
     numbers = ReadFifty.spec()
     write = Write.spec(inputs=[numbers])
-    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+    note = CollectBolt.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
 def test_no_record_is_given_up_while_its_sink_is_away(tmp_path: Path) -> None:
@@ -357,7 +333,7 @@ class Tracked(ReliableSpout):
 class WaitsTracked(Topology):
     numbers = Tracked.spec()
     write = Write.spec(inputs=[numbers])
-    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+    note = CollectBolt.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
 def test_an_outage_of_a_sink_is_no_failure_of_a_tuple(tmp_path: Path) -> None:
@@ -383,7 +359,7 @@ def test_an_outage_of_a_sink_is_no_failure_of_a_tuple(tmp_path: Path) -> None:
         assert harness.tasks("numbers")[0].failures == 0
 
 
-def test_a_row_that_cannot_be_made_fails_and_one_that_is_none_is_acked() -> None:
+def test_a_row_that_raises_fails_and_a_row_of_none_is_acked() -> None:
     global STORE
     STORE = Store()
     with TopologyHarness(Odd, {"numbers": [["k", n] for n in range(4)]}, simulated=True) as harness:
@@ -418,9 +394,9 @@ class WriteOdd(Write):
 
 
 class Odd(Topology):
-    numbers = Numbers.spec()
+    numbers = InputSpout.spec(outputs=["key", "n"])
     write = WriteOdd.spec(inputs=[numbers])
-    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+    note = CollectBolt.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
 class WriteBoth(Write):
@@ -428,7 +404,7 @@ class WriteBoth(Write):
 
 
 class Both(Topology):
-    numbers = Numbers.spec()
+    numbers = InputSpout.spec(outputs=["key", "n"])
     write = WriteBoth.spec(inputs=[numbers])
 
 
@@ -437,7 +413,7 @@ class WriteKey(Write):
 
 
 class ByKey(Topology):
-    numbers = Numbers.spec()
+    numbers = InputSpout.spec(outputs=["key", "n"])
     write = WriteKey.spec(inputs=[numbers])
 
 
@@ -477,7 +453,7 @@ def test_exactly_once_needs_ids_and_a_sink_with_tokens() -> None:
 
 def build(bolt: type[SinkBolt]) -> Any:
     builder = TopologyBuilder("t")
-    numbers = builder.set_spout("numbers", Numbers)
+    numbers = builder.set_spout("numbers", InputSpout, outputs=["key", "n"])
     builder.set_bolt("table", bolt, inputs=[numbers])
     return builder.build()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple
+from storm_dagster.api import Bolt, StatefulBolt, Topology, Tuple
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.model import paths
 from storm_dagster.model.names import jar_key
@@ -18,6 +18,7 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.components import Words
 from storm_rigs.operations import mixed_cluster
 from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.stage.records import World
@@ -85,10 +86,6 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None
         assert mixed_cluster.seen(restored)["topologies"]["wc"]["executors"]["split"] == 4
         assert restored.cluster.state.get_version(paths.EPOCH) == view.epoch + 1
         restored.cluster.disconnect()
-
-
-class Words(Spout):
-    outputs = ["word"]
 
 
 class Counts(StatefulBolt):

@@ -6,42 +6,20 @@ import time
 
 import pytest
 
-from storm_dagster.api import Bolt, Spout, Topology, Tuple
+from storm_dagster.api import Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-
-
-class Flood(Spout):
-    outputs = ["n"]
-
-    def initialize(self, conf, context) -> None:
-        self.n = 0
-
-    def next_tuple(self) -> None:
-        self.n += 1
-        self.emit([self.n])
-
-
-class SlowThread(Bolt):
-    blocking = True
-
-    def process(self, tup: Tuple) -> None:
-        time.sleep(0.001)
-
-
-class SlowLoop(Bolt):
-    def process(self, tup: Tuple) -> None:
-        time.sleep(0.002)
+from storm_rigs.components import BlockingSleepBolt, RangeSpout, SleepBolt
 
 
 class ThreadTopology(Topology):
-    flood = Flood.spec()
-    slow = SlowThread.spec(inputs=[flood])
+    flood = RangeSpout.spec(args={"tracked": False})
+    slow = BlockingSleepBolt.spec(inputs=[flood], args={"secs": 0.001})
 
 
 class LoopTopology(Topology):
-    flood = Flood.spec()
-    slow = SlowLoop.spec(inputs=[flood])
+    flood = RangeSpout.spec(args={"tracked": False})
+    slow = SleepBolt.spec(inputs=[flood], args={"secs": 0.002})
 
 
 @pytest.mark.parametrize(("topology", "most"), [(ThreadTopology, 400), (LoopTopology, 1200)])

@@ -17,6 +17,7 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.components import DiscardBolt, Numbers
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
@@ -153,10 +154,6 @@ def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(
     assert f'rig_code.py", line {line}, in process' in blocked and "time.sleep(2.5)" in blocked
 
 
-class Numbers(Spout):
-    outputs = ["n"]
-
-
 class Emits(Bolt):
     outputs = [Stream(["n"]), Stream(["n"], name="chosen", direct=True)]
 
@@ -268,14 +265,9 @@ class Chain(Spout):
             raise ValueError("in ack")
 
 
-class Takes(Bolt):
-    def process(self, tup: Tuple) -> None:
-        pass
-
-
 class Chained(Topology):
     chain = Chain.spec()
-    takes = Takes.spec(inputs=[chain])
+    takes = DiscardBolt.spec(inputs=[chain])
 
 
 class BlockingChain(Chain):
@@ -284,7 +276,7 @@ class BlockingChain(Chain):
 
 class BlockingChained(Topology):
     chain = BlockingChain.spec()
-    takes = Takes.spec(inputs=[chain])
+    takes = DiscardBolt.spec(inputs=[chain])
 
 
 @pytest.mark.parametrize("ackers", [0, 1])
@@ -369,13 +361,13 @@ def wrong_grouping(context: Any, component: str, stream: str, tasks: list[int]) 
 
 class BrokenGrouping(Topology):
     numbers = Numbers.spec()
-    takes = Takes.spec(inputs={numbers: Grouping.custom("bad_groupings:broken_grouping")})
+    takes = DiscardBolt.spec(inputs={numbers: Grouping.custom("bad_groupings:broken_grouping")})
 
 
 class WrongGrouping(Topology):
     numbers = Numbers.spec()
     emits = Emits.spec(inputs=[numbers])
-    takes = Takes.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
+    takes = DiscardBolt.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
 
 
 def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(

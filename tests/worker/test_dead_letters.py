@@ -39,6 +39,7 @@ from storm_dagster.security.settings import Security
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.letters import DeadLetterLog
+from storm_rigs.components import HoldBolt
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
@@ -265,7 +266,7 @@ class WithProgram(Topology):
     use = ShellBolt.spec(command=sys.executable, script="use.py", inputs=[numbers])
 
 
-def test_a_program_says_why_and_what_it_had_read_after_that_is_not_blamed(tmp_path: Path) -> None:
+def test_a_program_gives_a_reason_and_later_tuples_are_not_blamed(tmp_path: Path) -> None:
     (tmp_path / "resources").mkdir()
     (tmp_path / "resources" / "use.py").write_text(PROGRAM)
     with TopologyHarness(WithProgram, archive=tmp_path, state_dir=tmp_path) as harness:
@@ -275,7 +276,7 @@ def test_a_program_says_why_and_what_it_had_read_after_that_is_not_blamed(tmp_pa
 
 
 def test_what_times_out_is_a_letter_too(tmp_path: Path) -> None:
-    builder = build(Plain, Forgets, **{"topology.dead.letter.tries": 2})
+    builder = build(Plain, HoldBolt, **{"topology.dead.letter.tries": 2})
     conf = {"topology.message.timeout.secs": 5}
     with TopologyHarness(builder, conf=conf, state_dir=tmp_path, simulated=True) as harness:
         letters = harness.advance(15).dead_letters
@@ -283,13 +284,6 @@ def test_what_times_out_is_a_letter_too(tmp_path: Path) -> None:
     assert {one["error"] for one in letters} == {
         "not complete within topology.message.timeout.secs"
     }
-
-
-class Forgets(Bolt):
-    auto_ack = False
-
-    def process(self, tup: Tuple) -> None:
-        pass
 
 
 class Given(ReliableSpout):
@@ -309,7 +303,7 @@ class Given(ReliableSpout):
             self.give_up(["r8"], [object()], reason=None)
 
 
-def test_a_spout_gives_up_with_a_place_and_a_stream_gets_the_letters(tmp_path: Path) -> None:
+def test_letters_with_their_position_go_to_the_stream(tmp_path: Path) -> None:
     builder = TopologyBuilder("letters")
     numbers = builder.set_spout("numbers", Given, config={"topology.dead.letter.stream": "dead"})
     builder.set_bolt("use", InLoop, inputs=numbers["dead"])
@@ -399,7 +393,7 @@ def test_letters_with_one_number_are_numbered_when_one_task_gets_them(tmp_path: 
     assert letter_log(tmp_path).read() == letters
 
 
-def test_a_task_that_lost_its_letters_to_another_worker_writes_none_and_continues_later(
+def test_a_task_that_lost_its_letters_writes_none_and_continues_later(
     tmp_path: Path,
 ) -> None:
     first = letter_log(tmp_path)

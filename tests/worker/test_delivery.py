@@ -9,10 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, Grouping, Topology, TopologyBuilder, Tuple
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.topology_harness import run_topology
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.components import Numbers
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
@@ -145,10 +146,6 @@ def test_shuffle_spares_a_task_that_cannot_keep_up(rig_of: Callable[..., WorkerR
         timeout=60,
         what="the quick task gets most",
     )
-
-
-class Numbers(Spout):
-    outputs = ["n"]
 
 
 class Passes(Bolt):

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from storm_dagster.api import Bolt, Spout, TaskState, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, TaskState, TopologyBuilder, Tuple
 from storm_dagster.core.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.records import StateHome
@@ -27,6 +27,7 @@ from storm_dagster.worker.state import letters as letters_module
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
+from storm_rigs.components import Words
 from storm_rigs.worker.first_error import first_error
 
 SCHEMA = """
@@ -112,7 +113,7 @@ def test_state_of_an_earlier_release_is_read_once_and_kept(
         assert database.execute("SELECT count(*) FROM state").fetchone() == (len(VALUES),)
 
 
-def test_state_of_a_worker_that_was_killed_is_read_with_its_last_transactions(
+def test_state_of_a_killed_worker_is_read_with_its_last_transactions(
     folder: Path, path: Path
 ) -> None:
     program = WRITER.format(path=[*sys.path, str(Path(__file__).parent)], target=str(path))
@@ -144,7 +145,7 @@ def begun(raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut, overwrite, no_database, begun])
-def test_a_damaged_database_is_quarantined_and_the_task_starts_with_nothing_only_on_request(
+def test_a_damaged_database_is_quarantined_and_replaced_only_on_request(
     damage: Callable[[bytes], bytes], folder: Path, path: Path
 ) -> None:
     many = {f"key{n}": "x" * 90 for n in range(500)}
@@ -165,7 +166,7 @@ def test_a_damaged_database_is_quarantined_and_the_task_starts_with_nothing_only
     state.close()
 
 
-def test_a_task_whose_former_state_is_damaged_starts_when_the_file_is_moved_away(
+def test_a_task_starts_when_its_damaged_former_state_is_moved_away(
     folder: Path, path: Path
 ) -> None:
     write_database(path, VALUES, [], 3)
@@ -232,7 +233,7 @@ def test_state_that_an_earlier_release_saved_later_is_taken_after_many_compactio
     assert opened(folder, opening=6).get("text") == "after a step back"
 
 
-def test_a_database_that_is_damaged_after_a_step_back_never_makes_way_for_the_older_log(
+def test_a_database_damaged_after_a_step_back_never_uses_the_older_log(
     folder: Path, path: Path
 ) -> None:
     write_database(path, VALUES, ["1"], 3)
@@ -249,10 +250,6 @@ def test_a_database_that_is_damaged_after_a_step_back_never_makes_way_for_the_ol
     assert opened(folder, opening=6).get("text") == "a copy"
 
 
-class Words(Spout):
-    outputs = ("word",)
-
-
 class Remembers(Bolt):
     def process(self, tup: Tuple) -> None:
         state = self.context.state
@@ -266,7 +263,7 @@ def words_and_bolt() -> TopologyBuilder:
     return builder
 
 
-def test_a_task_goes_on_with_former_state_and_reports_what_it_cannot_read(tmp_path: Path) -> None:
+def test_a_task_continues_with_former_state_and_reports_unreadable_entries(tmp_path: Path) -> None:
     given: dict[str, list[Any]] = {"words": [["a"]]}
     with TopologyHarness(words_and_bolt(), {"words": []}, state_dir=tmp_path) as harness:
         harness.run()

@@ -31,15 +31,7 @@ from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.heartbeat import Watchdog
 from storm_dagster.worker.tasks.runner import metric_value
-
-
-class Numbers(Spout):
-    outputs = ["n"]
-
-
-class Takes(Bolt):
-    def process(self, tup: Tuple) -> None:
-        pass
+from storm_rigs.components import DiscardBolt, Numbers
 
 
 class Once(Bolt):
@@ -121,7 +113,7 @@ def harness_of(bolt: type[Bolt], kind: str, tmp_path: Path, **options: Any) -> T
     builder.set_spout("numbers", Numbers, outputs=["n"])
     builder.set_bolt("once", bolt, inputs="numbers")
     builder.set_bolt(
-        "takes", Takes, inputs={"once": Grouping.custom("guard_groupings:raising_grouping")}
+        "takes", DiscardBolt, inputs={"once": Grouping.custom("guard_groupings:raising_grouping")}
     )
     return TopologyHarness(
         builder,
@@ -217,7 +209,7 @@ class FailsOnce(Bolt):
 
 @pytest.mark.parametrize("method", ["next_tuple", "ack", "fail"])
 @pytest.mark.parametrize("spout", [Exits, ExitsBlocking])
-def test_a_spout_that_exits_is_made_again_and_hears_once_of_each_tuple(
+def test_a_spout_that_exits_is_made_again_with_one_verdict_per_tuple(
     spout: type[Exits], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Exits, "heard", [])
@@ -394,7 +386,7 @@ def stuck_harness(
 
 
 @pytest.mark.parametrize("bolt", [Stuck, StuckAsync, StuckLoop])
-def test_a_call_that_does_not_return_is_reported_once_with_the_line_of_the_user(
+def test_a_hanging_call_is_reported_once_with_the_line_of_the_user(
     bolt: type[Bolt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stuck_harness(bolt, 1, monkeypatch, **{"topology.message.timeout.secs": 0.2}) as harness:
@@ -419,7 +411,7 @@ def test_a_call_that_does_not_return_is_reported_once_with_the_line_of_the_user(
     assert len(lines) == 1 and "test_guard.py" in str(error), str(error)
 
 
-def test_all_threads_close_side_by_side_and_one_that_is_stuck_takes_no_time_from_the_others(
+def test_threads_close_side_by_side_and_a_stuck_one_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = stuck_harness(Stuck, 4, monkeypatch, **{"supervisor.worker.shutdown.sleep.secs": 600})
@@ -465,7 +457,7 @@ def test_a_runner_of_ours_that_raises_does_not_end_the_others(
 ) -> None:
     class Plain(Topology):
         numbers = Numbers.spec()
-        takes = Takes.spec(inputs=[numbers])
+        takes = DiscardBolt.spec(inputs=[numbers])
 
     with TopologyHarness(Plain, {"numbers": [[1], [2]]}) as harness:
         engine: NativeEngine = harness.engine

@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from storm_dagster.api import Bolt, ShellBolt, ShellSpout, Spout, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, ShellBolt, ShellSpout, TopologyBuilder, Tuple
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess
+from storm_rigs.components import RangeSpout, SleepBolt
 from storm_rigs.stage.local_workers import LocalWorkers
 from storm_rigs.worker.shell_programs import BEGINNING
 
@@ -65,24 +66,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-class Source(Spout):
-    def initialize(self, conf: Any, context: Any) -> None:
-        self.left, self.failed = int(conf["left"]), []
-
-    def next_tuple(self) -> None:
-        if self.left:
-            self.left -= 1
-            self.emit(["x" * 100], tup_id=self.left)
-
-    def fail(self, tup_id: Any) -> None:
-        self.failed.append(tup_id)
-
-
-class Slow(Bolt):
-    def process(self, tup: Tuple) -> None:
-        time.sleep(0.001)
-
-
 class Odd(Bolt):
     def process(self, tup: Tuple) -> None:
         if tup.values[0] % 2:
@@ -91,13 +74,13 @@ class Odd(Bolt):
 
 def test_a_program_that_emits_without_pause_waits_for_its_readers(command: Any) -> None:
     builder = TopologyBuilder("floods")
-    builder.set_spout("source", Source, outputs=["x"])
+    builder.set_spout("source", RangeSpout, args={"total": 1})
     builder.set_bolt(
         "floods", ShellBolt.spec(command=command(FLOODS), outputs=["y"]), inputs="source"
     )
-    builder.set_bolt("slow", Slow, inputs="floods")
+    builder.set_bolt("slow", SleepBolt, inputs="floods", args={"secs": 0.001})
     slots = {"source": 0, "floods": 0, "slow": 0, ACKER: 0}
-    workers = LocalWorkers(builder, slots, {"left": 1, "topology.executor.queue.size": 1_000})
+    workers = LocalWorkers(builder, slots, {"topology.executor.queue.size": 1_000})
     try:
         eventually(
             lambda: (workers.turn(), workers.runner("slow").stats.executed)[1],
@@ -120,12 +103,12 @@ def test_a_program_that_emits_without_pause_waits_for_its_readers(command: Any) 
 
 def test_tuples_that_a_program_never_acks_are_not_kept(command: Any) -> None:
     builder = TopologyBuilder("forgets")
-    builder.set_spout("source", Source, outputs=["x"])
+    builder.set_spout("source", RangeSpout, args={"total": 500})
     builder.set_bolt(
         "forgets", ShellBolt.spec(command=command(FORGETS), outputs=["y"]), inputs="source"
     )
     slots = {"source": 0, "forgets": 0, ACKER: 0}
-    workers = LocalWorkers(builder, slots, {"left": 500, "topology.message.timeout.secs": 1})
+    workers = LocalWorkers(builder, slots, {"topology.message.timeout.secs": 1})
     try:
         source: Any = workers.runner("source")
 

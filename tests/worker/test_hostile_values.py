@@ -31,6 +31,7 @@ from storm_dagster.api import (
     WindowedBolt,
 )
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_rigs.components import DiscardBolt, Numbers
 
 pytestmark = pytest.mark.fuzz
 
@@ -147,10 +148,6 @@ def _raise(error: Any) -> None:
     raise error
 
 
-class Numbers(Spout):
-    outputs = ["n"]
-
-
 class Acts(Bolt):
     outputs = [Stream(["v"]), Stream(["v"], name="chosen", direct=True)]
     given: ClassVar[list[tuple[str, Any]]] = []
@@ -198,11 +195,6 @@ class ActsWindowed(WindowedBolt):
         Acts.process(self, window.tuples[0])  # type: ignore[arg-type]
 
     given: ClassVar[list[tuple[str, Any]]] = Acts.given
-
-
-class Takes(Bolt):
-    def process(self, tup: Tuple) -> None:
-        pass
 
 
 PROGRAM = """
@@ -267,7 +259,7 @@ def test_every_tuple_is_acked_or_failed_once_whatever_its_bolt_does(
         builder = TopologyBuilder("hostile")
         builder.set_spout("numbers", Numbers, outputs=["n"])
         builder.set_bolt("acts", Acts if shell else kind, inputs="numbers")
-        builder.set_bolt("takes", Takes, inputs={"acts": Grouping.fields("v")}, par=2)
+        builder.set_bolt("takes", DiscardBolt, inputs={"acts": Grouping.fields("v")}, par=2)
         if shell:
             builder.set_bolt("program", Program.spec(inputs={"acts": Grouping.SHUFFLE}))
         indices = list(range(len(plan)))
@@ -333,7 +325,7 @@ def test_every_tuple_of_a_spout_is_heard_of_once(
     Source.at[:], Source.emitted[:], Source.heard[:] = [0], [], []
     builder = TopologyBuilder("hostile")
     builder.set_spout("source", kind)
-    builder.set_bolt("takes", Takes, inputs={"source": Grouping.fields("v")}, par=par)
+    builder.set_bolt("takes", DiscardBolt, inputs={"source": Grouping.fields("v")}, par=par)
     with tempfile.TemporaryDirectory() as folder:
         with TopologyHarness(builder, simulated=True, state_dir=Path(folder)) as harness:
             deadline = time.monotonic() + 60

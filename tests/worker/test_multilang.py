@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Stream, Topology, Tuple
+from storm_dagster.api import Grouping, ShellBolt, ShellSpout, Stream, Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess, read_message
+from storm_rigs.components import CountBolt, Sentences
 from storm_rigs.worker.shell_programs import BEGINNING
 
 SPLIT = """
@@ -73,29 +74,17 @@ while True:
 )
 
 
-class Sentences(Spout):
-    outputs = ["sentence"]
-
-
-class Count(Bolt):
-    def initialize(self, conf, context) -> None:
-        self.counts: Counter[str] = Counter()
-
-    def process(self, tup: Tuple) -> None:
-        self.counts[tup.values[0]] += 1
-
-
 class WithShellBolt(Topology):
     sentences = Sentences.spec()
     split = ShellBolt.spec(
         command=sys.executable, script="split.py", inputs=[sentences], outputs=["word"]
     )
-    count = Count.spec(inputs={split: Grouping.fields("word")})
+    count = CountBolt.spec(inputs={split: Grouping.fields("word")})
 
 
 class WithShellSpout(Topology):
     words = ShellSpout.spec(command=sys.executable, script="words.py", outputs=["sentence"])
-    count = Count.spec(inputs={words: Grouping.fields("sentence")})
+    count = CountBolt.spec(inputs={words: Grouping.fields("sentence")})
 
 
 def archive(tmp_path: Path, **scripts: str) -> Path:
@@ -183,7 +172,7 @@ def node_topology(node: str) -> type[Topology]:
             outputs=[Stream(["word"]), Stream(["word", "receivers"], name="copies", direct=True)],
             config={"topology.tick.tuple.freq.secs": 1, "topology.subprocess.timeout.secs": 3},
         )
-        count = Count.spec(
+        count = CountBolt.spec(
             inputs={split: Grouping.fields("word"), split["copies"]: Grouping.DIRECT}, par=2
         )
 

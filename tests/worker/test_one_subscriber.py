@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, Stream, TopologyBuilder
+from storm_dagster.api import Bolt, Grouping, Stream, TopologyBuilder
 from storm_dagster.api.specs import StreamOf
 from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
@@ -22,29 +22,13 @@ from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Shared
+from storm_rigs.components import QueueSpout
 
 SLOT = ("a", 1)
 
 
 class Word(str, Enum):
     RED = "red"
-
-
-class Given(Spout):
-    outputs = ["emits"]
-    values: list[Any] = []
-    acked: list[Any] = []
-    failed: list[Any] = []
-
-    def next_tuple(self) -> None:
-        while Given.values:
-            self.emit([Given.values.pop(0)], tup_id=len(Given.values))
-
-    def ack(self, tup_id: Any) -> None:
-        Given.acked.append(tup_id)
-
-    def fail(self, tup_id: Any) -> None:
-        Given.failed.append(tup_id)
 
 
 class Emits(Bolt):
@@ -75,9 +59,10 @@ class Sink(Bolt):
 
 def run(emitted: list[Any], readers: int = 7) -> list[BaseException]:
     """Emit all of these (stream, values) for one tuple of the spout; the errors."""
-    Given.values, Given.acked, Given.failed, Sink.received = [emitted], [], [], []
+    QueueSpout.reset([emitted])
+    Sink.received = []
     builder = TopologyBuilder("short")
-    builder.set_spout("given", Given)
+    builder.set_spout("given", QueueSpout)
     builder.set_bolt("emits", Emits, inputs="given")
     for width in "123":
         builder.set_bolt(
@@ -142,7 +127,7 @@ TUPLES = st.one_of(
 @given(st.lists(TUPLES, max_size=20))
 def test_values_arrive_as_they_were_and_equal_keys_at_one_task(emitted: list[Any]) -> None:
     assert run(emitted) == []
-    assert (len(Given.acked), Given.failed) == (1, [])
+    assert (len(QueueSpout.acked), QueueSpout.failed) == (1, [])
     for width in "123":
         sent = [list(values) for stream, values in emitted if stream == width]
         received = [(task, values) for task, stream, values in Sink.received if stream == width]
@@ -166,9 +151,9 @@ def test_a_wrong_number_of_values_is_refused(stream: str, values: list[Any]) -> 
         f"component 'emits' emits {len(values)} values on stream {stream!r}, which has {stream} fields"
         in str(error)
     )
-    assert (Given.acked, len(Given.failed)) == ([], 1)
+    assert (QueueSpout.acked, len(QueueSpout.failed)) == ([], 1)
 
 
-def test_a_tree_that_a_bolt_takes_in_parts_is_acked_once_and_after_the_last() -> None:
+def test_a_tree_taken_in_parts_is_acked_once_after_the_last() -> None:
     assert run([("1", [number]) for number in range(5_000)], readers=3) == []
-    assert len(Sink.received) == 5_000 and (Given.acked, Given.failed) == ([0], [])
+    assert len(Sink.received) == 5_000 and (QueueSpout.acked, QueueSpout.failed) == ([1], [])

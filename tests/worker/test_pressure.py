@@ -22,18 +22,12 @@ from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import _DROP_BYTES, Transport
 from storm_dagster.worker.engine import pressure
 from storm_dagster.worker.engine.pressure import Pressure
+from storm_rigs.components import DiscardBolt, InputSpout, RangeSpout, SleepBolt
 from storm_rigs.stage.local_workers import LocalWorkers
 
 LIMIT = 400
 MANY = 2_000
 QUEUE = {"topology.executor.queue.size": LIMIT, "topology.acker.executors": 0}
-
-
-class Numbers(Spout):
-    outputs = ["n"]
-
-    def next_tuple(self) -> None:
-        self.emit([1])
 
 
 class Burst(Bolt):
@@ -56,16 +50,6 @@ class AsyncBurst(Bolt):
     async def process(self, tup: Tuple) -> None:
         for _ in range(MANY):
             self.emit(tup.values)
-
-
-class Slow(Bolt):
-    def process(self, tup: Tuple) -> None:
-        time.sleep(0.0001)
-
-
-class End(Bolt):
-    def process(self, tup: Tuple) -> None:
-        return None
 
 
 class Large(Spout):
@@ -91,11 +75,11 @@ def workers() -> Iterator[Callable[..., LocalWorkers]]:
 def fan_out(burst: type[Bolt]) -> TopologyBuilder:
     """A fan-out before a slow bolt, and a branch that has nothing to do with it."""
     builder = TopologyBuilder("fan")
-    builder.set_spout("numbers", Numbers)
+    builder.set_spout("numbers", RangeSpout, args={"tracked": False})
     builder.set_bolt("burst", burst, inputs="numbers")
-    builder.set_bolt("slow", Slow, inputs="burst", outputs=[])
-    builder.set_spout("others", Numbers)
-    builder.set_bolt("end", End, inputs="others", outputs=[])
+    builder.set_bolt("slow", SleepBolt, inputs="burst", args={"secs": 0.0001})
+    builder.set_spout("others", RangeSpout, args={"tracked": False})
+    builder.set_bolt("end", DiscardBolt, inputs="others")
     return builder
 
 
@@ -116,7 +100,7 @@ APART = {**HERE, "slow": 1, "burst": 2}
         (AsyncBurst, HERE, 2 * LIMIT + 2 * MANY),
     ],
 )
-def test_a_fan_out_waits_for_a_slow_bolt_and_an_unrelated_spout_does_not(
+def test_only_the_fan_out_waits_for_its_slow_bolt(
     workers: Callable[..., LocalWorkers], burst: type[Bolt], slots: Mapping[str, int], most: int
 ) -> None:
     running = workers(fan_out(burst), slots, QUEUE)
@@ -165,16 +149,9 @@ class BlockingRound(Round):
     blocking = True
 
 
-class Starts(Spout):
-    outputs = ["n", "copy"]
-
-    def next_tuple(self) -> None:
-        return None
-
-
 def cycle(bolt: type[Bolt], several: int) -> TopologyBuilder:
     builder = TopologyBuilder("cycle")
-    builder.set_spout("starts", Starts)
+    builder.set_spout("starts", InputSpout, outputs=["n", "copy"])
     builder.set_bolt(
         "a",
         bolt,
@@ -239,7 +216,7 @@ def test_large_tuples_fill_a_queue_by_their_bytes(
     monkeypatch.setattr(pressure, "_QUEUE_BYTES", 1 << 20)
     builder = TopologyBuilder("large")
     builder.set_spout("large", Large)
-    builder.set_bolt("slow", Slow, inputs="large", outputs=[])
+    builder.set_bolt("slow", SleepBolt, inputs="large", args={"secs": 0.0001})
     running = workers(builder, {"large": 0, "slow": 1}, {"topology.acker.executors": 0})
     slow, spout = running.runner("slow"), running.runner("large")
     eventually(lambda: running.turn() or spout.held, 60, "the spout waits", interval=0)  # type: ignore[func-returns-value]
@@ -324,7 +301,7 @@ class Counted(ReliableSpout):
 @pytest.mark.parametrize(
     "slots", [{"numbers": 0, "waits": 0, "__acker": 0}, {"numbers": 0, "waits": 1, "__acker": 2}]
 )
-def test_no_tuple_times_out_while_it_waits_for_a_bolt_whose_target_is_away(
+def test_no_tuple_times_out_while_its_bolt_waits_for_a_target(
     workers: Callable[..., LocalWorkers], slots: dict[str, int], tmp_path: Path
 ) -> None:
     builder = TopologyBuilder("away")
@@ -370,12 +347,12 @@ class OldFrame(msgspec.Struct, array_like=True):
 
 
 class Held(Topology):
-    numbers = Numbers.spec()
-    others = Numbers.spec()
+    numbers = RangeSpout.spec(args={"tracked": False})
+    others = RangeSpout.spec(args={"tracked": False})
     burst = Burst.spec(inputs=[numbers])
     passes = Burst.spec(inputs=[burst])
-    end = End.spec(inputs=[passes])
-    other = End.spec(inputs=[others])
+    end = DiscardBolt.spec(inputs=[passes])
+    other = DiscardBolt.spec(inputs=[others])
 
 
 def held_by(full: list[str] | None) -> set[str]:
@@ -399,7 +376,7 @@ def test_only_what_is_upstream_of_a_full_component_waits() -> None:
     assert held_by(["other", "passes"]) == {"numbers", "others", "burst"}
 
 
-def test_a_peer_of_an_older_release_stops_all_spouts_and_understands_this_one() -> None:
+def test_a_peer_of_an_older_release_stops_all_spouts() -> None:
     old = decode_frame(encode_frame(OldFrame("token", pressure=True)))
     assert old.pressure is True and old.full is None
     assert held_by(old.full) == {"numbers", "others"}

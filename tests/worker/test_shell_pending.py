@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import Bolt, ShellBolt, Spout, Topology, Tuple
+from storm_dagster.api import ShellBolt, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
+from storm_rigs.components import CollectBolt, Numbers
 from storm_rigs.worker.shell_programs import BEGINNING
 
 MANY = 2_000
@@ -52,24 +53,12 @@ Batches().run()
 """
 
 
-class Numbers(Spout):
-    outputs = ["number"]
-
-
-class Sizes(Bolt):
-    def initialize(self, conf, context) -> None:
-        self.sizes: list[int] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.sizes.append(tup.values[0])
-
-
 class Shells(Topology):
     numbers = Numbers.spec()
     shell = ShellBolt.spec(
         command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"]
     )
-    sizes = Sizes.spec(inputs=[shell])
+    sizes = CollectBolt.spec(inputs=[shell])
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +108,7 @@ def test_a_batching_bolt_of_pystorm_gets_all_that_wait_in_one_batch(tmp_path: Pa
             harness.tick("shell")
             harness.engine.run(time.monotonic())
         result = harness.run(timeout=60)
-        assert harness.tasks("sizes")[0].sizes == [MANY]
+        assert harness.tasks("sizes")[0].received == [[MANY]]
     assert len(result.acked["numbers"]) == MANY
     assert result.errors == []
 
@@ -154,7 +143,7 @@ def test_ticks_take_no_room_whether_the_program_acks_them_or_not(
     assert result.errors == []
 
 
-def test_what_waits_to_be_written_is_limited_and_the_loop_is_woken_when_it_is_gone(
+def test_unwritten_messages_are_limited_and_the_loop_is_woken_once_written(
     tmp_path: Path,
 ) -> None:
     # It reads nothing before the file is there; a pipe holds less than the tuples.
@@ -188,7 +177,7 @@ class Beside(Shells):
     shell = ShellBolt.spec(
         command=sys.executable, script="program.py", inputs=[numbers], outputs=["size"]
     )
-    sizes = Sizes.spec(inputs=[numbers])
+    sizes = CollectBolt.spec(inputs=[numbers])
 
 
 def test_a_program_that_holds_its_interpreter_does_not_stop_the_other_tasks(tmp_path: Path) -> None:
@@ -205,14 +194,14 @@ def test_a_program_that_holds_its_interpreter_does_not_stop_the_other_tasks(tmp_
             (sizes,) = harness.tasks("sizes")
             return (
                 sizes is not None
-                and len(sizes.sizes) == 50
+                and len(sizes.received) == 50
                 and len(shell_of(harness).in_flight) == 50
             )
 
         assert eventually(counted, 60, "the bolt beside the program counts")
 
 
-def test_the_cost_of_a_tuple_is_not_the_time_that_a_batch_waits(tmp_path: Path) -> None:
+def test_the_cost_of_a_tuple_excludes_the_wait_of_its_batch(tmp_path: Path) -> None:
     # Otherwise the backlog of a bolt that gathers would look like hours, and pause the spouts.
     with harness_of(tmp_path, program(GATHER), MANY) as harness:
         begin = time.perf_counter_ns()

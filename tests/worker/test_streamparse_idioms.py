@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import streamparse
 
-from storm_dagster.api import Bolt, ShellBolt, Spout, Topology, Tuple
+from storm_dagster.api import ShellBolt, Spout, Topology
 from storm_dagster.api.tuples import Values
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.named_values import _by_position
+from storm_rigs.components import CollectBolt
 
 # Each emits one text for each pair that it gets.
 COMPONENTS = {
@@ -87,14 +88,6 @@ class Pairs(Spout):
     outputs = ["word", "count"]
 
 
-class Texts(Bolt):
-    def initialize(self, conf, context) -> None:
-        self.texts: list[str] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.texts.append(tup.values[0])
-
-
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "worker"
@@ -115,7 +108,7 @@ def topology_of(made: Any) -> type[Topology]:
     class Both(Topology):
         pairs = Pairs.spec()
         component = made(pairs)
-        texts = Texts.spec(inputs=[component])
+        texts = CollectBolt.spec(inputs=[component])
 
     return Both
 
@@ -124,7 +117,7 @@ def texts_of(harness: TopologyHarness) -> list[str]:
     result = harness.run(timeout=60)
     assert result.errors == []
     assert sorted(result.acked["pairs"]) == [0, 1, 2] and result.failed["pairs"] == []
-    return sorted(harness.tasks("texts")[0].texts)
+    return sorted(text for (text,) in harness.tasks("texts")[0].received)
 
 
 @pytest.mark.parametrize("kind", ["loop", "blocking", "async"])
@@ -196,7 +189,7 @@ def test_batches_run_both_ways(
             harness.tick("component")
             harness.engine.run(time.monotonic())
             tasks = harness.tasks("texts")
-            texts[:] = sorted(tasks[0].texts) if tasks[0] is not None else []
+            texts[:] = sorted(text for (text,) in tasks[0].received) if tasks[0] is not None else []
             return texts == TEXTS
 
         assert eventually(done, 60, "all batches")
@@ -328,7 +321,7 @@ class Whole(Bolt):
     with TopologyHarness(topology_of(lambda pairs: code.spec(inputs=[pairs])), GIVEN) as harness:
         harness.run(timeout=60)
         assert harness.errors == []
-        for value in harness.tasks("texts")[0].texts:
+        for (value,) in harness.tasks("texts")[0].received:
             assert type(value["all"][0]) is list and type(value["id"]) is int
 
 
@@ -358,7 +351,7 @@ PROJECT = Path(streamparse.__file__).parent / "bootstrap" / "project" / "src"
 
 
 @pytest.mark.parametrize("way", [pytest.param("program", marks=pytest.mark.long), "import line"])
-def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
+def test_the_word_count_of_streamparses_quickstart_runs_both_ways(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from storm_dagster.api import Grouping, ShellSpout

@@ -13,12 +13,9 @@ from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.tasks.spouts import SpoutBase
+from storm_rigs.components import Numbers, RangeSpout
 
 LOOP_THREAD: list[int] = []
-
-
-class Numbers(Spout):
-    outputs = ["n"]
 
 
 class Blocks(Bolt):
@@ -227,16 +224,6 @@ def test_a_blocking_bolt_holds_few_finished_tuples() -> None:
         assert len(runner_of(harness, "looks").kept) < 50
 
 
-class Untracked(Spout):
-    outputs = ["n"]
-    left = 50
-
-    def next_tuple(self) -> None:
-        if self.left:
-            self.left -= 1
-            self.emit([self.left])
-
-
 class WaitsForItsEnd(Bolt):
     """Is in its first tuple until its task closes."""
 
@@ -253,11 +240,11 @@ class WaitsForItsEnd(Bolt):
 
 
 class Unanchored(Topology):
-    numbers = Untracked.spec()
+    numbers = RangeSpout.spec(args={"total": 50, "tracked": False})
     waits = WaitsForItsEnd.spec(inputs=[numbers])
 
 
-def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_of_tasks() -> None:
+def test_untracked_tuples_waiting_for_a_thread_outlive_a_new_placement() -> None:
     WaitsForItsEnd.inside.clear()
     WaitsForItsEnd.seen.clear()
     with TopologyHarness(Unanchored) as harness:
@@ -278,7 +265,7 @@ def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_
             )
         )
         harness.run()
-        assert WaitsForItsEnd.seen == list(range(50))[::-1]
+        assert WaitsForItsEnd.seen == list(range(1, 51))
 
 
 class Gated(Bolt):

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, Grouping, StatefulBolt, TopologyBuilder, Tuple
 from storm_dagster.core.keyed_state import Checkpoint, Contents, frame, read_log
 from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
@@ -43,6 +43,7 @@ from storm_dagster.worker.dataplane.tree import Tree
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
+from storm_rigs.components import CollectBolt, InputSpout, QueueSpout
 
 
 class Color(Enum):
@@ -180,22 +181,6 @@ def shape(value: Any) -> Any:
     return (kind, value if kind is not Decimal else value.as_tuple())
 
 
-class Given(Spout):
-    outputs = ["value"]
-    values: list[Any] = []
-
-    def next_tuple(self) -> None:
-        if Given.values:
-            self.emit([Given.values.pop()], tup_id=1)
-
-
-class Sink(Bolt):
-    received: list[Any] = []
-
-    def process(self, tup: Any) -> None:
-        Sink.received.append(tup.values[0])
-
-
 class DirectTransport:
     """Frames of one engine, decoded and delivered to the other one."""
 
@@ -216,8 +201,8 @@ class TwoWorkers:
 
     def __init__(self, conf: dict[str, Any]) -> None:
         builder = TopologyBuilder("two")
-        builder.set_spout("given", Given)
-        builder.set_bolt("sink", Sink, inputs="given")
+        builder.set_spout("given", QueueSpout)
+        builder.set_bolt("sink", CollectBolt, inputs="given")
         spec = builder.to_spec()
         slots = {1: ("a", 1), 2: ("b", 1), 3: ("a", 1)}
         components = {1: "given", 2: "sink", 3: "__acker"}
@@ -266,15 +251,16 @@ class TwoWorkers:
 
 def in_one_worker(value: Any, checked: bool) -> Any:
     builder = TopologyBuilder("one")
-    builder.set_spout("given", Given)
-    builder.set_bolt("sink", Sink, inputs="given")
+    builder.set_spout("given", QueueSpout)
+    builder.set_bolt("sink", CollectBolt, inputs="given")
     conf = {**CONF, "topology.testing.always.try.serialize": checked}
-    Given.values, Sink.received = [value], []
+    QueueSpout.reset([value])
+    CollectBolt.everything.clear()
     with TopologyHarness(builder, conf=conf) as harness:
         result = harness.run()
     for _, error in result.errors:
         raise error
-    (found,) = Sink.received
+    ((found,),) = CollectBolt.everything
     return found
 
 
@@ -284,12 +270,13 @@ def two_workers() -> Iterator[TwoWorkers]:
 
 
 def in_two_workers(workers: TwoWorkers, value: Any) -> Any:
-    Given.values, Sink.received = [value], []
+    QueueSpout.reset([value])
+    CollectBolt.everything.clear()
     workers.errors.clear()
     workers.run()
     for error in workers.errors:
         raise error
-    (found,) = Sink.received
+    ((found,),) = CollectBolt.everything
     return found
 
 
@@ -301,7 +288,7 @@ class Keep(StatefulBolt):
 
 def keeping() -> TopologyBuilder:
     builder = TopologyBuilder("kept")
-    builder.set_spout("pairs", Given, outputs=["key", "value"])
+    builder.set_spout("pairs", InputSpout, outputs=["key", "value"])
     builder.set_bolt("keep", Keep, inputs={"pairs": Grouping.fields("key")}, par=2)
     return builder
 
@@ -352,12 +339,13 @@ def test_a_value_keeps_its_type_when_a_task_passes_it_on(
     two_workers: TwoWorkers, value: Any
 ) -> None:
     register_classes(REGISTERED, load_plugin)
-    Given.values, Sink.received = [], []
+    QueueSpout.reset()
+    CollectBolt.everything.clear()
     workers = two_workers
     passing = workers.engines["a", 1].shared
     passing.redirect(Tuple(0, "given", "default", 1, [value]), 2)
     workers.run()
-    assert [shape(one) for one in Sink.received] == [shape(value)]
+    assert [shape(received) for (received,) in CollectBolt.everything] == [shape(value)]
 
 
 @SLOW
@@ -413,7 +401,7 @@ def test_any_other_value_is_refused_where_it_is_emitted(
         register_classes(REGISTERED, load_plugin)
         with pytest.raises(InvalidRequest) as error:
             in_two_workers(two_workers, within)
-        assert expected.fullmatch(str(error.value)) and Sink.received == []
+        assert expected.fullmatch(str(error.value)) and CollectBolt.everything == []
         with pytest.raises(InvalidRequest, match="the state of 'a' cannot be saved: it is "):
             set_state(tmp_path, "a", within)
     if type(value) is not Pair:  # A key of a tuple's kind is a tuple.
@@ -432,7 +420,7 @@ class Sets(StatefulBolt):
 def set_state(folder: Path, key: Any, value: Any) -> None:
     Sets.key, Sets.value = key, value
     builder = TopologyBuilder("sets")
-    builder.set_spout("given", Given)
+    builder.set_spout("given", QueueSpout)
     builder.set_bolt("sets", Sets, inputs="given")
     with TopologyHarness(builder, {"given": [[1]]}, conf=CONF, state_dir=folder) as harness:
         for _, error in harness.run().errors:
@@ -471,7 +459,7 @@ class Spoils(Bolt):
 def test_receivers_get_what_was_emitted_and_share_nothing() -> None:
     Spoils.seen = []
     builder = TopologyBuilder("spoiled")
-    builder.set_spout("given", Given)
+    builder.set_spout("given", QueueSpout)
     builder.set_bolt("cleared", Cleared, inputs="given")
     builder.set_bolt("one", Spoils, inputs={"cleared": Grouping.ALL}, par=2)
     builder.set_bolt("two", Spoils, inputs="cleared")
@@ -633,7 +621,7 @@ def test_a_log_of_an_older_release_is_read() -> None:
 def test_ids_of_other_types_are_known_after_a_restart(tmp_path: Path) -> None:
     for _ in range(2):
         builder = TopologyBuilder("once")
-        builder.set_spout("given", Given, outputs=["id"])
+        builder.set_spout("given", InputSpout, outputs=["id"])
         builder.set_bolt("once", CountOnce, inputs={"given": Grouping.fields("id")})
         ids = [[UUID(int=7)], [date(2026, 1, 1)], [(1, Decimal(2))], [2**70]]
         with TopologyHarness(builder, {"given": ids}, state_dir=tmp_path) as harness:

@@ -25,14 +25,11 @@ from storm_dagster.model.names import ACKER
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.routes import Placement
+from storm_rigs.components import CollectBolt, DiscardBolt, HoldBolt, Numbers, RangeSpout
 from storm_rigs.stage.local_workers import LocalWorkers
 
 MANY = 1000
 PLAIN = {"topology.testing.always.try.serialize": False}
-
-
-class Numbers(Spout):
-    outputs = ["n"]
 
 
 class Many(WindowedBolt):
@@ -157,19 +154,14 @@ class Tens(WindowedBolt):
         self.emit([window.end_ms, len(window)])
 
 
-class Sink(Bolt):
-    def process(self, tup: Tuple) -> None:
-        return None
-
-
 class Lagging(Topology):
     ahead = Ahead.spec()
     behind = Behind.spec()
     unrelated = Numbers.spec()
     tens = Tens.spec(inputs=[ahead, behind])
-    sink = Sink.spec(inputs=[tens])
-    beside = Sink.spec(inputs=[behind])
-    other = Sink.spec(inputs=[unrelated])
+    sink = DiscardBolt.spec(inputs=[tens])
+    beside = DiscardBolt.spec(inputs=[behind])
+    other = DiscardBolt.spec(inputs=[unrelated])
 
 
 @pytest.mark.parametrize("stopped", ["sink", "tens", "beside", "inactive", "paused", "other"])
@@ -245,51 +237,31 @@ def test_results_that_time_out_are_noted_once_while_nobody_takes_them() -> None:
         assert sorted(results.failed) == sorted(results.pending.entries)
 
 
-class Keeps(Bolt):
-    """Acks nothing."""
-
-    auto_ack = False
-    seen: ClassVar[list[Any]] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.seen.append(tup.values)
-
-
-class Ones(Spout):
-    outputs = ["n"]
-
-    def initialize(self, conf: Any, context: Any) -> None:
-        self.given = False
-
-    def next_tuple(self) -> None:
-        if not self.given:
-            self.given = True
-            self.emit([1])
-
-
 class Few(Many):
     def process_window(self, window: TupleWindow) -> None:
         self.emit([len(window)])
 
 
 def test_results_at_a_killed_worker_are_sent_again_at_once(tmp_path: Path) -> None:
-    Keeps.seen = []
+    CollectBolt.everything.clear()
     builder = TopologyBuilder("killed")
-    builder.set_spout("ones", Ones)
+    builder.set_spout("ones", RangeSpout, args={"total": 1, "tracked": False})
     builder.set_bolt("few", Few, inputs={"ones": Grouping.SHUFFLE}, config=Few.component_config({}))
-    builder.set_bolt("keeps", Keeps, inputs="few", outputs=[])
+    builder.set_bolt("keeps", HoldBolt, inputs="few", outputs=[])
     slots = {"ones": 0, "few": 0, ACKER: 0, "keeps": 1}
     workers = LocalWorkers(builder, slots, {"topology.message.timeout.secs": 600}, tmp_path)
     try:
-        eventually(lambda: workers.turn() or Keeps.seen, 30, "the result", interval=0.001)  # type: ignore[func-returns-value]
+        eventually(
+            lambda: workers.turn() or CollectBolt.everything, 30, "the result", interval=0.001
+        )  # type: ignore[func-returns-value]
         workers.place(2, {**slots, "keeps": 0}, gone=1)
 
         def again() -> bool:
             workers.turn(but=1)
-            return len(Keeps.seen) > 1
+            return len(CollectBolt.everything) > 1
 
         eventually(again, 30, "the result comes again", interval=0.001)
-        assert Keeps.seen == [[1], [1]] and workers.errors == []
+        assert CollectBolt.everything == [[1], [1]] and workers.errors == []
     finally:
         workers.close()
 
@@ -333,7 +305,7 @@ class Batched(Topology):
     batches = Batches.spec(inputs=[many])
 
 
-def test_a_reader_that_acks_in_batches_gets_larger_ones_also_after_an_outage(
+def test_a_reader_that_acks_in_batches_gets_larger_batches_after_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with TopologyHarness(Batched, {"numbers": [[6 * MANY]]}, conf=PLAIN, simulated=True) as harness:
@@ -360,18 +332,10 @@ class Told(WindowedBolt):
         self.emit(window.tuples[0].values)
 
 
-class Reads(Bolt):
-    def initialize(self, conf: Any, context: Any) -> None:
-        self.seen: list[int] = []
-
-    def process(self, tup: Tuple) -> None:
-        self.seen.append(tup.values[0])
-
-
 class Telling(Topology):
     numbers = Numbers.spec()
     many = Told.spec(inputs=[numbers])
-    reads = Reads.spec(inputs=[many])
+    reads = CollectBolt.spec(inputs=[many])
 
 
 def test_rows_of_windows_flow_while_dagster_is_away() -> None:
@@ -381,7 +345,7 @@ def test_rows_of_windows_flow_while_dagster_is_away() -> None:
         for number in range(36):
             harness.give("numbers", [number])
             harness.advance(5)
-        assert harness.tasks("reads")[0].seen == list(range(36))
+        assert harness.tasks("reads")[0].received == [[number] for number in range(36)]
         harness.dagster_up = True
         harness.advance(60)
         assert unfinished(harness) == {}, "Dagster has all events"

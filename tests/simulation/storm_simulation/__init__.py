@@ -6,7 +6,7 @@ this program):
 
 ====================================================  =================================================================
 healing waited for copies of its explanation          mutant "what is dead waits for copies of the reasons";
-                                                      ``nimbus/test_one_of_two.py``
+                                                      ``nimbus/test_missing_copies.py``
 a frozen follower stalled blob writes                 ``blobstore/test_replication.py``
 a sensor that hangs disarmed the backstop             mutant "the leader never heals", faults of services;
                                                       ``nimbus/test_leader_work.py``

@@ -4,7 +4,6 @@ failure of the tuples.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.tree import Tree
 from storm_dagster.worker.tasks.runner import Runner
+from storm_rigs.components import AsyncHoldBolt, HoldBolt
 from storm_rigs.stage.local_workers import LocalWorkers
 
 COUNT = 5
@@ -55,15 +55,6 @@ class Numbers(Spout):
         self.verdicts.setdefault(tup_id, []).append("lost")
 
 
-class Keeps(Bolt):
-    """Acks nothing."""
-
-    auto_ack = False
-
-    def process(self, tup: Tuple) -> None:
-        pass
-
-
 class Blocks(Bolt):
     """Stays in its first call: the others wait for the thread."""
 
@@ -72,11 +63,6 @@ class Blocks(Bolt):
 
     def process(self, tup: Tuple) -> None:
         self.gate.wait(60)
-
-
-class Awaits(Bolt):
-    async def process(self, tup: Tuple) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        await asyncio.sleep(60)
 
 
 class Batches(BatchingBolt):
@@ -176,7 +162,7 @@ PLACES = {
     "acker at the bolt": {"numbers": 0, "bolt": 1, ACKER: 1},
     "three workers": {"numbers": 0, "bolt": 1, ACKER: 2},
 }
-BOLTS = [Keeps, Blocks, Awaits, Batches, BlockingBatches, ShellBolt, Reports]
+BOLTS = [HoldBolt, Blocks, AsyncHoldBolt, Batches, BlockingBatches, ShellBolt, Reports]
 CASES = [
     (bolt, way, place)
     for bolt in BOLTS

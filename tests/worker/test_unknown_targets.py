@@ -6,32 +6,23 @@ from __future__ import annotations
 
 import pytest
 
-from storm_dagster.api import Bolt, Spout, TopologyBuilder, Tuple
+from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.wire import Frame, TaskReport, WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.history import TopologyHistory
 from storm_dagster.worker.engine.pressure import Loads
 from storm_dagster.worker.engine.system import TopologyMasterTable
+from storm_rigs.components import DiscardBolt, InputSpout
 from storm_rigs.stage.local_workers import LocalWorkers
 
 MANY = 5_000
 
 
-class Quiet(Spout):
-    def next_tuple(self) -> None:
-        pass
-
-
-class Taking(Bolt):
-    def process(self, tup: Tuple) -> None:
-        pass
-
-
 def test_what_they_name_does_not_fill_the_memory() -> None:
     builder = TopologyBuilder("untrue")
-    builder.set_spout("quiet", Quiet, outputs=["x"])
-    builder.set_bolt("taking", Taking, inputs="quiet")
+    builder.set_spout("quiet", InputSpout, outputs=["x"])
+    builder.set_bolt("taking", DiscardBolt, inputs="quiet")
     workers = LocalWorkers(
         builder, {"quiet": 0, "taking": 0, ACKER: 0}, {"topology.message.timeout.secs": 60}
     )
@@ -84,8 +75,8 @@ def test_reports_of_made_up_slots_are_not_kept() -> None:
 
 def test_workers_that_a_peer_makes_up_cost_nothing() -> None:
     builder = TopologyBuilder("untrue")
-    builder.set_spout("quiet", Quiet, outputs=["x"])
-    builder.set_bolt("taking", Taking, inputs="quiet")
+    builder.set_spout("quiet", InputSpout, outputs=["x"])
+    builder.set_bolt("taking", DiscardBolt, inputs="quiet")
     workers = LocalWorkers(builder, {"quiet": 0, "taking": 0, ACKER: 0}, {})
     try:
         workers.turn()
