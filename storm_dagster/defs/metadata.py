@@ -244,7 +244,12 @@ def placement_metadata(
     placement: TopologyPlacement, components: Mapping[int, str], title: str
 ) -> dict[str, Any]:
     """A planner's outcome: slots, picture, what moved, what has no slot and why."""
-    slots = [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in placement.workers]
+    slots = [
+        SlotTasks(
+            worker.node, worker.host, worker.port, worker.ids, worker.slot.key in placement.kept
+        )
+        for worker in placement.workers
+    ]
     reasons = [
         (task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())
     ]

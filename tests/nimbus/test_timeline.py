@@ -10,6 +10,7 @@ from storm_dagster.model.records import (
     WorkerNode,
     WorkerSlot,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.facts import timeline
 
@@ -40,7 +41,7 @@ def view(history: tuple[AssignmentChange, ...], started_secs: int = PLACED + 3) 
         at,
         assignment=assignment,
         assignment_at=at,
-        live_workers={("s1", 6700): node},
+        live_workers={Slot("s1", 6700): node},
     )
 
 

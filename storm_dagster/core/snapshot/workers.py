@@ -65,7 +65,7 @@ def workers_of(
     reports: Mapping[str, Any] = (report or {}).get("workers") or {}
     workers: list[WorkerSnapshot] = []
     for worker in sorted(topology.workers, key=lambda slot: (slot.host, slot.port, slot.node)):
-        entry = reports.get(f"{worker.node}:{worker.port}")
+        entry = reports.get(worker.slot.key)
         live = topology.live_workers.get(worker.slot)
         workers.append(
             WorkerSnapshot(

@@ -18,6 +18,7 @@ from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResourc
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.records import SupervisorInfo, WorkerNode
+from storm_dagster.model.slot import Slot
 from storm_dagster.packaging.target import check_inside, target_roots
 
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
@@ -105,6 +106,11 @@ class RunningWorker:
     port: int
     record: WorkerNode
 
+    @property
+    def slot(self) -> Slot:
+        """The slot that it runs in."""
+        return Slot(self.node, self.port)
+
 
 class _Finder(ClusterHandle):
     def _zookeeper(self) -> ZooKeeperResource:
@@ -132,20 +138,23 @@ class WorkersResource(_Finder):
             if topology is not None and topology not in (part.id, part.base.name):
                 continue
             hosts = part.assignment.node_host if part.assignment else {}
-            for (node, port), record in sorted(part.live_workers.items()):
-                host = hosts.get(node) or (
-                    view.supervisors[node].host if node in view.supervisors else node
+            for slot, record in sorted(part.live_workers.items()):
+                host = hosts.get(slot.node) or (
+                    view.supervisors[slot.node].host if slot.node in view.supervisors else slot.node
                 )
-                found.append(RunningWorker(part.id, part.base.name, node, host, port, record))
+                found.append(
+                    RunningWorker(part.id, part.base.name, slot.node, host, slot.port, record)
+                )
         return found
 
     def find(self, topology: str, node: str, port: int) -> RunningWorker:
         """The worker of that slot; :class:`NotAlive` when none lives there."""
+        slot = Slot(node, port)
         for worker in self.live(topology):
-            if (worker.node, worker.port) == (node, port):
+            if worker.slot == slot:
                 return worker
         raise NotAlive(
-            f"topology {topology!r} has no live worker in slot {node}:{port}: see `storm-dagster show {topology}`"
+            f"topology {topology!r} has no live worker in slot {slot.key}: see `storm-dagster show {topology}`"
         )
 
     def tail(self, worker: RunningWorker, lines: int = 100) -> str:

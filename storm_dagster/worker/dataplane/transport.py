@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import encode_value
 from storm_dagster.model.wire import (
     MAX_FRAME_BYTES,
@@ -107,7 +108,7 @@ Broken = Callable[[Any, Any, Exception], None]
 class Peer:
     """Another worker: output of this pass for it, and its backlog."""
 
-    slot: tuple[str, int]
+    slot: Slot
     address: str
     socket: zmq.Socket[bytes]
     alive: bool = False
@@ -321,7 +322,7 @@ class Transport:
         # ZeroMQ takes little more.
         self._silent_millis: int = min(_SILENT_MILLIS + round(blocked_secs * 1000), 6_000_000)
         self.batch = batch
-        self.peers: dict[tuple[str, int], Peer] = {}
+        self.peers: dict[Slot, Peer] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._socket(zmq.ROUTER, _ROUTER)
         secure_server(self._router, link_key)
@@ -353,9 +354,7 @@ class Transport:
 
     # -- peers -------------------------------------------------------------------------------------
 
-    def set_peers(
-        self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]
-    ) -> list[bytes]:
+    def set_peers(self, addresses: dict[Slot, str], alive: Iterable[Slot]) -> list[bytes]:
         """Connect to these slots, and drop all others; their backlogs."""
         living = set(alive)
         unsent: list[bytes] = []
@@ -403,7 +402,7 @@ class Transport:
             except zmq.Again:
                 pass
 
-    def busy(self) -> list[tuple[str, int]]:
+    def busy(self) -> list[Slot]:
         """Live peers that receive more slowly than this worker sends."""
         return [
             slot

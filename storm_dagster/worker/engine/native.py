@@ -17,6 +17,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, encode_value, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
@@ -60,7 +61,7 @@ class NativeEngine:
     conf: Mapping[str, Any]
     shared: Shared
     transport: Transport | None
-    slot: tuple[str, int]
+    slot: Slot
     host: str = "127.0.0.1"
     archive: Path | None = None
     state_dir: Path | None = None

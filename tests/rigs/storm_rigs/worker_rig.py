@@ -180,7 +180,7 @@ class WorkerRig:
 
     def live(self) -> dict[tuple[str, int], Any]:
         """Live workers by slot."""
-        return self.cluster.live_workers(self.topology_id)
+        return {**self.cluster.live_workers(self.topology_id)}
 
     def running(self) -> bool:
         """Whether every slot of the assignment has a live worker all of whose tasks run."""
