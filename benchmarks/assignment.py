@@ -122,7 +122,7 @@ def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
                         task
                         for worker in placed[topology.name]
                         if worker.node == lost
-                        for task in worker.tasks
+                        for task in worker.ids
                     ),
                 }
             )

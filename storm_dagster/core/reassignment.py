@@ -15,21 +15,15 @@ from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.core.transitions import STEADY
 from storm_dagster.model.placement import (
-    PlacedWorker,
     PlacementBatch,
     SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_dagster.model.ranges import encode_ranges
-from storm_dagster.model.records import Assignment, AssignmentType, TaskTable, WorkerSlot
+from storm_dagster.model.records import Assignment, AssignmentType, TaskTable
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
-
-_OF_A_SLOT = {"node", "host", "port", "memory_bytes", "cpu"}
-"""What a worker of an assignment and one of a placement have in common, but for the form of its
-tasks.
-"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ def offered_supervisors(
     *,
     placing: Collection[str],
     avoid: Collection[str] = (),
-    withheld: Collection[tuple[str, int]] = (),
+    withheld: Collection[Slot] = (),
     isolation: Collection[str] = (),
 ) -> tuple[SupervisorSlots, ...]:
     """Supervisors that may get work: registered, not blacklisted by host, not in ``avoid``.
@@ -64,19 +58,11 @@ def offered_supervisors(
     return tuple(
         SupervisorSlots(
             id=supervisor_id,
+            info=info,
             used=tuple(sorted(used.get(supervisor_id, ()))),
-            **info.model_dump(include={"host", "ports", "rack", "cpu", "memory_mb"}),
         )
         for supervisor_id, info in sorted(view.open_supervisors(placing, isolation).items())
         if supervisor_id not in avoid
-    )
-
-
-def placed_workers(assignment: Assignment | None) -> tuple[PlacedWorker, ...]:
-    """The workers of an assignment as the planner's value type."""
-    workers = assignment.workers if assignment is not None else ()
-    return tuple(
-        PlacedWorker(**each.model_dump(include=_OF_A_SLOT), tasks=each.ids) for each in workers
     )
 
 
@@ -106,9 +92,14 @@ def _to_place_again(
     executors: Mapping[str, int],
     **changes: Any,
 ) -> TopologyToPlace:
-    old = placed_workers(topology.assignment)
     return _to_place(
-        topology.base.name, topology.id, runnable, table, executors, old=old, **changes
+        topology.base.name,
+        topology.id,
+        runnable,
+        table,
+        executors,
+        old=topology.workers,
+        **changes,
     )
 
 
@@ -129,7 +120,7 @@ def new_batch(
 
     Slots of the topology that it ``replaces`` count as free: that one ends in the same transaction.
     """
-    old = placed_workers(backup)
+    old = backup.workers if backup is not None else ()
     to_place = _to_place(
         name, topology_id, runnable, table, executors, workers=workers, event="new", old=old
     )
@@ -156,7 +147,7 @@ def causes_still_true(
 
 
 def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool:
-    live = topology.live_workers.get((cause.node, cause.port))
+    live = topology.live_workers.get(cause.slot)
     if cause.kind == "unassigned":
         return True
     if cause.kind == "too_few_workers":
@@ -190,7 +181,7 @@ def monitor_batch(
     avoid = {node for cause in causes for node in cause.avoid}
     if {cause.kind for cause in causes} == {"too_few_workers"}:
         return rebalance_batch(view, topology, runnable, table, avoid=avoid)
-    withheld = {(cause.node, cause.port) for cause in causes if cause.node}
+    withheld = {cause.slot for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
     dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
     # A cause names whole workers, but the assignment decides: a slot in it goes as a whole.
@@ -267,11 +258,8 @@ def same_workers(assignment: Assignment | None, placement: TopologyPlacement) ->
     if assignment is None:
         return False
     # The host counts: one that was renamed is reached by its new name alone.
-    old = {worker.slot: (worker.host, frozenset(worker.ids)) for worker in assignment.workers}
-    new = {
-        (worker.node, worker.port): (worker.host, frozenset(worker.tasks))
-        for worker in placement.workers
-    }
+    old = {worker.slot: (worker.host, worker.tasks) for worker in assignment.workers}
+    new = {worker.slot: (worker.host, worker.tasks) for worker in placement.workers}
     return old == new
 
 
@@ -292,23 +280,17 @@ def assignment_of(
     """
     old_slots = previous.task_slots() if previous else {}
     old_starts = previous.start_secs() if previous else {}
-    starts = {
-        task: (
-            old_starts.get(task, now_secs)
-            if old_slots.get(task) == (worker.node, worker.port) and task not in restarted
-            else now_secs
-        )
-        for worker in placement.workers
-        for task in worker.tasks
-    }
+    starts: dict[int, int] = {}
+    for worker in placement.workers:
+        slot = worker.slot
+        for task in worker.ids:
+            stays = old_slots.get(task) == slot and task not in restarted
+            starts[task] = old_starts.get(task, now_secs) if stays else now_secs
     built = Assignment(
         topology_id=topology_id,
         code_dir=previous.code_dir if previous else topology_id,
         node_host={worker.node: worker.host for worker in placement.workers},
-        workers=tuple(
-            WorkerSlot(**worker.model_dump(include=_OF_A_SLOT), tasks=encode_ranges(worker.tasks))
-            for worker in placement.workers
-        ),
+        workers=placement.workers,
         task_start_secs=Assignment.pack_start_secs(starts),
         timestamp_ms=now_secs * 1000,
         type=kind,

@@ -6,7 +6,7 @@ because metadata is stored for ever and shown to everyone who opens the UI.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -15,14 +15,13 @@ import dagster as dg
 
 from storm_dagster.core.pictures.slots import placed_supervisors, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
-from storm_dagster.core.reassignment import placed_workers
 from storm_dagster.model import paths
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.placement import PlacedWorker, TopologyPlacement
+from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.ranges import encode_ranges
-from storm_dagster.model.records import Assignment, TaskTable
+from storm_dagster.model.records import Assignment, TaskTable, WorkerSlot
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations import results
 from storm_dagster.operations.context import OperationsContext
@@ -134,22 +133,25 @@ def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[
 
 
 def slots_table(
-    workers: Sequence[PlacedWorker], components: Mapping[int, str]
+    workers: Sequence[WorkerSlot], components: Mapping[int, str], kept: Collection[str]
 ) -> dg.TableMetadataValue:
-    """The assignment: which slot runs which tasks of which components."""
+    """The assignment: which slot runs which tasks of which components.
+
+    ``kept`` has the keys of the slots that the topology used before.
+    """
     rows: list[Sequence[Cell]] = []
     for worker in workers:
-        counts = component_counts(worker.tasks, components)
+        counts = component_counts(worker.ids, components)
         names = ", ".join(f"{name} x{count}" for name, count in counts.items())
         rows.append(
             (
                 worker.host,
                 worker.port,
                 worker.node,
-                encode_ranges(worker.tasks),
-                len(worker.tasks),
+                worker.tasks,
+                len(worker.ids),
                 names,
-                worker.kept,
+                worker.slot.key in kept,
             )
         )
     return table("host port:int supervisor tasks count:int components kept:bool", rows)
@@ -175,19 +177,22 @@ def unassigned_table(
 
 
 def assignment_metadata(
-    workers: Sequence[PlacedWorker],
+    workers: Sequence[WorkerSlot],
     components: Mapping[int, str],
     name: str,
     caption: str = "tasks on slots",
+    kept: Collection[str] = (),
 ) -> dict[str, Any]:
     """Table, picture and the numbers that Dagster plots over time, for one assignment of the
     topology ``name``.
+
+    ``kept`` has the keys of the slots that the topology used before.
     """
-    sizes = [len(worker.tasks) for worker in workers]
-    drawn = placed_supervisors(workers, components, name)
+    sizes = [len(worker.ids) for worker in workers]
+    drawn = placed_supervisors(workers, components, name, kept)
     picture = slots_picture(drawn, f"{name}: {caption}", by_component=True)
     return {
-        "assignment": slots_table(workers, components),
+        "assignment": slots_table(workers, components, kept),
         "tasks_on_slots": picture_markdown(picture),
         "workers": len(workers),
         "tasks": sum(sizes),
@@ -260,7 +265,9 @@ def placement_metadata(
         (task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())
     ]
     return {
-        **assignment_metadata(placement.workers, components, placement.name, caption),
+        **assignment_metadata(
+            placement.workers, components, placement.name, caption, placement.kept
+        ),
         "outcome": placement.status,
         "moved_tasks": placement.moved,
         "unassigned_tasks": len(placement.unassigned),
@@ -288,7 +295,7 @@ def stored_metadata(
 ) -> dict[str, Any]:
     """An assignment as it stands in ZooKeeper."""
     return {
-        **assignment_metadata(placed_workers(assignment), components, name),
+        **assignment_metadata(assignment.workers, components, name),
         "assignment_type": assignment.type,
         "assigned_at": dg.MetadataValue.timestamp(assignment.timestamp_ms / 1000),
     }

@@ -1,8 +1,13 @@
 """Value types of both planners: the topologies to place, and their placements."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import Record, SupervisorInfo, WorkerSlot
+from storm_dagster.model.slot import Slot
 
 Event = Literal["new", "monitor", "rebalance"]
 
@@ -15,14 +20,15 @@ class SupervisorSlots(_Value):
     """One live supervisor that is not blacklisted."""
 
     id: str
-    host: str
-    ports: tuple[int, ...]
-    """All of its ports."""
+    info: SupervisorInfo
+    """Its record, with all of its ports."""
     used: tuple[int, ...] = ()
     """Ports that no topology may be given now: held outside this batch, or withheld this round."""
-    rack: str | None = None
-    cpu: int = 0
-    memory_mb: int = 0
+
+    @property
+    def unused(self) -> set[int]:
+        """Ports that topologies of this batch may be given, or hold."""
+        return {*self.info.ports} - {*self.used}
 
 
 class UserWorker(_Value):
@@ -34,19 +40,6 @@ class UserWorker(_Value):
     cpu: int | None = None
     components: dict[str, int] = {}
     """Component -> how many of its tasks (lowest remaining ids first)."""
-
-
-class PlacedWorker(_Value):
-    """A slot and its tasks."""
-
-    node: str
-    host: str
-    port: int
-    tasks: tuple[int, ...]
-    memory_bytes: int = 0
-    cpu: int = 0
-    kept: bool = False
-    """The slot was used by the topology before this event."""
 
 
 class TopologyToPlace(_Value):
@@ -85,7 +78,7 @@ class TopologyToPlace(_Value):
     """``topology.master.worker.memory.size``."""
     cpu: int = 1
     """``worker.cpu.slot.num``."""
-    old: tuple[PlacedWorker, ...] = ()
+    old: tuple[WorkerSlot, ...] = ()
     """The present assignment; with event ``new`` the backup kept under the name."""
     dead: tuple[int, ...] = ()
     unstopped: tuple[int, ...] = ()
@@ -102,18 +95,22 @@ class PlacementBatch(_Value):
     topologies: tuple[TopologyToPlace, ...]
 
 
-class TopologyPlacement(_Value):
+class TopologyPlacement(Record):
     """Placement of one topology, or the reason why there is none."""
 
+    v: Literal[1] = Field(default=1, exclude=True)
     name: str
     status: Literal["assigned", "unchanged", "failed"]
     error_type: str | None = None
     error: str | None = None
-    workers: tuple[PlacedWorker, ...] = ()
+    workers: tuple[WorkerSlot, ...] = ()
+    """In the order of their slots, as the assignment gets them."""
+    kept: tuple[str, ...] = ()
+    """``node:port`` of those workers whose slot the topology used before this event."""
     unassigned: dict[int, str] = {}
     """Task id -> why it has no slot."""
     moved: int = 0
-    """Tasks of ``old`` whose (node, port) differs now."""
+    """Tasks of ``old`` whose slot differs now."""
     reasons: dict[int, str] = {}
     """Task id -> the choice that put it where it is, in words (for ``explain``)."""
     worker_reasons: dict[str, str] = {}
@@ -123,12 +120,52 @@ class TopologyPlacement(_Value):
     warnings: tuple[str, ...] = ()
     """Requests of the conf that were not followed, and why."""
 
+    def worker_documents(self) -> list[dict[str, Any]]:
+        """Each worker as JSON values for people: its task ids one by one, and ``kept``, true if the
+        topology used its slot before.
+        """
+        kept = set(self.kept)
+        return [
+            {
+                **worker.model_dump(mode="json"),
+                "tasks": list(worker.ids),
+                "kept": worker.slot.key in kept,
+            }
+            for worker in self.workers
+        ]
 
-class PlacementResult(_Value):
+    def to_document(self) -> dict[str, Any]:
+        """The placement as JSON values for people, with :meth:`worker_documents`; blob
+        ``<id>-placement.json`` holds it.
+        """
+        document = self.model_dump(mode="json", exclude={"kept"})
+        document["workers"] = self.worker_documents()
+        return document
+
+    @staticmethod
+    def from_document(document: Mapping[str, Any]) -> "TopologyPlacement":
+        """The placement of :meth:`to_document`; other keys are ignored.
+
+        Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else.
+        """
+        workers: list[dict[str, Any]] = []
+        kept: list[str] = []
+        for worker in document["workers"]:
+            fields = {**worker, "tasks": encode_ranges(worker["tasks"])}
+            if fields.pop("kept", False):
+                kept.append(Slot(worker["node"], worker["port"]).key)
+            workers.append(fields)
+        values = {key: document[key] for key in TopologyPlacement.model_fields if key in document}
+        values |= {"workers": workers, "kept": kept}
+        return TopologyPlacement.model_validate(values, strict=False)
+
+
+class PlacementResult(Record):
     """Placements in the order in which topologies were served, and the planner that computed
     them.
     """
 
+    v: Literal[1] = Field(default=1, exclude=True)
     placements: tuple[TopologyPlacement, ...]
     planner: Literal["pyspark", "python"]
     session_secs: float = 0.0

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.slot import Slot
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 TaskId = Annotated[int, Field(ge=1, le=2_147_483_647)]
@@ -46,6 +47,11 @@ class PlanOldWorker(_Part):
     tasks: list[TaskId]
     memory_bytes: Annotated[int, Field(ge=0)] = 0
     cpu: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def slot(self) -> Slot:
+        """Its slot."""
+        return Slot(self.node, self.port)
 
 
 class PlanTopology(_Part):
@@ -130,7 +136,7 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
         for where, what in _topology_faults(topology):
             yield f"{place('topologies', index)}.{where}", what
     live = (
-        (f"{old.node}:{old.port}", place("topologies", index, "old", number))
+        (old.slot.key, place("topologies", index, "old", number))
         for index, topology in enumerate(document.topologies)
         if topology.event != "new"
         for number, old in enumerate(topology.old)
@@ -190,9 +196,7 @@ def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
         yield place("bolts", both[0]), "a spout has the same id: rename one of them"
     if not any(part.parallelism for part in (*topology.spouts.values(), *topology.bolts.values())):
         yield "spouts", "the topology has no task: give a component a parallelism of at least 1"
-    slots = (
-        (f"{old.node}:{old.port}", place("old", number)) for number, old in enumerate(topology.old)
-    )
+    slots = ((old.slot.key, place("old", number)) for number, old in enumerate(topology.old))
     yield from _repeated(slots, "slot {} is listed twice")
     held = (
         (task, place("old", number, "tasks"))

@@ -16,13 +16,20 @@ _MOST_IDS = 10_000_000
 
 def encode_ranges(ids: Iterable[int]) -> str:
     """The ids in ascending order as ``first-last`` runs joined by commas; no ids give ``""``."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(set(ids)):
-        if number < 1:
-            raise ValueError(f"task ids start at 1, got {number}")
-        first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
-        runs.append((first, number))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    ordered = sorted(set(ids))
+    if not ordered:
+        return ""
+    if ordered[0] < 1:
+        raise ValueError(f"task ids start at 1, got {ordered[0]}")
+    runs: list[str] = []
+    first = last = ordered[0]
+    for number in ordered[1:]:
+        if number != last + 1:
+            runs.append(str(first) if first == last else f"{first}-{last}")
+            first = number
+        last = number
+    runs.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(runs)
 
 
 def decode_ranges(text: str) -> tuple[int, ...]:
@@ -40,8 +47,9 @@ def decode_ranges(text: str) -> tuple[int, ...]:
     ids: list[int] = []
     previous = 0
     for run in text.split(","):
-        low, _, high = run.partition("-")
-        first, last = int(low), int(high or low)
+        low, dash, high = run.partition("-")
+        first = int(low)
+        last = int(high) if dash else first
         if first <= previous or last < first:
             raise Corrupt(
                 f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged or forged"
@@ -50,6 +58,9 @@ def decode_ranges(text: str) -> tuple[int, ...]:
             raise Corrupt(
                 f"task ranges {text!r:.80} name more than {_MOST_IDS} tasks: the record was damaged or forged"
             )
-        ids.extend(range(first, last + 1))
+        if first == last:
+            ids.append(first)
+        else:
+            ids.extend(range(first, last + 1))
         previous = last
     return tuple(ids)

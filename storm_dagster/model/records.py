@@ -11,7 +11,7 @@ it back as it was read. Change a stored record by ``model_copy``; one that is bu
 loses what a newer release wrote.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
@@ -21,6 +21,7 @@ from typing_extensions import Self
 from storm_dagster.model.errors import Corrupt, InvalidTopology
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import LevelName
 
 MAX_NODE_BYTES = 512 * 1024
@@ -290,15 +291,31 @@ class WorkerSlot(Record):
     memory_bytes: int = 0
     cpu: int = 0
 
+    @classmethod
+    def of_tasks(
+        cls, slot: Slot, host: str, ids: Iterable[int], *, memory_bytes: int, cpu: int
+    ) -> Self:
+        """The worker of that slot with these tasks, in any order."""
+        # Unchecked: of a large topology the check of the ranges takes longer than all the rest,
+        # and these have just been encoded.
+        return cls.model_construct(
+            node=slot.node,
+            host=host,
+            port=slot.port,
+            tasks=encode_ranges(ids),
+            memory_bytes=memory_bytes,
+            cpu=cpu,
+        )
+
     @property
     def ids(self) -> tuple[int, ...]:
         """Task ids, ascending."""
         return decode_ranges(self.tasks)
 
     @property
-    def slot(self) -> tuple[str, int]:
-        """(supervisor id, port)."""
-        return (self.node, self.port)
+    def slot(self) -> Slot:
+        """Its slot."""
+        return Slot(self.node, self.port)
 
     @property
     def address(self) -> str:
@@ -348,9 +365,12 @@ class Assignment(Record):
     history: tuple[AssignmentChange, ...] = ()
     """The newest changes, newest first."""
 
-    def task_slots(self) -> dict[int, tuple[str, int]]:
-        """Task id -> (supervisor id, port)."""
-        return {task: worker.slot for worker in self.workers for task in worker.ids}
+    def task_slots(self) -> dict[int, Slot]:
+        """Task id -> slot."""
+        slots: dict[int, Slot] = {}
+        for worker in self.workers:
+            slots.update(dict.fromkeys(worker.ids, worker.slot))
+        return slots
 
     def start_secs(self) -> dict[int, int]:
         """Task id -> epoch seconds."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from storm_dagster.model import records
 from storm_dagster.model.ranges import decode_ranges
+from storm_dagster.model.slot import Slot
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class TopologyView:
     assignment_at: Versioned | None = None
     beats: records.TaskBeats | None = None
     beats_at: Versioned | None = None
-    live_workers: Mapping[tuple[str, int], records.WorkerNode] = field(default_factory=dict)
-    """(supervisor id, port) -> the record of a worker whose session lives."""
+    live_workers: Mapping[Slot, records.WorkerNode] = field(default_factory=dict)
+    """Slot -> the record of a worker whose session lives."""
 
     @property
     def code_dir(self) -> str:
@@ -100,10 +101,8 @@ class ClusterView:
     """Path of a damaged record -> what is wrong. A topology with one that placement needs is left
     out of ``topologies``: nothing is decided about it, and its slots are in ``held_slots``.
     """
-    held_slots: frozenset[tuple[str, int]] = frozenset()
-    """(supervisor id, port) of slots that topologies left out of ``topologies`` are known to
-    use.
-    """
+    held_slots: frozenset[Slot] = frozenset()
+    """Slots that topologies left out of ``topologies`` are known to use."""
 
     def topology_named(self, name: str) -> TopologyView | None:
         """The topology of that name in any status, or ``None``."""

@@ -16,6 +16,7 @@ from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import Assignment
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.strategies import STRATEGIES
 
 _log = logging.getLogger(__name__)
@@ -31,9 +32,9 @@ class INimbus(Protocol):
     def prepare(self, conf: Mapping[str, Any], directory: Path) -> None:
         """Called once, before anything else; ``directory`` exists and is the plug-in's own."""
 
-    def assign_slots(self, topology_id: str, slots: Sequence[tuple[str, int]]) -> None:
-        """Called after an assignment was published, with its (supervisor id, port) pairs that the
-        former had not.
+    def assign_slots(self, topology_id: str, slots: Sequence[Slot]) -> None:
+        """Called after an assignment was published, with its slots (supervisor id, port) that
+        the former had not.
         """
 
     def forced_scheduler(self) -> str | None:

@@ -213,7 +213,7 @@ def roll_back_if_upgraded(
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
         return
     state = ctx.cluster.read_upgrade(topology_id)
-    true = {(cause.node, cause.port): cause for cause in causes_still_true(view, topology, causes)}
+    true = {cause.slot: cause for cause in causes_still_true(view, topology, causes)}
     for worker in topology.assignment.workers:
         if worker.slot in true and worker_phase(worker.address, state) != "former":
             with suppress(Conflict, NotAlive):  # It ended meanwhile.

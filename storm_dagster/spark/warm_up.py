@@ -5,12 +5,8 @@ import time
 import uuid
 from collections.abc import Callable
 
-from storm_dagster.model.placement import (
-    PlacedWorker,
-    PlacementBatch,
-    SupervisorSlots,
-    TopologyToPlace,
-)
+from storm_dagster.model.placement import PlacementBatch, SupervisorSlots, TopologyToPlace
+from storm_dagster.model.records import SupervisorInfo, WorkerSlot
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 
 _NEW = TopologyToPlace(
@@ -19,9 +15,10 @@ _NEW = TopologyToPlace(
     inputs={"split": ("lines",)},
     parallelism={"split": 2, "__acker": 1, "lines": 1},
 )
-_OLD = PlacedWorker(node="warm", host="warm", port=1, tasks=(1, 2, 3, 4, 5))
+_OLD = WorkerSlot(node="warm", host="warm", port=1, tasks="1-5")
+_INFO = SupervisorInfo(host="warm", ports=(1, 2, 3, 4), started=0, count=0, version="")
 WARM_BATCH = PlacementBatch(
-    supervisors=(SupervisorSlots(id="warm", host="warm", ports=(1, 2, 3, 4)),),
+    supervisors=(SupervisorSlots(id="warm", info=_INFO),),
     topologies=(
         _NEW,
         _NEW.model_copy(update={"name": "b", "event": "rebalance", "workers": 2, "old": (_OLD,)}),

@@ -205,7 +205,7 @@ class Supervisor:
             # Before the cluster was read, the workers may be those of another supervisor: HOME may
             # be a copy.
             self.table.poll(now)
-        self._memory.check(self.table.workers(), now, {} if claims is None else claims.memory)
+        self._memory.check(self.table.workers(), now, {} if claims is None else claims.workers)
         self._save()
         self._passes += 1
         restarting, offered = self.table.restarting(), self._ports if healthy else ()

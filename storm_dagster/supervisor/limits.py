@@ -15,6 +15,7 @@ from typing import Any
 
 from storm_dagster.host.processes import Process, processes
 from storm_dagster.model.multimap import multimap
+from storm_dagster.model.records import WorkerSlot
 from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
@@ -54,12 +55,15 @@ class MemoryGuard:
         self._ended: set[str] = set()
 
     def check(
-        self, workers: Sequence[LiveWorker], now: float, sizes: Mapping[tuple[str, int], int]
+        self,
+        workers: Sequence[LiveWorker],
+        now: float,
+        placed: Mapping[tuple[str, int], WorkerSlot],
     ) -> None:
         """End each worker that uses more than its limit; report also those that the kernel ended.
 
-        ``sizes`` are those of the assignments, by topology id and port. A worker whose size is not
-        known has no limit yet.
+        ``placed`` are the workers of the assignments, by topology id and port. A process whose
+        worker is not among them has no limit yet.
         """
         if (
             not self.conf["supervisor.worker.memory.enforce"]
@@ -77,11 +81,11 @@ class MemoryGuard:
             members = sessions.get(live.process.pid, [])
             used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]
             # A process gives nothing back: a smaller size is that of its next start.
-            place = (live.worker.work.topology_id, live.port)
-            # Placements of older releases name none.
-            size = int(
-                sizes.get(place, 0) or (place in sizes and self.conf["worker.memory.size"]) or 0
-            )
+            worker = placed.get((live.worker.work.topology_id, live.port))
+            size = 0
+            if worker is not None:
+                # Placements of older releases name none.
+                size = worker.memory_bytes or int(self.conf["worker.memory.size"] or 0)
             if size > limit:
                 limit = size
                 self._limit(live, limit, members)

@@ -14,7 +14,7 @@ from dataclasses import InitVar, dataclass, replace
 
 from storm_dagster.core.slots import model
 from storm_dagster.core.slots.machine import extend_deadline, is_restarting, step
-from storm_dagster.core.slots.model import DesiredSlots, Slot, SlotLimits, Work
+from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, SupervisedSlot, Work
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError
 from storm_dagster.supervisor.localizer import LocalCode, Localizer
@@ -53,7 +53,9 @@ class SlotTable:
 
     def __post_init__(self, ports: Iterable[int]) -> None:
         self._events: queue.SimpleQueue[tuple[int, model.Event]] = queue.SimpleQueue()
-        self.slots: dict[int, Slot] = {port: Slot(port) for port in sorted(ports)}
+        self.slots: dict[int, SupervisedSlot] = {
+            port: SupervisedSlot(port) for port in sorted(ports)
+        }
         self._lock = threading.Lock()
         self._workers: dict[str, LiveWorker] = {}
         self._fetching: dict[str, set[int]] = {}
@@ -94,14 +96,14 @@ class SlotTable:
         """Restore a slot before the first pass: the work of the last supervisor process, whether a
         worker of it ran, and its crashes in a row.
         """
-        slot = self.slots.get(port, Slot(port))
+        slot = self.slots.get(port, SupervisedSlot(port))
         self.slots[port] = replace(
             slot, ran=work if ran else slot.ran, crashes=crashes, counted=work
         )
 
     def adopt(self, live: LiveWorker, now: float) -> None:
         """Adopt a running worker, which counts as wanted until the cluster is read."""
-        if self.slots.setdefault(live.port, Slot(live.port)).wanted is None:
+        if self.slots.setdefault(live.port, SupervisedSlot(live.port)).wanted is None:
             self._feed(live.port, model.Assigned(live.worker.work), now)
         self._register(live)
         self._feed(live.port, model.Launched(live.worker, beating=True), now)
@@ -163,7 +165,7 @@ class SlotTable:
     # -- feeding and executing ---------------------------------------------------------------------
 
     def _feed(self, port: int, event: model.Event, now: float) -> None:
-        before = self.slots.setdefault(port, Slot(port))
+        before = self.slots.setdefault(port, SupervisedSlot(port))
         after, instructions = step(before, event, now, self.limits)
         self.slots[port] = after
         if after.state != before.state:

@@ -28,6 +28,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.names import ACKER
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.native import NativeEngine
@@ -179,17 +180,19 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.shared.events.send = self._store
         self._folder = TemporaryDirectory(prefix="storm-harness-")
         self.shared.scratch = Path(self._folder.name)
+        slot = Slot("harness", 0)
         self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
             conf=merged,
             shared=self.shared,
             transport=None,
-            slot=("harness", 0),
+            slot=slot,
             archive=archive,
             state_dir=Path(self._folder.name) if state_dir is None else state_dir,
         )
-        slots, everything = dict.fromkeys(components, ("harness", 0)), frozenset(components)
+        everything = frozenset(components)
+        slots = dict.fromkeys(components, slot)
         self.engine.place(Placement(0, slots, {}, components, everything, everything))
         self.engine.activate(True)
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from storm_dagster.model import names, paths, records
 from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive
 from storm_dagster.model.ranges import decode_ranges
+from storm_dagster.model.slot import Slot
 from storm_dagster.zk import shards
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
@@ -188,7 +189,7 @@ class StormOperations(StormClusterState):
     ) -> records.WorkerBeat | None:
         """``/taskbeats/<id>``: that slot's entry; ``None`` without one."""
         found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
-        return None if found is None else found.workers.get(f"{node}:{port}")
+        return None if found is None else found.workers.get(Slot(node, port).key)
 
     def executor_beats(
         self, topology_id: str, executor_node_port: Mapping[Executor, tuple[str, int]]
@@ -205,7 +206,7 @@ class StormOperations(StormClusterState):
         dead, slots = set(decode_ranges(found.dead)), assigned.task_slots()
         beats: dict[Executor, records.WorkerBeat] = {}
         for (first, last), slot in executor_node_port.items():
-            beat = found.workers.get(f"{slot[0]}:{slot[1]}")
+            beat = found.workers.get(Slot(*slot).key)
             tasks = range(first, last + 1)
             if beat is not None and all(
                 slots.get(task) == slot and task not in dead for task in tasks
@@ -240,11 +241,11 @@ class StormOperations(StormClusterState):
         """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if
         need be.
         """
-        self._change_beats(topology_id, f"{node}:{port}", info)
+        self._change_beats(topology_id, Slot(node, port).key, info)
 
     def remove_worker_heartbeat(self, topology_id: str, node: str, port: int) -> None:
         """``/taskbeats/<id>``: drop that slot's entry; no error without one."""
-        self._change_beats(topology_id, f"{node}:{port}", None)
+        self._change_beats(topology_id, Slot(node, port).key, None)
 
     def _change_beats(self, topology_id: str, slot: str, beat: records.WorkerBeat | None) -> None:
         path = paths.taskbeats(topology_id)

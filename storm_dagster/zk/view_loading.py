@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from storm_dagster.model import paths, records
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.records import Record, decode_record
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.shards import read_sharded, resolve
@@ -27,7 +28,7 @@ class _Loading:
         self.state = state
         self._decode = decode
         self.corrupt: dict[str, str] = {}
-        self.held: set[tuple[str, int]] = set()
+        self.held: set[Slot] = set()
 
     def decode(self, cls: type[RecordT], found: _Found, path: str) -> RecordT | None:
         """The record; ``None`` for a missing, empty or damaged one, the last noted and logged."""
@@ -57,9 +58,7 @@ class _Loading:
             self.note(path, error)
             return None
 
-    def workers(
-        self, topology_id: str, named: dict[str, _Found]
-    ) -> dict[tuple[str, int], records.WorkerNode]:
+    def workers(self, topology_id: str, named: dict[str, _Found]) -> dict[Slot, records.WorkerNode]:
         parent, live = paths.workers(topology_id), {}
         for name, found in named.items():
             if found is None:

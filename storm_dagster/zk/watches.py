@@ -38,7 +38,7 @@ def _takes_argument(callback: Callable[..., object]) -> bool:
 
 
 @dataclass
-class _Slot:
+class _PathWatch:
     callback: Callable[..., object] | None = None
     wakes: list[Wake] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class WatchSlots:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, _PathWatch] = {}
 
     def set_callback(self, path: str, callback: Callable[..., object]) -> None:
         """Call ``callback`` at the next event of ``path``, instead of the one given before.
@@ -61,14 +61,14 @@ class WatchSlots:
         It gets the last element of the path if it requires an argument, and none otherwise.
         """
         with self._lock:
-            self._slots.setdefault(path, _Slot()).callback = callback
+            self._slots.setdefault(path, _PathWatch()).callback = callback
 
     def add_wake(self, path: str, wake: Wake) -> None:
         """Call ``wake`` at the next event of ``path``, beside the others; the same one is kept
         once.
         """
         with self._lock:
-            wakes = self._slots.setdefault(path, _Slot()).wakes
+            wakes = self._slots.setdefault(path, _PathWatch()).wakes
             if wake not in wakes:
                 wakes.append(wake)
                 del wakes[:-_MOST_WAKES]
@@ -110,7 +110,7 @@ class WatchSlots:
             self._slots.clear()
 
     @staticmethod
-    def _issue(slots: list[tuple[str, _Slot]]) -> None:
+    def _issue(slots: list[tuple[str, _PathWatch]]) -> None:
         for path, slot in slots:
             calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
                 (wake, ()) for wake in slot.wakes

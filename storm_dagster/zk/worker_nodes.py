@@ -5,6 +5,7 @@ from contextlib import suppress
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import WorkerNode, decode_record, encode_record
+from storm_dagster.model.slot import Slot
 from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.transaction import conflict
 from storm_dagster.zk.watches import Wake, WatchSlots
@@ -12,14 +13,12 @@ from storm_dagster.zk.watches import Wake, WatchSlots
 _ATTEMPTS = 10
 
 
-def parse_worker_name(name: str) -> tuple[str, int]:
-    """(supervisor id, port) of ``<node>-<port>``; the id may hold dashes. ``Corrupt`` for anything
-    else.
-    """
+def parse_worker_name(name: str) -> Slot:
+    """The slot of ``<node>-<port>``; the id may hold dashes. ``Corrupt`` for anything else."""
     node, dash, port = name.rpartition("-")
     if not dash or not node or not port.isascii() or not port.isdigit():
         raise Corrupt(f"worker node {name!r:.80} is not of the form <supervisor>-<port>: remove it")
-    return node, int(port)
+    return Slot(node, int(port))
 
 
 class WorkerNodes:
@@ -91,10 +90,8 @@ class WorkerNodes:
                 return True
         return False
 
-    def live_workers(
-        self, topology_id: str, wake: Wake | None = None
-    ) -> dict[tuple[str, int], WorkerNode]:
-        """(supervisor id, port) -> record of every live worker of the topology.
+    def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[Slot, WorkerNode]:
+        """Slot -> record of every live worker of the topology.
 
         A worker that ends between the list and the read is left out. ``Corrupt`` for a record that
         cannot be read: its process lives, so that it must not be taken for absent. ``wake`` is

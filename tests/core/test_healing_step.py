@@ -36,6 +36,7 @@ from storm_dagster.model.records import (
     WorkerNode,
     WorkerSlot,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 
@@ -71,7 +72,7 @@ def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
         beats=None,
         beats_at=None,
         live_workers={
-            (slot.node, 1): WorkerNode(
+            Slot(slot.node, 1): WorkerNode(
                 pid=1, token="x", version=3, tasks=slot.tasks, started_ms=0, status="running"
             )
             for slot in slots

@@ -28,6 +28,7 @@ from storm_dagster.model.records import (
     WorkerNode,
     WorkerSlot,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
 ID = "wc-1-1700000000"
@@ -71,7 +72,7 @@ def topology(**changes: Any) -> TopologyView:
             timestamp_ms=1000,
         ),
         assignment_at=Versioned(3, 11),
-        live_workers={("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "3-4")},
+        live_workers={Slot("s1", 6900): node(6900, "1-2"), Slot("s1", 6901): node(6901, "3-4")},
     )
     return replace(made, **changes)
 
@@ -151,7 +152,10 @@ CASES: dict[str, tuple[str, ClusterSnapshot]] = {
         "one_live_owner",
         facts(
             topology(
-                live_workers={("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "2-4")}
+                live_workers={
+                    Slot("s1", 6900): node(6900, "1-2"),
+                    Slot("s1", 6901): node(6901, "2-4"),
+                }
             )
         ),
     ),
@@ -258,9 +262,12 @@ def test_legal_states_break_nothing() -> None:
         )
         == set()
     )
-    handover = {("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "2-4", version=4)}
+    handover = {Slot("s1", 6900): node(6900, "1-2"), Slot("s1", 6901): node(6901, "2-4", version=4)}
     assert broken(facts(topology(live_workers=handover))) == set()
-    paused = {("s1", 6900): node(6900, "1-2", status="paused"), ("s1", 6901): node(6901, "2-4")}
+    paused = {
+        Slot("s1", 6900): node(6900, "1-2", status="paused"),
+        Slot("s1", 6901): node(6901, "2-4"),
+    }
     assert broken(facts(topology(live_workers=paused))) == set()
     killed = with_base(status="KILLED")
     assert broken(facts(replace(killed, assignment=None, tasks=None), blobs={}, gray={})) == set()
@@ -268,8 +275,8 @@ def test_legal_states_break_nothing() -> None:
         replace(
             with_base(status="UPGRADING"),
             live_workers={
-                ("s1", 6900): node(6900, "1-2", code="bb"),
-                ("s1", 6901): node(6901, "3-4"),
+                Slot("s1", 6900): node(6900, "1-2", code="bb"),
+                Slot("s1", 6901): node(6901, "3-4"),
             },
         ),
         gray={ID: GrayNodes(True, frozenset({"h1:6901"}), frozenset({"h1:6900"}), "bb")},

@@ -21,7 +21,7 @@ from storm_dagster.core.reassignment import (
     offered_supervisors,
 )
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.placement import PlacedWorker, TopologyPlacement
+from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -32,6 +32,7 @@ from storm_dagster.model.records import (
     WorkerNode,
     WorkerSlot,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
@@ -81,7 +82,7 @@ def cluster(
         timestamp_ms=0,
     )
     live = {
-        (node, port): WorkerNode(
+        Slot(node, port): WorkerNode(
             pid=1, token="x", version=generation, tasks=ranges, started_ms=0, status="running"
         )
         for (node, port), ranges in slots.items()
@@ -441,7 +442,7 @@ class TestReassignment:
     def test_own_slots_are_free_others_are_not(self) -> None:
         (offered,) = offered_supervisors(self.view(), placing=["t-1-1"])
         assert offered.used == ()
-        (offered,) = offered_supervisors(self.view(), placing=["x"], withheld=[("s1", 3)])
+        (offered,) = offered_supervisors(self.view(), placing=["x"], withheld=[Slot("s1", 3)])
         assert offered.used == (1, 3)
         assert (
             offered_supervisors(replace(self.view(), blacklist=frozenset({"hs1"})), placing=[])
@@ -470,8 +471,8 @@ class TestReassignment:
             name="t",
             status="assigned",
             workers=(
-                PlacedWorker(node="s1", host="hs1", port=1, tasks=(1, 3, 5, 7)),
-                PlacedWorker(node="s1", host="hs1", port=2, tasks=(2, 4, 6)),
+                WorkerSlot(node="s1", host="hs1", port=1, tasks="1,3,5,7"),
+                WorkerSlot(node="s1", host="hs1", port=2, tasks="2,4,6"),
             ),
         )
         new = assignment_of(placement, topology_id="t-1-1", previous=old, now_secs=9, restarted=[3])

@@ -11,28 +11,27 @@ from hypothesis import strategies as st
 
 from storm_dagster.core.pictures.slots import placed_supervisors, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
-from storm_dagster.model.placement import PlacedWorker
+from storm_dagster.model.records import WorkerSlot
+from storm_dagster.model.slot import Slot
 
 COMPONENTS = {1: "count", 2: "count", 3: "split", 4: "__acker", 5: "lines", 6: "__topology_master"}
 
 
-def placed(
-    node: str, host: str, port: int, tasks: tuple[int, ...], kept: bool = False
-) -> PlacedWorker:
-    return PlacedWorker(node=node, host=host, port=port, tasks=tasks, kept=kept)
+def placed(node: str, host: str, port: int, tasks: tuple[int, ...]) -> WorkerSlot:
+    return WorkerSlot.of_tasks(Slot(node, port), host, tasks, memory_bytes=0, cpu=1)
 
 
 WORKERS = [
     placed("s2", "h2", 6900, (5, 6)),
-    placed("s1", "h1", 6901, (4,), kept=True),
+    placed("s1", "h1", 6901, (4,)),
     placed("s1", "h1", 6900, (1, 2, 3)),
 ]
 
 
 def drawn(
-    workers: Sequence[PlacedWorker], components: Mapping[int, str], title: str, name: str = "wc"
+    workers: Sequence[WorkerSlot], components: Mapping[int, str], title: str, name: str = "wc"
 ) -> str:
-    supervisors = placed_supervisors(workers, components, name)
+    supervisors = placed_supervisors(workers, components, name, ["s1:6901"])
     return slots_picture(supervisors, title, by_component=True)
 
 

@@ -13,6 +13,7 @@ from storm_dagster.model.records import (
     WorkerNode,
     WorkerSlot,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.facts import timeline
 from storm_rigs.operations.snapshots import snapshot_alone
@@ -48,7 +49,7 @@ def snapshot(
         at,
         assignment=assignment,
         assignment_at=at,
-        live_workers={("s1", 6700): node},
+        live_workers={Slot("s1", 6700): node},
     )
     return snapshot_alone(topology, now_secs=PLACED + 900, errors=errors)
 

@@ -13,6 +13,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     AlreadyAlive,
     Conflict,
+    Corrupt,
     Fenced,
     InvalidRequest,
     InvalidTopology,
@@ -20,7 +21,9 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.removed_keys import REMOVED_KEYS
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
@@ -96,6 +99,69 @@ def test_nothing_is_visible_before_publication(world: World) -> None:
     report = submission.publish_assignment(ctx, token="t1")
     assert report.status == "INACTIVE"
     assert visible(world) == {"wc": "INACTIVE"}
+
+
+def stage(world: World, token: str) -> None:
+    """The stages of a submission of ``wc`` before it is published."""
+    ctx = world.context()
+    submission.stage_conf(ctx, name="wc", token=token, handle=world.upload(f"handle-{token}"))
+    submission.stage_code(ctx, token=token)
+    submission.stage_tasks(ctx, token=token)
+    submission.stage_assignment(ctx, token=token)
+
+
+def staged_placement(world: World, token: str) -> dict[str, Any]:
+    """The placement as it is staged."""
+    return json.loads(world.blobs.read(staging_key(token, "placement")))
+
+
+def test_the_workers_that_are_staged_are_those_of_the_assignment(world: World) -> None:
+    stage(world, "t1")
+    (placement,) = staged_placement(world, "t1")["result"]["placements"]
+    assignment = submission.publish_assignment(world.context(), token="t1").assignment
+    written = world.cluster.state.get_data_with_version(paths.assignment(assignment.topology_id))
+    assert written is not None
+    assert placement["workers"] == json.loads(written[0])["workers"]
+
+
+def as_a_former_release(document: dict[str, Any]) -> dict[str, Any]:
+    """A staged placement as the release before staged it: task ids one by one, no schema number."""
+    for placement in document["result"]["placements"]:
+        kept = placement.pop("kept")
+        placement["workers"] = [
+            {
+                **worker,
+                "tasks": list(decode_ranges(worker["tasks"])),
+                "kept": Slot(worker["node"], worker["port"]).key in kept,
+            }
+            for worker in placement["workers"]
+        ]
+    del document["v"]
+    return document
+
+
+def test_a_placement_that_a_former_release_staged_is_published(world: World) -> None:
+    stage(world, "t1")
+    staged = staged_placement(world, "t1")
+    former = as_a_former_release(staged_placement(world, "t1"))
+    assert former["result"]["placements"][0]["workers"][0]["tasks"] == [1, 2, 3, 4, 5, 6, 7]
+    world.blobs.put(staging_key("t1", "placement"), json.dumps(former).encode())
+    ctx = world.context()
+    report = submission.publish_assignment(ctx, token="t1")
+    assert report.replanned == 0
+    workers = [worker.model_dump(mode="json") for worker in report.assignment.workers]
+    assert workers == staged["result"]["placements"][0]["workers"]
+    assert submission.stage_assignment(ctx, token="t1").placement == report.placement
+
+
+def test_a_damaged_placement_of_a_former_release_is_named(world: World) -> None:
+    stage(world, "t1")
+    former = as_a_former_release(staged_placement(world, "t1"))
+    del former["result"]["placements"][0]["workers"][0]["tasks"]
+    world.blobs.put(staging_key("t1", "placement"), json.dumps(former).encode())
+    with pytest.raises(Corrupt, match="materialize storm/assignment again"):
+        submission.publish_assignment(world.context(), token="t1")
+    assert visible(world) == {}
 
 
 def test_repeating_with_the_same_token_gives_the_same_topology(world: World) -> None:

@@ -17,16 +17,16 @@ from storm_dagster.core.scheduling.assignment_checks import (
     quota_faults,
 )
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.placement import PlacedWorker, PlacementBatch
-from storm_dagster.model.ranges import encode_ranges
-from storm_rigs.placement.placement_clusters import generated_batch, small_topology
+from storm_dagster.model.placement import PlacementBatch
+from storm_dagster.model.records import WorkerSlot
+from storm_rigs.placement.placement_clusters import generated_batch, placed_worker, small_topology
 
 
-def worker(node: int, port: int, *tasks: int) -> PlacedWorker:
-    return PlacedWorker(node=f"s{node}", host=f"h{node}", port=port, tasks=tasks)
+def worker(node: int, port: int, *tasks: int) -> WorkerSlot:
+    return placed_worker(f"s{node}", f"h{node}", port, tasks)
 
 
-def standing(*old: PlacedWorker, **more: Any) -> Any:
+def standing(*old: WorkerSlot, **more: Any) -> Any:
     """split 1-2, count 3-4, acker 5, topology master 6, spout 7."""
     return small_topology(
         bolts={"split": (2, ["spout"]), "count": (2, ["split"])},
@@ -40,7 +40,7 @@ def standing(*old: PlacedWorker, **more: Any) -> Any:
 @given(seed=st.integers(0, 2**32))
 def test_a_new_placement_keeps_them(seed: int) -> None:
     batch = generated_batch(random.Random(seed))
-    hosts = {node.host for node in batch.supervisors}
+    hosts = {node.info.host for node in batch.supervisors}
     for topology in batch.topologies:
         fresh = topology.model_copy(update={"event": "new", "old": (), "dead": (), "unstopped": ()})
         alone = PlacementBatch(supervisors=batch.supervisors, topologies=(fresh,))
@@ -115,6 +115,6 @@ def test_no_rebalance_of_the_planner_is_wasteful(seed: int, workers: int) -> Non
         (second,) = plan_placement(again).placements
         if "failed" in (first.status, second.status):
             continue
-        before = {f"{part.node}:{part.port}": encode_ranges(part.tasks) for part in first.workers}
-        after = {f"{part.node}:{part.port}": part.tasks for part in second.workers}
+        before = {part.slot.key: part.tasks for part in first.workers}
+        after = {part.slot.key: part.ids for part in second.workers}
         assert not list(move_faults(plain.name, {"before": before, "slack": 1}, after))

@@ -8,14 +8,14 @@ import pytest
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import (
-    PlacedWorker,
     PlacementBatch,
     SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
     UserWorker,
 )
-from storm_rigs.placement.placement_clusters import small_topology, supervisor
+from storm_dagster.model.records import WorkerSlot
+from storm_rigs.placement.placement_clusters import placed_worker, small_topology, supervisor
 
 FOUR = range(6900, 6904)
 
@@ -27,8 +27,8 @@ def word_count(**more: Any) -> TopologyToPlace:
     )
 
 
-def worker(node: int, port: int, *tasks: int, host: str | None = None, **more: Any) -> PlacedWorker:
-    return PlacedWorker(node=f"s{node}", host=host or f"h{node}", port=port, tasks=tasks, **more)
+def worker(node: int, port: int, *tasks: int, host: str | None = None, **more: Any) -> WorkerSlot:
+    return placed_worker(f"s{node}", host or f"h{node}", port, tasks, **more)
 
 
 def place(supervisors: list[SupervisorSlots], *topologies: TopologyToPlace) -> TopologyPlacement:
@@ -37,7 +37,7 @@ def place(supervisors: list[SupervisorSlots], *topologies: TopologyToPlace) -> T
 
 
 def slots(placement: TopologyPlacement) -> dict[str, list[int]]:
-    return {f"{worker.node}:{worker.port}": list(worker.tasks) for worker in placement.workers}
+    return {worker.slot.key: list(worker.ids) for worker in placement.workers}
 
 
 TWO = (worker(1, 6900, 1, 3, 6, 7), worker(2, 6900, 2, 4, 5))
@@ -49,7 +49,7 @@ def test_nothing_dead_leaves_all_as_it_is() -> None:
     )
     assert placement.status == "unchanged"
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s2:6900": [2, 4, 5]}
-    assert all(worker.kept for worker in placement.workers)
+    assert placement.kept == tuple(worker.slot.key for worker in placement.workers)
     assert placement.reasons[2] == "its worker is alive and was left alone"
 
 
@@ -59,7 +59,7 @@ def test_one_dead_task_moves_its_whole_worker_to_another_port() -> None:
     # The dead worker's port is not offered in this round.
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s1:6901": [2, 4, 5]}
     assert placement.moved == 3
-    assert [worker.kept for worker in placement.workers] == [True, False]
+    assert placement.kept == (placement.workers[0].slot.key,)
 
 
 def test_unstopped_tasks_stay_although_their_supervisor_is_gone() -> None:
@@ -94,7 +94,7 @@ def test_tasks_that_never_had_a_slot_are_placed_too() -> None:
 
 
 def test_even_frees_live_workers_that_fit_no_share() -> None:
-    def nine(workers: int, *old: PlacedWorker) -> TopologyToPlace:
+    def nine(workers: int, *old: WorkerSlot) -> TopologyToPlace:
         return small_topology(
             bolts={"b": (7, ["spout"])}, spouts={"spout": 1}, ackers=0, strategy="even",
             event="monitor", workers=workers, old=old,
@@ -178,7 +178,7 @@ def test_a_user_defined_worker_gets_host_port_and_lowest_ids() -> None:
     )
     mine = placement.workers[1]
     assert (mine.node, mine.port, mine.memory_bytes, mine.cpu) == ("s2", 6902, 5, 2)
-    assert set(mine.tasks) >= {1, 3, 4}
+    assert set(mine.ids) >= {1, 3, 4}
     assert placement.reasons[3] == "use.userdefine.assignment asks for it"
 
 

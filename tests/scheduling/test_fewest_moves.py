@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.placement import PlacedWorker, PlacementBatch, TopologyToPlace
-from storm_rigs.placement.placement_clusters import small_topology, supervisor
+from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
+from storm_rigs.placement.placement_clusters import placed_worker, small_topology, supervisor
 
 MASTER = 1
 SUPERVISORS = 3
@@ -95,7 +95,7 @@ def drawn(
     slots = rng.randint(1, 6)
     home = {group: rng.randrange(slots) for group in executors if rng.random() < 0.95}
     old = tuple(
-        PlacedWorker(
+        placed_worker(
             node=f"s{slot % SUPERVISORS}",
             host=f"h{slot % SUPERVISORS}",
             port=6900 + slot // SUPERVISORS,
@@ -128,8 +128,8 @@ def test_no_placement_moves_fewer(seed: int, several: bool) -> None:
 
 def test_the_topology_master_stays_when_that_saves_a_move() -> None:
     old = (
-        PlacedWorker(node="s0", host="h0", port=6900, tasks=(1, 6, 7, 8)),
-        PlacedWorker(node="s1", host="h1", port=6900, tasks=(2, 4, 5)),
+        placed_worker("s0", "h0", 6900, (1, 6, 7, 8)),
+        placed_worker("s1", "h1", 6900, (2, 4, 5)),
     )
     topology = small_topology(
         bolts={},
@@ -144,14 +144,14 @@ def test_the_topology_master_stays_when_that_saves_a_move() -> None:
     (placement,) = plan_placement(
         PlacementBatch(supervisors=supervisors, topologies=(topology,))
     ).placements
-    assert {f"{worker.node}:{worker.port}": worker.tasks for worker in placement.workers} == {
+    assert {worker.slot.key: worker.ids for worker in placement.workers} == {
         "s0:6900": (1,),
         "s1:6900": (2, 3, 4, 5, 6, 7, 8),
     }
 
 
 def test_of_executors_of_different_size_the_larger_stay() -> None:
-    old = (PlacedWorker(node="s0", host="h0", port=6900, tasks=(1, 2, 3, 4, 5, 6)),)
+    old = (placed_worker("s0", "h0", 6900, (1, 2, 3, 4, 5, 6)),)
     topology = small_topology(
         bolts={},
         spouts={"spout": 5},
@@ -166,14 +166,14 @@ def test_of_executors_of_different_size_the_larger_stay() -> None:
         PlacementBatch(supervisors=supervisors, topologies=(topology,))
     ).placements
     assert placement.moved == 1
-    assert sorted(worker.tasks for worker in placement.workers) == [(1,), (2, 3, 4, 5, 6)]
+    assert sorted(worker.ids for worker in placement.workers) == [(1,), (2, 3, 4, 5, 6)]
 
 
 @pytest.mark.parametrize("strategy", ["balanced", "even"])
 def test_a_new_supervisor_takes_a_crowded_ones_tasks_and_no_others(strategy: str) -> None:
     places = [("s0", 6900), ("s0", 6901), ("s1", 6900), ("s2", 6900)]
     old = tuple(
-        PlacedWorker(
+        placed_worker(
             node=node,
             host=f"h{node[1]}",
             port=port,

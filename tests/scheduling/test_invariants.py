@@ -51,6 +51,5 @@ def test_a_rebalance_of_a_fresh_placement_changes_nothing(seed: int) -> None:
         )
         second = plan_placement(PlacementBatch(supervisors=batch.supervisors, topologies=(again,)))
         assert second.placements[0].status == "unchanged"
-        assert second.placements[0].workers == tuple(
-            worker.model_copy(update={"kept": True}) for worker in first.workers
-        )
+        assert second.placements[0].workers == first.workers
+        assert second.placements[0].kept == tuple(worker.slot.key for worker in first.workers)

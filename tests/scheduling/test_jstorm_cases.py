@@ -44,7 +44,7 @@ def place(supervisors: list[SupervisorSlots], topology: TopologyToPlace) -> Topo
 
 
 def tasks_by_slot(placement: TopologyPlacement) -> dict[str, list[int]]:
-    return {f"{worker.node}:{worker.port}": list(worker.tasks) for worker in placement.workers}
+    return {worker.slot.key: list(worker.ids) for worker in placement.workers}
 
 
 def shapes(topology: TopologyToPlace, slots: dict[str, list[int]]) -> tuple[set[str], list[Any]]:

@@ -11,19 +11,18 @@ import pytest
 from storm_dagster.core.reassignment import assignment_of
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import (
-    PlacedWorker,
     PlacementBatch,
     SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
     UserWorker,
 )
-from storm_rigs.placement.placement_clusters import small_topology, supervisor
+from storm_rigs.placement.placement_clusters import placed_worker, small_topology, supervisor
 
 FOUR = range(6900, 6904)
 TWO = (
-    PlacedWorker(node="s1", host="h1", port=6900, tasks=(1, 3, 6, 7)),
-    PlacedWorker(node="s2", host="h2", port=6900, tasks=(2, 4, 5)),
+    placed_worker("s1", "h1", 6900, (1, 3, 6, 7)),
+    placed_worker("s2", "h2", 6900, (2, 4, 5)),
 )
 
 
@@ -77,8 +76,8 @@ def test_a_user_defined_worker_that_has_its_slot_already_is_one_of_the_old_ones(
 def test_user_defined_workers_and_the_backups_above_the_number_fail() -> None:
     wanted = UserWorker(host="h2", components={"spout": 1})
     old = (
-        PlacedWorker(node="s1", host="h1", port=6900, tasks=(1, 3)),
-        PlacedWorker(node="s2", host="h2", port=6900, tasks=(2, 4)),
+        placed_worker("s1", "h1", 6900, (1, 3)),
+        placed_worker("s2", "h2", 6900, (2, 4)),
     )
     topology = word_count(workers=2, use_old=True, old=old, user_workers=(wanted,))
     placement = place(two_nodes(), topology)
@@ -131,7 +130,7 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
         event="monitor",
         workers=4,
     )
-    old = (PlacedWorker(node="s1", host="h1", port=6900, tasks=tuple(range(1, 10))),)
+    old = (placed_worker("s1", "h1", 6900, tuple(range(1, 10))),)
 
     def record(placement: TopologyPlacement, previous: Any, now: int) -> Any:
         return assignment_of(placement, topology_id="wc-1-1", previous=previous, now_secs=now)
@@ -141,17 +140,17 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
     three = place(
         [supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine.model_copy(update={"old": old})
     )
-    assert sorted(len(worker.tasks) for worker in three.workers) == [3, 3, 3]
+    assert sorted(len(worker.ids) for worker in three.workers) == [3, 3, 3]
     second = record(three, first, 200)
     wide = [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))]
     four = place(wide, nine.model_copy(update={"old": three.workers}))
-    assert sorted(len(worker.tasks) for worker in four.workers) == [2, 2, 2, 3]
+    assert sorted(len(worker.ids) for worker in four.workers) == [2, 2, 2, 3]
     third = record(four, second, 300)
-    (stayed,) = [worker for worker in four.workers if len(worker.tasks) == 3]
+    (stayed,) = [worker for worker in four.workers if len(worker.ids) == 3]
     assert stayed.tasks in [worker.tasks for worker in three.workers]
     starts = third.start_secs()
-    assert {starts[task] for task in stayed.tasks} == {
-        second.start_secs()[task] for task in stayed.tasks
+    assert {starts[task] for task in stayed.ids} == {
+        second.start_secs()[task] for task in stayed.ids
     }
     was, now = second.task_slots(), third.task_slots()
     moved = {task for task in now if was[task] != now[task]}
@@ -160,7 +159,7 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
 
 
 def test_balanced_healing_without_enough_slots_leaves_the_dead_waiting_with_the_reason() -> None:
-    old = (*TWO[:1], *(TWO[1].model_copy(update={"tasks": (2, 4)}),), PlacedWorker(node="s3", host="h3", port=1, tasks=(5,)))  # fmt: skip
+    old = (*TWO[:1], *(TWO[1].model_copy(update={"tasks": "2,4"}),), placed_worker("s3", "h3", 1, (5,)))  # fmt: skip
     topology = word_count(event="monitor", workers=3, old=old, dead=(2, 4, 5))
     placement = place([supervisor(1, [6900, 6901])], topology)
     assert placement.status == "failed"

@@ -19,6 +19,7 @@ from storm_dagster.core.scheduling.strategy import Strategy, strategy_of
 from storm_dagster.model.conf import CONF_KEYS
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.model.placement_reasons import Reason
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.strategies import STRATEGIES
 from storm_rigs.placement.placement_clusters import generated_batch, small_topology, supervisor
 from storm_rigs.placement.placement_invariants import placement_faults
@@ -67,7 +68,9 @@ class Packed(Balanced):
         """Take free slots by supervisor and port."""
         allocation.require_supervisor()
         wanted = allocation.request.wanted
-        slots = [(node, port) for node in allocation.nodes for port in allocation.ports_of(node)]
+        slots = [
+            Slot(node, port) for node in allocation.nodes for port in allocation.ports_of(node)
+        ]
         if len(slots) < wanted:
             raise allocation.short(wanted, with_remedy=True)
         for slot in slots[:wanted]:
@@ -91,7 +94,7 @@ def test_a_new_strategy_is_a_class_and_a_line_of_the_registry(
     )
     result = plan_placement(batch)
     assert placement_faults(batch, result) == []
-    assert [f"{worker.node}:{worker.port}" for worker in result.placements[0].workers] == [
+    assert [worker.slot.key for worker in result.placements[0].workers] == [
         "s1:6900",
         "s1:6901",
         "s2:6900",

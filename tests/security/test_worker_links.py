@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import Frame, decode_frame, decode_request, encode_frame
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 from storm_dagster.security.settings import Security
@@ -38,8 +39,8 @@ def transports() -> Iterator[Callable[[str], Transport]]:
 
 
 def linked(sender: Transport, receiver: Transport) -> None:
-    sender.set_peers({("s", 1): f"127.0.0.1:{receiver.port}"}, [("s", 1)])
-    sender.peers["s", 1].pressure = True
+    sender.set_peers({Slot("s", 1): f"127.0.0.1:{receiver.port}"}, [Slot("s", 1)])
+    sender.peers[Slot("s", 1)].pressure = True
 
 
 def arrived(sender: Transport, receiver: Transport) -> list[bytes]:
@@ -98,7 +99,7 @@ def test_an_outsider_is_refused(transports: Callable[[str], Transport], key: str
         receiver.wait(0.02)
         received.extend(message[-1] for message in receiver.receive(10))
     assert {decode_frame(raw).token for raw in received} == {"token-1"}
-    assert outsider.peers["s", 1].backlog, "what it wanted to say never left"
+    assert outsider.peers[Slot("s", 1)].backlog, "what it wanted to say never left"
 
 
 def test_questions_to_a_worker_need_its_key(transports: Callable[[str], Transport]) -> None:
@@ -132,8 +133,8 @@ def test_nothing_legible_travels(transports: Callable[[str], Transport]) -> None
     seen = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as tap:
         tap.settimeout(20)
-        sender.set_peers({("s", 1): f"127.0.0.1:{tap.getsockname()[1]}"}, [("s", 1)])
-        sender.peers["s", 1].backlog.append(
+        sender.set_peers({Slot("s", 1): f"127.0.0.1:{tap.getsockname()[1]}"}, [Slot("s", 1)])
+        sender.peers[Slot("s", 1)].backlog.append(
             encode_frame(Frame("plain-token", [(1, 2, "s", [(0, 0, [["v"]])])]))
         )
         link, _ = tap.accept()

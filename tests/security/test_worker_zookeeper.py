@@ -34,6 +34,7 @@ from storm_dagster.model.records import (
     WorkerSlot,
     encode_record,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import zookeeper_payload
 from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
@@ -435,7 +436,7 @@ def test_code_of_a_topology_has_no_way_to_others(
     rig.supervisor(ports=tuple(ports.values()))
 
     def running() -> bool:
-        live = [cluster.live_workers(each).get(("s1", port)) for each, port in ports.items()]
+        live = [cluster.live_workers(each).get(Slot("s1", port)) for each, port in ports.items()]
         return all(each is not None and each.status == "running" for each in live)
 
     eventually(running, 60, "both topologies")

@@ -22,9 +22,10 @@ from storm_dagster.core.scheduling.slot_allocation import FreePorts
 from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.units import Codes, Executors, executors_of
 from storm_dagster.model.placement import TopologyToPlace
+from storm_dagster.model.slot import Slot
 from storm_dagster.spark.assignment import exchange, groups
 from storm_dagster.spark.assignment.executor_runs import executor_runs, executors_of_runs
-from storm_rigs.placement.placement_clusters import generated_batch, small_topology
+from storm_rigs.placement.placement_clusters import generated_batch, small_topology, supervisor
 
 REASONS = "storm_dagster.model.placement_reasons"
 SPARK = Path(str(storm_dagster.spark.__file__)).parent
@@ -55,8 +56,8 @@ def test_the_rules_get_the_values_that_the_rules_gave(seed: int) -> None:
         request = event.request()
         assert exchange.decode_request(exchange.encode(request)) == request
         ports = FreePorts(
-            ((node.id, node.host, len(set(node.ports))) for node in nodes),
-            ((node.id, port, 0) for node in nodes for port in sorted(set(node.ports))),
+            ((node.id, node.info) for node in nodes),
+            ((Slot(node.id, port), 0) for node in nodes for port in sorted({*node.info.ports})),
         )
         allocated = allocate(event.about, request, ports)
         read = exchange.decode_allocated(exchange.encode(allocated))
@@ -133,6 +134,10 @@ def test_spark_decides_no_placement_by_itself() -> None:
 def test_the_groups_return_the_columns_that_they_declare() -> None:
     topology = small_topology(bolts={}, spouts={"s": 2})
     event = event_of(topology)
+    records = [("s1", supervisor(1, [6900]).info)]
+    cluster = exchange.values_table(
+        [(3, exchange.CLUSTER, exchange.SUPERVISOR_RECORDS, exchange.encode(records))]
+    )
     values = exchange.values_table(
         [
             (3, 7, exchange.SUMMARY, exchange.encode(event.about)),
@@ -142,15 +147,13 @@ def test_the_groups_return_the_columns_that_they_declare() -> None:
     slots = pa.table(
         {
             "node": ["s1"],
-            "host": ["h1"],
-            "total": [1],
             "port": [6900],
             "rank": [1],
             "holders": [0],
         }
     )
     key = (pa.scalar(3),)
-    allocated = groups.allocate_in_cluster(key, slots, values)
+    allocated = groups.allocate_in_cluster(key, slots, pa.concat_tables([cluster, values]))
     placed = groups.assign_in_part(key, pa.concat_tables([values, allocated]))
     request = groups.request_in_part(key, values)
     for table, kind in (

@@ -26,7 +26,15 @@ from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.testing.waiting import eventually
 
 MIB = 2**20
-SIZE = {("wc-1-1", 6900): 100 * MIB}
+
+
+def size_of(topology_id: str, memory_bytes: int) -> dict[tuple[str, int], WorkerSlot]:
+    """The placement of the topology's worker on port 6900."""
+    worker = WorkerSlot(node="s1", host="h", port=6900, tasks="1", memory_bytes=memory_bytes)
+    return {(topology_id, worker.port): worker}
+
+
+SIZE = size_of("wc-1-1", 100 * MIB)
 _EATS = "import sys, time; held = bytearray(b'x' * int(sys.argv[1])); print('ready', flush=True); time.sleep(600)"
 
 
@@ -103,7 +111,7 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
     ):
         (tmp_path / file).touch()
 
-    def place(**memory: int) -> dict[tuple[str, int], int]:
+    def place(**memory: int) -> dict[tuple[str, int], WorkerSlot]:
         slots = [
             WorkerSlot(
                 node="s1",
@@ -115,7 +123,7 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
             for port in workers
         ]
         assignment = Assignment.model_construct(code_dir="wc-1-1", workers=tuple(slots), restarts=0)
-        return dict(desired_slots({"wc-1-1": assignment}, "s1").memory)
+        return dict(desired_slots({"wc-1-1": assignment}, "s1").workers)
 
     watching = guard(told, groups)
     # The largest size of the topology, which only the worker of the topology master has, is not
@@ -125,7 +133,7 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
     assert [(error[1], "allows 40.0 MiB" in error[2]) for error in told] == [(6901, True)]
     assert (groups / "w6900" / "memory.max").read_text() == str(120 * MIB)
     # It went to another worker, whose process continues.
-    watching.check([workers[6900], workers[6902]], 2.0, {("other-1-1", 6900): 10 * MIB})
+    watching.check([workers[6900], workers[6902]], 2.0, size_of("other-1-1", 10 * MIB))
     assert workers[6900].process.alive()
     watching.check([workers[6900], workers[6902]], 3.0, place(w6900=50 * MIB, w6902=120 * MIB))
     assert workers[6900].process.alive(), "a smaller size is that of the next start"

@@ -25,8 +25,8 @@ from storm_dagster.core.slots.model import (
     Launched,
     LaunchFailed,
     Report,
-    Slot,
     SlotLimits,
+    SupervisedSlot,
     Terminate,
     Tick,
     Work,
@@ -43,7 +43,7 @@ B = Work("b-2-1", "b-2-1")
 class Driver:
     """Feeds one slot with events and records its instructions."""
 
-    slot: Slot = field(default_factory=lambda: Slot(6900))
+    slot: SupervisedSlot = field(default_factory=lambda: SupervisedSlot(6900))
     now: float = 1000.0
     number: int = 0
 
@@ -335,7 +335,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slot = Slot(6900)
+        self.slot = SupervisedSlot(6900)
         self.now = 0.0
         self.alive: dict[str, Work] = {}
         self.to_launch: list[Work] = []
@@ -488,11 +488,11 @@ def test_no_sequence_of_events_however_absurd_breaks_it(events: list[Event]) -> 
 
 
 def test_crashes_that_an_earlier_supervisor_counted_go_on_for_the_same_work_only() -> None:
-    driver = Driver(slot=Slot(6900, crashes=4, counted=A))
+    driver = Driver(slot=SupervisedSlot(6900, crashes=4, counted=A))
     driver.run()
     assert driver.slot.crashes == 4
     assert Launch(A) not in driver.send(Exited("w1", 1))
     assert driver.slot.not_before == driver.now + crash_delay(5, LIMITS)
-    other = Driver(slot=Slot(6900, crashes=4, counted=A))
+    other = Driver(slot=SupervisedSlot(6900, crashes=4, counted=A))
     other.run(B)
     assert other.slot.crashes == 0

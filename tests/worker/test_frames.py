@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import decode_frame
 from storm_dagster.worker.dataplane.routes import RemoteLink
 from storm_dagster.worker.dataplane.sending import send_remote
@@ -25,7 +26,7 @@ def unexpected(link: Any, bundle: Any, error: Exception) -> None:
 def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(
     sizes: list[int], most: int
 ) -> None:
-    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     for task, size in enumerate(sizes, 1):
         link = RemoteLink(task, 99, "default", peer)
         for number in range(size):
@@ -45,7 +46,7 @@ def test_bytes_and_tuples_of_each_stream_are_counted_as_they_travel(
     sizes: list[int], most: int
 ) -> None:
     """Also where a stream fills several frames, and where a tuple cannot be encoded."""
-    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     counted = {"remote_bytes": Counter[str](), "remote_tuples": Counter[str]()}
 
     def count(name: str, stream: str, number: int) -> None:
@@ -69,7 +70,7 @@ def test_bytes_and_tuples_of_each_stream_are_counted_as_they_travel(
 
 
 def test_acks_and_reports_are_no_bytes_of_a_stream() -> None:
-    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     peer.by_task["acks"][1] = [5, 6]
     (raw,) = peer.frames("token", 10, unexpected)
     assert decode_frame(raw).acks == [(1, [5, 6])] and not decode_frame(raw).groups

@@ -25,6 +25,7 @@ from storm_dagster.api import (
     Tuple,
 )
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.slot import Slot
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.transport import Peer
@@ -307,7 +308,7 @@ def test_metrics_are_numbers_that_every_report_can_hold() -> None:
 
 
 def test_a_report_that_cannot_be_encoded_costs_no_acks() -> None:
-    peer = Peer(("s", 1), "127.0.0.1:1", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s", 1), "127.0.0.1:1", None)  # type: ignore[arg-type]
     peer.by_task["acks"][1] = [1, 2]
     peer.report = object()
     frames = list(peer.frames("token", 10, lambda *_: None))

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from storm_dagster.host.worker_spec import WorkerSpec
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import decode_frame
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane import transport
@@ -51,7 +52,7 @@ def test_a_forgotten_link_is_made_again(monkeypatch: pytest.MonkeyPatch, key: st
     monkeypatch.setattr(transport, "_SILENT_MILLIS", 300)
     receiver = Transport("127.0.0.1", 0, "receiver", 100, key)
     sender = Transport("127.0.0.1", 0, "sender", 100, key, blocked_secs=0)
-    slot = ("s", 1)
+    slot = Slot("s", 1)
 
     def arrives() -> bool:
         sender.peers[slot].pressure = True
@@ -98,7 +99,7 @@ def test_a_worker_whose_loop_is_blocked_loses_no_frame(monkeypatch: pytest.Monke
         Transport("127.0.0.1", 0, "receiver", 100),
         Transport("127.0.0.1", 0, "sender", 100),
     )
-    slot = ("s", 1)
+    slot = Slot("s", 1)
     sent = received = 0
     try:
         sender.set_peers({slot: f"127.0.0.1:{receiver.port}"}, [slot])
@@ -133,8 +134,8 @@ def test_a_link_is_cut_later_than_a_worker_is_replaced(secs: int) -> None:
     spec = WorkerSpec.model_construct(host="127.0.0.1", port=0, token="token")
     sender = _bind(spec, {"supervisor.worker.timeout.secs": secs})
     try:
-        sender.set_peers({("s", 1): f"127.0.0.1:{sender.port}"}, [])
-        socket = sender.peers[("s", 1)].socket
+        sender.set_peers({Slot("s", 1): f"127.0.0.1:{sender.port}"}, [])
+        socket = sender.peers[Slot("s", 1)].socket
         assert int(socket.getsockopt(zmq.HEARTBEAT_TIMEOUT)) >= min(secs + 5, 3600) * 1000
     finally:
         sender.close()

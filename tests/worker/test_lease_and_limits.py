@@ -12,6 +12,7 @@ import pytest
 from storm_dagster.api import TaskState
 from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.slot import Slot
 from storm_dagster.testing.task_state import open_task_state, read_task_states
 from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.process import ErrorReporter, error_group
@@ -205,8 +206,8 @@ def test_a_topology_master_judges_the_placement_that_it_names_and_the_processes_
         )  # fmt: skip
 
     def placed(version: int, tokens: dict[str, int], **tasks: int) -> Placement:
-        slots = {int(task[1:]): ("s1", port) for task, port in tasks.items()}
-        running = {token: ("s1", port) for token, port in tokens.items()}
+        slots = {int(task[1:]): Slot("s1", port) for task, port in tasks.items()}
+        running = {token: Slot("s1", port) for token, port in tokens.items()}
         return Placement(version, slots, {}, {}, frozenset(), frozenset(), running)
 
     def judged(now: float) -> tuple[int, str]:

@@ -12,6 +12,7 @@ import pytest
 from storm_dagster.api import Stream, TopologyBuilder
 from storm_dagster.core.acking import AckerResult, AckTracker
 from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.slot import Slot
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.engine.acks import WorkerBits
@@ -193,7 +194,7 @@ def test_trees_of_a_lost_slot_are_replayed_elsewhere(numbers_of: Callable[..., N
     )
 
 
-A, B = ("a", 1), ("b", 2)
+A, B = Slot("a", 1), Slot("b", 2)
 
 
 def test_a_replaced_worker_has_new_bits() -> None:

@@ -18,13 +18,14 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Shared
 from storm_rigs.components import QueueSpout
 
-SLOT = ("a", 1)
+SLOT = Slot("a", 1)
 
 
 class Word(str, Enum):

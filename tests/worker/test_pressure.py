@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from storm_dagster.api import Bolt, Grouping, ReliableSpout, Spout, Topology, TopologyBuilder, Tuple
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import Frame, LetterQuestion, decode_frame, encode_frame
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -227,7 +228,7 @@ def test_large_tuples_fill_a_queue_by_their_bytes(
 
 def test_what_waits_for_a_dead_peer_is_limited_in_bytes() -> None:
     transport = Transport("127.0.0.1", 0, "token", 100)
-    dead = ("s", 1)
+    dead = Slot("s", 1)
     try:
         transport.set_peers({dead: "127.0.0.1:1"}, [])
         peer = transport.peers[dead]
@@ -360,10 +361,10 @@ def held_by(full: list[str] | None) -> set[str]:
         harness.shared.sliced = True
         runners = list(harness.engine.runners.values())
         found = Pressure(harness.engine.conf, None, harness.engine.spec)
-        found.on_request(("s", 1), True, full)
+        found.on_request(Slot("s", 1), True, full)
         found.apply(runners)
         held = {one.component for one in runners if one.held}
-        found.on_request(("s", 1), False, None)
+        found.on_request(Slot("s", 1), False, None)
         found.apply(runners)
         assert not any(one.held for one in runners)
         return held

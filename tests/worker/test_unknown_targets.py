@@ -8,6 +8,7 @@ import pytest
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.names import ACKER
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import Frame, TaskReport, WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.history import TopologyHistory
@@ -67,7 +68,9 @@ def test_reports_of_made_up_slots_are_not_kept() -> None:
         )  # fmt: skip
 
     table = TopologyMasterTable("t-1-1", 9)
-    table.follow(Placement(0, {1: ("s1", 1)}, {}, {}, frozenset(), frozenset(), {"a": ("s1", 1)}))
+    table.follow(
+        Placement(0, {1: Slot("s1", 1)}, {}, {}, frozenset(), frozenset(), {"a": Slot("s1", 1)})
+    )
     for port in range(MANY):
         table.receive(report(port), 0.0)
     assert list(table.document()["workers"]) == ["s1:1"] == list(table.history._marks)

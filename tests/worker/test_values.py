@@ -32,6 +32,7 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import fields_chooser, stable_hash
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import UnreadableValue, decode_value, encode_value, register_classes
 from storm_dagster.model.wire import MAX_FRAME_BYTES, decode_frame
 from storm_dagster.testing.task_state import open_task_state
@@ -204,11 +205,11 @@ class TwoWorkers:
         builder.set_spout("given", QueueSpout)
         builder.set_bolt("sink", CollectBolt, inputs="given")
         spec = builder.to_spec()
-        slots = {1: ("a", 1), 2: ("b", 1), 3: ("a", 1)}
+        slots = {1: Slot("a", 1), 2: Slot("b", 1), 3: Slot("a", 1)}
         components = {1: "given", 2: "sink", 3: "__acker"}
         self.errors: list[BaseException] = []
         self.engines: dict[Any, NativeEngine] = {}
-        for slot in (("a", 1), ("b", 1)):
+        for slot in (Slot("a", 1), Slot("b", 1)):
             merged = {**default_conf(), **spec.conf, **conf}
             shared = Shared(
                 conf=merged,
@@ -225,9 +226,9 @@ class TwoWorkers:
                 slot=slot,
             )
             mine = frozenset(task for task, at in slots.items() if at == slot)
-            addresses = {("a", 1): "h:1", ("b", 1): "h:2"}
+            addresses = {Slot("a", 1): "h:1", Slot("b", 1): "h:2"}
             ready = frozenset(addresses)
-            tokens = {"a": ("a", 1), "b": ("b", 1)}
+            tokens = {"a": Slot("a", 1), "b": Slot("b", 1)}
             placement = Placement(
                 0, slots, addresses, components, mine, mine, tokens=tokens, ready=ready
             )
@@ -499,7 +500,7 @@ def test_a_divided_bundle_has_all_tuples_and_the_edge_of_the_whole(
 
 @pytest.mark.parametrize("tracked", [False, True])
 def test_many_tuples_of_one_tree_never_make_a_frame_over_the_limit(tracked: bool) -> None:
-    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     link = RemoteLink(1, 99, "default", peer)
     tree = Tree(1, 5, 0) if tracked else None
     large = bytes(MAX_FRAME_BYTES // 4)
@@ -524,7 +525,7 @@ def test_many_tuples_of_one_tree_never_make_a_frame_over_the_limit(tracked: bool
 
 
 def test_a_tree_of_many_tuples_makes_bundles_of_a_thousand() -> None:
-    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     link = RemoteLink(1, 99, "default", peer)
     tree = Tree(1, 5, 0)
     for number in range(2500):
@@ -538,7 +539,7 @@ def test_a_tree_of_many_tuples_makes_bundles_of_a_thousand() -> None:
 def test_no_bundle_is_over_a_thousand_wherever_a_large_tree_is(
     sizes: list[int], again: bool
 ) -> None:
-    link = RemoteLink(1, 99, "default", Peer(("s2", 7001), "127.0.0.1:7001", None))  # type: ignore[arg-type]
+    link = RemoteLink(1, 99, "default", Peer(Slot("s2", 7001), "127.0.0.1:7001", None))  # type: ignore[arg-type]
     for _ in range(1 + again):
         sent = []
         for root, size in enumerate(sizes, 1):
@@ -639,7 +640,7 @@ class CountOnce(StatefulBolt):
 
 def test_what_cannot_be_read_harms_one_tuple_only() -> None:
     register_classes(REGISTERED, load_plugin)
-    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    peer = Peer(Slot("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
     link = RemoteLink(1, 99, "default", peer)
     for value in (Order(1), 1):
         send_remote(link, None, msgspec.Raw(encode_value([value])))

@@ -22,6 +22,7 @@ from storm_dagster.api import (
     WindowedBolt,
 )
 from storm_dagster.model.names import ACKER
+from storm_dagster.model.slot import Slot
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.routes import Placement
@@ -129,10 +130,14 @@ def test_a_run_ends_when_all_of_a_large_result_has_come() -> None:
 
 def hold(harness: TopologyHarness, *full: str) -> None:
     """These components are full in another worker; without one, none is."""
-    harness.engine.pressure.on_request(("other", 1), bool(full), full)
+    harness.engine.pressure.on_request(Slot("other", 1), bool(full), full)
     if full:
         # A request expires by real time.
-        harness.engine.pressure._peers[("other", 1)] = (float("inf"), frozenset(full), frozenset())
+        harness.engine.pressure._peers[Slot("other", 1)] = (
+            float("inf"),
+            frozenset(full),
+            frozenset(),
+        )
     harness.engine._update_spouts(harness.shared.clock())
 
 
@@ -216,7 +221,9 @@ def test_windows_wait_for_a_source_that_a_rebalance_adds() -> None:
         tasks = {**placement.components, 99: "partitions"}
         everything = frozenset(tasks)
         harness.engine.place(
-            Placement(1, dict.fromkeys(tasks, ("harness", 0)), {}, tasks, everything, everything)
+            Placement(
+                1, dict.fromkeys(tasks, Slot("harness", 0)), {}, tasks, everything, everything
+            )
         )
         Partitions.ready[0] = [150_000]
         harness.advance(3)

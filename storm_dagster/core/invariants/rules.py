@@ -17,6 +17,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import code_keys
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.tables import load_table
 
 # -- I1: every task has one slot -------------------------------------------------------------------
@@ -45,15 +46,15 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
 
 def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
     """No slot is given to two topologies."""
-    owners: dict[tuple[str, int], str] = {}
+    owners: dict[Slot, str] = {}
     for topology in snapshot.view.topologies.values():
         counts = Counter(worker.slot for worker in topology.workers)
-        for (node, port), count in sorted(counts.items()):
-            other = owners.setdefault((node, port), topology.id)
+        for slot, count in sorted(counts.items()):
+            other = owners.setdefault(slot, topology.id)
             if other != topology.id:
-                yield f"slot {node}:{port}", f"is given to {other} and to {topology.id}"
+                yield f"slot {slot.key}", f"is given to {other} and to {topology.id}"
             if count > 1:
-                yield title(topology), f"lists slot {node}:{port} {count} times"
+                yield title(topology), f"lists slot {slot.key} {count} times"
 
 
 def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
@@ -73,7 +74,7 @@ def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
 def one_live_owner(snapshot: ClusterSnapshot) -> Found:
     """At most one live process runs a task."""
     for topology in snapshot.view.topologies.values():
-        owner: dict[tuple[int, int], tuple[str, int]] = {}
+        owner: dict[tuple[int, int], Slot] = {}
         for slot, worker in sorted(topology.live_workers.items()):
             # With different versions of the assignment one of the two is handing the task over.
             for task in decode_ranges(worker.tasks) if worker.status == "running" else ():
@@ -81,7 +82,7 @@ def one_live_owner(snapshot: ClusterSnapshot) -> Found:
                 if other != slot:
                     yield (
                         title(topology),
-                        f"task {task} runs in {other[0]}:{other[1]} and in {slot[0]}:{slot[1]}",
+                        f"task {task} runs in {other.key} and in {slot.key}",
                     )
 
 
@@ -89,19 +90,19 @@ def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
     """At most one worker process runs in a slot, the one that holds its node."""
     if snapshot.processes is None:
         return
-    here = multimap(((process.node, process.port), process) for process in snapshot.processes)
-    for (node, port), found in sorted(here.items()):
+    here = multimap((process.slot, process) for process in snapshot.processes)
+    for slot, found in sorted(here.items()):
         if len(found) > 1:
             pids = ", ".join(f"{part.pid} ({part.topology_id})" for part in found)
-            yield f"slot {node}:{port}", f"{len(found)} worker processes run in it: {pids}"
+            yield f"slot {slot.key}", f"{len(found)} worker processes run in it: {pids}"
     for topology in snapshot.view.topologies.values():
-        for (node, port), worker in sorted(topology.live_workers.items()):
-            found = here.get((node, port), [])
+        for slot, worker in sorted(topology.live_workers.items()):
+            found = here.get(slot, [])
             if found and all(part.pid != worker.pid for part in found):
                 reason = (
                     f"process {found[0].pid} runs in it, but process {worker.pid} holds its node"
                 )
-                yield f"slot {node}:{port}", reason
+                yield f"slot {slot.key}", reason
 
 
 _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from storm_dagster.model.records import TokenRecord
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 
 
@@ -17,6 +18,11 @@ class WorkerPid:
     """Supervisor id."""
     port: int
     pid: int
+
+    @property
+    def slot(self) -> Slot:
+        """The slot that it runs in."""
+        return Slot(self.node, self.port)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.slot import Slot
 
 CauseKind = Literal[
     "dead_worker",
@@ -57,6 +58,11 @@ class Cause:
     """How long the observer had seen it so when it judged, of a lost host since its counter last
     rose; 0 where neither is known.
     """
+
+    @property
+    def slot(self) -> Slot:
+        """The slot that was judged; that of a cause that names no worker has an empty id."""
+        return Slot(self.node, self.port)
 
     @property
     def key(self) -> str:

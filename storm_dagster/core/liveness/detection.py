@@ -28,6 +28,7 @@ from storm_dagster.core.transitions import HEALED, STEADY
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import Assignment, WorkerSlot
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
 _MASS_LOSS_SUPERVISORS = 3
@@ -123,21 +124,19 @@ def observe(
     frozen = since is not None and boot_now - since <= limits.launch_secs
     # What was moved already counts as well: a fault comes in parts, and a pause lasts until its
     # hosts are back.
-    live = {
-        f"{node}:{port}" for topology, _, _ in _healed(view) for node, port in topology.live_workers
-    }
+    live = {slot.key for topology, _, _ in _healed(view) for slot in topology.live_workers}
     lost = {
-        slot: at
-        for slot, at in (memory.lost or {}).items()
-        if slot not in live
+        key: at
+        for key, at in (memory.lost or {}).items()
+        if key not in live
         and (
             boot_now - at <= limits.window_secs
-            or (frozen and slot.rpartition(":")[0] not in view.supervisors)
+            or (frozen and Slot.parse(key).node not in view.supervisors)
         )
     }
     judged = [cause for cause in round_.causes if cause.kind in ("lost_host", "dead_worker")]
-    lost.update((f"{cause.node}:{cause.port}", boot_now) for cause in judged)
-    nodes = {slot.rpartition(":")[0] for slot in lost}
+    lost.update((cause.slot.key, boot_now) for cause in judged)
+    nodes = {Slot.parse(key).node for key in lost}
     total = sum(len(assignment.workers) for _, assignment, _ in _healed(view))
     share = 100 * len(lost) / total if total else 0.0
     mass = share > limits.mass_loss_percent and len(nodes) >= _MASS_LOSS_SUPERVISORS
@@ -253,7 +252,7 @@ class _TopologyCheck:
         self._assignment = assignment
         self._assignment_at = assignment_at
         self._known = round_.memory.topologies.get(topology.id)
-        self._judged: set[tuple[str, int]] = set()
+        self._judged: set[Slot] = set()
 
     def run(self) -> TopologyMemory:
         known, generation = self._known, self._assignment_at.version
@@ -276,8 +275,8 @@ class _TopologyCheck:
         for worker in self._assignment.workers:
             if worker.slot in self._topology.live_workers:
                 continue
-            name = f"{worker.node}:{worker.port}"
-            before = self._known.missing.get(name) if self._known is not None else None
+            key = worker.slot.key
+            before = self._known.missing.get(key) if self._known is not None else None
             # The newest start among its tasks: it rises when a task is placed there again.
             started = max((starts.get(task, 0) for task in worker.ids), default=0)
             if before is None or before.started != started:
@@ -286,7 +285,7 @@ class _TopologyCheck:
                 before = MissingSlot(
                     since=self._now, gone=bool(same and before is None), started=started
                 )
-            missing[name] = before
+            missing[key] = before
             kind, limit = self._round.limit(worker, before)
             if kind == "dead_worker" and self._round.is_restarting(worker):
                 self._round.restarting.append((self._topology.id, worker.node, worker.port))
@@ -307,11 +306,12 @@ class _TopologyCheck:
             live = self._topology.live_workers.get(worker.slot)
             if live is None or live.status != "starting":
                 continue
-            name, token = f"{worker.node}:{worker.port}", live.token[:8]
-            before = self._known.starting.get(name) if self._known is not None else None
+            key = worker.slot.key
+            token = live.token[:8]
+            before = self._known.starting.get(key) if self._known is not None else None
             if before is None or before.token != token:
                 before = StartingWorker(self._now, token)
-            starting[name] = before
+            starting[key] = before
             if self._over(
                 before.since, self._round.limits.launch_secs, worker, "has not reported its tasks"
             ):
@@ -399,7 +399,7 @@ class _TopologyCheck:
         self._round.deadlines.append(since + limit)
         if what is not None:
             self._round.waiting.append(
-                f"worker {worker.node}:{worker.port} of {self._topology.base.name} {what} for {self._now - since:.0f} s, "
+                f"worker {worker.slot.key} of {self._topology.base.name} {what} for {self._now - since:.0f} s, "
                 f"judged after {limit:g} s"
             )
         return False

@@ -5,7 +5,7 @@ as an ``<img>`` with a data URI, in which browsers run no scripts and load nothi
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -22,7 +22,7 @@ from storm_dagster.core.pictures.svg import (
 )
 from storm_dagster.core.snapshot.workers import WorkerSnapshot
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.placement import PlacedWorker
+from storm_dagster.model.records import WorkerSlot
 
 MAX_SLOTS = 160
 """Number of slots that are drawn; supervisors beyond them are counted."""
@@ -92,24 +92,29 @@ def running_supervisors(
 
 
 def placed_supervisors(
-    workers: Iterable[PlacedWorker], components: Mapping[int, str], topology: str
+    workers: Iterable[WorkerSlot],
+    components: Mapping[int, str],
+    topology: str,
+    kept: Collection[str] = (),
 ) -> list[DrawnSupervisor]:
     """The slots of a placement by supervisor, in order of host, id and port.
 
-    ``components`` maps the tasks of the topology to their component.
+    ``components`` maps the tasks of the topology to their component; ``kept`` has the keys of the
+    slots that it used before.
     """
     by_supervisor = multimap(((worker.host, worker.node), worker) for worker in workers)
     supervisors: list[DrawnSupervisor] = []
     for (host, node), in_it in sorted(by_supervisor.items()):
         slots: list[DrawnSlot] = []
         for worker in sorted(in_it, key=_port):
-            in_slot = {task: components.get(task, "?") for task in worker.tasks}
-            slots.append(DrawnSlot(worker.port, topology, in_slot, worker.kept))
+            in_slot = {task: components.get(task, "?") for task in worker.ids}
+            is_kept = worker.slot.key in kept
+            slots.append(DrawnSlot(worker.port, topology, in_slot, is_kept))
         supervisors.append(DrawnSupervisor(node, host, slots))
     return supervisors
 
 
-def _port(worker: WorkerSnapshot | PlacedWorker) -> int:
+def _port(worker: WorkerSnapshot | WorkerSlot) -> int:
     return worker.port
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from storm_dagster.core.scheduling.plan import event_of
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.ranges import decode_ranges
+from storm_dagster.model.slot import Slot
 
 
 def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
@@ -47,7 +48,7 @@ def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Itera
         return
     for worker in topology.old:
         if worker.host not in topology.isolation:
-            yield f"{topology.name}: {worker.node}:{worker.port} is on {worker.host}, not on its isolation hosts"
+            yield f"{topology.name}: {worker.slot.key} is on {worker.host}, not on its isolation hosts"
 
 
 def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
@@ -72,17 +73,18 @@ def move_faults(
 ) -> Iterator[str]:
     """A rebalance that moved more tasks than the change of worker sizes makes necessary.
 
-    ``moves`` is the record of the rebalance: ``before`` (slot -> task ranges) and ``slack`` (tasks
+    ``moves`` is the record of the rebalance: ``before`` (``node:port`` -> task ranges) and ``slack`` (tasks
     that may move for other reasons). ``workers`` is its result.
     """
-    before = {slot: set(decode_ranges(tasks)) for slot, tasks in moves["before"].items()}
-    now = {task: slot for slot, tasks in workers.items() for task in tasks}
-    held = {slot: {task for task in tasks if task in now} for slot, tasks in before.items()}
-    moved = sum(now[task] != slot for slot, tasks in held.items() for task in tasks)
-    left, had = Counter(slot.rpartition(":")[0] for slot in workers), list[int]()
-    for slot, tasks in sorted(held.items(), key=lambda item: -len(item[1])):
+    before = {key: set(decode_ranges(tasks)) for key, tasks in moves["before"].items()}
+    now = {task: key for key, tasks in workers.items() for task in tasks}
+    held = {key: {task for task in tasks if task in now} for key, tasks in before.items()}
+    moved = sum(now[task] != key for key, tasks in held.items() for task in tasks)
+    left = Counter(Slot.parse(key).node for key in workers)
+    had: list[int] = []
+    for key, tasks in sorted(held.items(), key=lambda item: -len(item[1])):
         # Of a supervisor that has fewer workers now, the smallest had to go.
-        node = slot.rpartition(":")[0]
+        node = Slot.parse(key).node
         had += [len(tasks)] if left[node] > 0 else []
         left[node] -= 1
     has = sorted((len(tasks) for tasks in workers.values()), reverse=True)

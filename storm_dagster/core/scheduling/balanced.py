@@ -9,7 +9,7 @@ soon as there are slots.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from storm_dagster.core.scheduling.history import LOST, Slot
+from storm_dagster.core.scheduling.history import LOST
 from storm_dagster.core.scheduling.requested_workers import Grants, RequestedSlot
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
@@ -22,6 +22,7 @@ from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
 from storm_dagster.model.placement_reasons import Reason, refusal, too_many_requests_refusal
+from storm_dagster.model.slot import Slot
 
 
 class Balanced(Strategy):
@@ -147,7 +148,7 @@ class Balanced(Strategy):
 def _block(blocked: dict[int, set[str]], wanted: RequestedSlot, slot: Slot) -> None:
     for component in wanted.components:
         if component in blocked:
-            blocked[component].add(slot[0])
+            blocked[component].add(slot.node)
 
 
 def _slot_for(wanted: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
@@ -158,11 +159,11 @@ def _slot_for(wanted: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
     nodes = sorted(usable, key=lambda node: (node != wanted.node, node))
     if wanted.port is not None:
         for node in nodes:
-            if allocation.ports.has((node, wanted.port)):
-                return (node, wanted.port)
+            if allocation.ports.has(Slot(node, wanted.port)):
+                return Slot(node, wanted.port)
     elif wanted.hint is not None and allocation.may_use(wanted.hint):
         return wanted.hint
-    return (nodes[0], allocation.ports_of(nodes[0])[0]) if nodes else None
+    return Slot(nodes[0], allocation.ports_of(nodes[0])[0]) if nodes else None
 
 
 def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
@@ -246,7 +247,7 @@ def _spread(
             ]
             if helpful and node not in helpful:
                 node, why, against = min(helpful, key=ports.load), Reason.SLOT_DIFFER, ""
-        allocation.take((node, ports.free[node][0]), why, text=against)
+        allocation.take(Slot(node, ports.free[node][0]), why, text=against)
         chosen.add(node)
 
 

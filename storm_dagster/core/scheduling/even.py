@@ -4,7 +4,6 @@
 
 from itertools import zip_longest
 
-from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import Grants, ReusableSlot
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
@@ -13,6 +12,7 @@ from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement_reasons import Reason, even_ignores, refusal
+from storm_dagster.model.slot import Slot
 
 
 class Even(Strategy):
@@ -157,7 +157,8 @@ def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:
     """
     ports = allocation.ports
     by_host = multimap(
-        (ports.host[node], [(node, port) for port in ports.free[node]]) for node in allocation.nodes
+        (ports.info[node].host, [Slot(node, port) for port in ports.free[node]])
+        for node in allocation.nodes
     )
     return [_interleave(groups) for groups in by_host.values()]
 

@@ -76,7 +76,7 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     held = [
         (worker.node, component[position_of[member]])
         for worker in placement.workers
-        for member in worker.tasks
+        for member in worker.ids
         if REASONS.get(placement.reasons[member]) in (Reason.KEPT, Reason.UNSTOPPED)
     ]
     held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
@@ -115,14 +115,14 @@ def _start(
     """Slots and workers as they were before the first choice, the number of executors that no
     requested worker holds, and the worker that was chosen for each.
     """
-    by_slot = {f"{worker.node}:{worker.port}": worker for worker in placement.workers}
+    by_slot = {worker.slot.key: worker for worker in placement.workers}
     component = event.executors.component
     slots: list[str] = []
     workers: list[FilledWorker] = []
     unassigned = 0
     chosen: dict[int, int] = {}
     for slot in placement.worker_reasons:
-        mine = sorted({position_of[task] for task in by_slot[slot].tasks})
+        mine = sorted({position_of[task] for task in by_slot[slot].ids})
         why = {
             position: REASONS.get(placement.reasons[event.executors.unit[position]])
             for position in mine

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from storm_dagster.core.scheduling.units import Codes, Executors, Row
+from storm_dagster.model.slot import Slot
 
 if TYPE_CHECKING:
     from storm_dagster.model.placement import TopologyToPlace
@@ -14,9 +15,6 @@ LOST, KEPT, UNSTOPPED = 0, 1, 2
 """States of an old worker: its executors are placed; it is alive and left alone; it beats although
 its supervisor is gone, and is left alone too.
 """
-
-Slot = tuple[str, int]
-"""(supervisor id, port)."""
 
 
 @dataclass
@@ -37,7 +35,7 @@ class OldWorker:
     @property
     def slot(self) -> Slot:
         """Its supervisor and port."""
-        return (self.node, self.port)
+        return Slot(self.node, self.port)
 
     def weights(self, positions: Iterable[int], executors: Executors) -> list[int]:
         """Number of tasks of each executor here: so many need not move when it stays."""
@@ -84,7 +82,7 @@ def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
             "port": worker.port,
             "memory": worker.memory_bytes,
             "cpu": worker.cpu,
-            "tasks": worker.tasks,
+            "tasks": worker.ids,
         }
     for number, entry in enumerate(topology.user_workers):
         yield {

@@ -7,6 +7,7 @@ from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
 from storm_dagster.model.placement_reasons import Reason, refusal
+from storm_dagster.model.slot import Slot
 
 
 class Local(Strategy):
@@ -35,7 +36,7 @@ class Local(Strategy):
             if allocation.about.event == "rebalance"
             else ()
         )
-        slot = next((slot for slot in mine if allocation.may_use(slot)), (nodes[0], free[0]))
+        slot = next((slot for slot in mine if allocation.may_use(slot)), Slot(nodes[0], free[0]))
         allocation.take(slot, Reason.SLOT_LOCAL)
 
     def fill(self, assignment: TaskAssignment) -> None:

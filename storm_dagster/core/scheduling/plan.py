@@ -7,7 +7,7 @@ are placed by the PySpark assignment, with the same steps
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.slot_allocation import FreePorts
@@ -21,7 +21,6 @@ from storm_dagster.core.scheduling.units import (
     summary_of,
 )
 from storm_dagster.model.placement import (
-    PlacedWorker,
     PlacementBatch,
     PlacementResult,
     SupervisorSlots,
@@ -29,6 +28,8 @@ from storm_dagster.model.placement import (
     TopologyToPlace,
 )
 from storm_dagster.model.placement_reasons import Reason, Refusal, slot_reason_text
+from storm_dagster.model.records import WorkerSlot
+from storm_dagster.model.slot import Slot
 
 
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
@@ -47,17 +48,16 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
 def _free_ports(
     supervisors: Sequence[SupervisorSlots], topologies: Sequence[TopologyToPlace]
 ) -> FreePorts:
-    holders = Counter(
-        slot for topology in topologies for slot in {(old.node, old.port) for old in topology.old}
-    )
+    holders = Counter[Slot]()
+    for topology in topologies:
+        holders.update({worker.slot for worker in topology.old})
     ordered = sorted(supervisors, key=lambda supervisor: supervisor.id)
+    slots: list[Slot] = []
+    for supervisor in ordered:
+        slots += [Slot(supervisor.id, port) for port in sorted(supervisor.unused)]
     return FreePorts(
-        ((node.id, node.host, len(set(node.ports))) for node in ordered),
-        (
-            (node.id, port, holders[node.id, port])
-            for node in ordered
-            for port in sorted({*node.ports} - {*node.used})
-        ),
+        ((supervisor.id, supervisor.info) for supervisor in ordered),
+        ((slot, holders[slot]) for slot in slots),
         {host for topology in topologies for host in topology.isolation},
     )
 
@@ -99,9 +99,10 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
             unassigned=dict.fromkeys(without, refusal.brief),
         )
     warnings = next((json.loads(row["text"]) for row in rows if row["text"]), ())
-    before = {(worker.node, worker.port): worker for worker in topology.old}
+    before = {worker.slot: worker for worker in topology.old}
     rows.sort(key=lambda row: (row["node"], row["port"]))
-    workers: list[PlacedWorker] = []
+    workers: list[WorkerSlot] = []
+    slots: dict[int, Slot] = {}
     reasons: dict[int, str] = {}
     for row in rows:
         tasks = [
@@ -111,47 +112,44 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
         if several:
             tasks = [(task, text) for unit, text in tasks for task in several.get(unit, (unit,))]
         reasons.update(tasks)
+        ids = [task for task, _ in tasks]
+        slot = Slot(row["node"], row["port"])
         workers.append(
-            PlacedWorker(
-                node=row["node"],
-                host=row["host"],
-                port=row["port"],
-                tasks=tuple(sorted(task for task, _ in tasks)),
-                memory_bytes=row["memory"],
-                cpu=row["cpu"],
-                kept=(row["node"], row["port"]) in before,
-            )
+            WorkerSlot.of_tasks(slot, row["host"], ids, memory_bytes=row["memory"], cpu=row["cpu"])
         )
+        slots.update(dict.fromkeys(ids, slot))
     unchanged = topology.event != "new" and _as_before(before, workers)
     return TopologyPlacement(
         name=topology.name,
         status="unchanged" if unchanged else "assigned",
         workers=tuple(workers),
-        moved=_moved(topology, workers),
+        kept=tuple(worker.slot.key for worker in workers if worker.slot in before),
+        moved=_moved(topology, slots),
         reasons=dict(sorted(reasons.items())),
         worker_reasons={
-            f"{row['node']}:{row['port']}": slot_reason_text(row["why"], row["against"])
+            Slot(row["node"], row["port"]).key: slot_reason_text(row["why"], row["against"])
             for row in sorted(rows, key=lambda row: row["number"])
         },
         warnings=tuple(warnings),
     )
 
 
-def _as_before(before: dict[tuple[str, int], PlacedWorker], workers: list[PlacedWorker]) -> bool:
+def _as_before(before: Mapping[Slot, WorkerSlot], workers: Sequence[WorkerSlot]) -> bool:
     """Whether the live assignment has the same workers; unknown resources (0) count as equal."""
-    pairs = [(before.get((worker.node, worker.port)), worker) for worker in workers]
+    pairs = [(before.get(worker.slot), worker) for worker in workers]
     return len(before) == len(workers) and all(
         old is not None
-        and set(old.tasks) == set(new.tasks)
+        and old.tasks == new.tasks
         and old.memory_bytes in (0, new.memory_bytes)
         and old.cpu in (0, new.cpu)
         for old, new in pairs
     )
 
 
-def _moved(topology: TopologyToPlace, workers: list[PlacedWorker]) -> int:
-    if not topology.old:
-        return 0
-    now = {task: (worker.node, worker.port) for worker in workers for task in worker.tasks}
-    before = {task: (worker.node, worker.port) for worker in topology.old for task in worker.tasks}
-    return sum(now.get(task, slot) != slot for task, slot in before.items())
+def _moved(topology: TopologyToPlace, slots: Mapping[int, Slot]) -> int:
+    """Number of tasks of the old workers whose slot, by ``slots``, is another one."""
+    moved = 0
+    for worker in topology.old:
+        before = worker.slot
+        moved += sum(slots.get(task, before) != before for task in worker.ids)
+    return moved

@@ -15,10 +15,10 @@ from storm_dagster.core.scheduling.history import (
     UNSTOPPED,
     EventHistory,
     OldWorker,
-    Slot,
 )
 from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary, worker_count
 from storm_dagster.model.placement_reasons import dropped_requests
+from storm_dagster.model.slot import Slot
 
 
 class RequestedSlot(NamedTuple):
@@ -215,7 +215,7 @@ class ReusableSlot(NamedTuple):
     @property
     def slot(self) -> Slot:
         """Its supervisor and port."""
-        return (self.node, self.port)
+        return Slot(self.node, self.port)
 
 
 class DifferNeed(NamedTuple):

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import ReusableSlot
 from storm_dagster.model.multimap import multimap
+from storm_dagster.model.slot import Slot
 
 _Order = tuple[int, int, str, int]
 
@@ -133,9 +133,9 @@ def keep_executors(
         for position, weight in zip(worker.holds, worker.weights, strict=True):
             kind = component[position]
             if kind in met:
-                if worker.slot[0] in met[kind]:
+                if worker.slot.node in met[kind]:
                     continue
-                met[kind].add(worker.slot[0])
+                met[kind].add(worker.slot.node)
             lawful.append((weight, position))
         stays[index] = _kept(lawful, worker.limit, component, system)
     return stays

@@ -4,8 +4,8 @@ import heapq
 from bisect import insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import SlotRequest
 from storm_dagster.core.scheduling.reuse import Saving
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
@@ -16,6 +16,10 @@ from storm_dagster.model.placement_reasons import (
     short_of_slots_refusal,
     slot_rival,
 )
+from storm_dagster.model.slot import Slot
+
+if TYPE_CHECKING:
+    from storm_dagster.model.records import SupervisorInfo
 
 _Load = tuple[int, int, str]
 
@@ -29,32 +33,34 @@ class FreePorts:
 
     def __init__(
         self,
-        supervisors: Iterable[tuple[str, str, int]],
-        slots: Iterable[tuple[str, int, int]],
+        supervisors: Iterable[tuple[str, "SupervisorInfo"]],
+        slots: Iterable[tuple[Slot, int]],
         isolated: Collection[str] = (),
     ) -> None:
-        """``supervisors`` are (id, host, ports in all), by ascending id; ``slots`` are (supervisor
-        id, port, number of topologies that hold it), by ascending port: one that is held is free
-        for nobody else. ``isolated`` are the hosts that topologies are isolated on.
+        """``supervisors`` are (id, record), by ascending id; ``slots`` are (slot, number of
+        topologies that hold it), by ascending port: one that is held is free for nobody else.
+        ``isolated`` are the hosts that topologies are isolated on.
         """
-        self.host: dict[str, str] = {}
-        """Supervisor id -> host, by ascending id."""
+        self.info: dict[str, SupervisorInfo] = {}
+        """Supervisor id -> its record, by ascending id."""
         self.free: dict[str, list[int]] = {}
         self.open: dict[str, None] = {}
         """Supervisors that are not on an isolated host, by ascending id."""
         self._ports: dict[str, int] = {}
         self._reusable: set[Slot] = set()
         self._nodes_of: dict[str, list[str]] = {}
-        for node, host, ports in supervisors:
-            self.host[node], self._ports[node], self.free[node] = host, ports, []
-            self._nodes_of.setdefault(host, []).append(node)
-            if host not in isolated:
+        for node, info in supervisors:
+            self.info[node] = info
+            self.free[node] = []
+            self._ports[node] = len(set(info.ports))
+            self._nodes_of.setdefault(info.host, []).append(node)
+            if info.host not in isolated:
                 self.open[node] = None
-        for node, port, holders in slots:
+        for slot, holders in slots:
             if not holders:
-                self.free[node].append(port)
+                self.free[slot.node].append(slot.port)
             elif holders == 1:
-                self._reusable.add((node, port))
+                self._reusable.add(slot)
         self.total: int = sum(len(self.free[node]) for node in self.open)
         """Free ports of the open supervisors."""
         self._heap: list[_Load] = [self.load(node) for node in self.open]
@@ -73,7 +79,7 @@ class FreePorts:
 
     def has(self, slot: Slot) -> bool:
         """Whether the slot is free."""
-        return slot[1] in self.free.get(slot[0], ())
+        return slot.port in self.free.get(slot.node, ())
 
     def may_keep(self, slot: Slot) -> bool:
         """Whether the slot, held by one topology, exists and is nobody else's."""
@@ -81,13 +87,13 @@ class FreePorts:
 
     def take(self, slot: Slot) -> None:
         """Mark the slot as used."""
-        self.free[slot[0]].remove(slot[1])
-        self._changed(slot[0], -1)
+        self.free[slot.node].remove(slot.port)
+        self._changed(slot.node, -1)
 
     def put(self, slot: Slot) -> None:
         """Mark the slot as free."""
-        insort(self.free[slot[0]], slot[1])
-        self._changed(slot[0], 1)
+        insort(self.free[slot.node], slot.port)
+        self._changed(slot.node, 1)
 
     def _changed(self, node: str, step: int) -> None:
         if node in self.open:
@@ -161,7 +167,7 @@ class AllocatedSlot:
     @property
     def slot(self) -> Slot:
         """Its supervisor and port."""
-        return (self.node, self.port)
+        return Slot(self.node, self.port)
 
 
 class SlotAllocation:
@@ -198,13 +204,13 @@ class SlotAllocation:
 
     def may_use(self, slot: Slot) -> bool:
         """Whether the slot is free, and on a supervisor that it may use."""
-        return slot[1] in self.ports_of(slot[0])
+        return slot.port in self.ports_of(slot.node)
 
     def may_keep(self, slot: Slot) -> bool:
         """Whether a slot that the topology holds is on a usable supervisor, which can release
         it.
         """
-        return self.ports.may_keep(slot) and self._may_be_on(slot[0])
+        return self.ports.may_keep(slot) and self._may_be_on(slot.node)
 
     def release_own(self, slot: Slot) -> None:
         """Free a slot that the topology holds, for this topology only, if it is still offered."""
@@ -234,9 +240,8 @@ class SlotAllocation:
         """Take a free slot."""
         self.ports.take(slot)
         self._taken.append(slot)
-        self.slots.append(
-            AllocatedSlot(slot[0], self.ports.host[slot[0]], slot[1], int(why), role, ref, text)
-        )
+        host = self.ports.info[slot.node].host
+        self.slots.append(AllocatedSlot(slot.node, host, slot.port, int(why), role, ref, text))
 
     def close(self, refused: bool) -> None:
         """Leave to the next topology what is free for all; release everything when it was
@@ -270,5 +275,5 @@ class SlotAllocation:
 
     def require_supervisor(self) -> None:
         """Refuse the topology when no supervisor is alive."""
-        if not self.ports.host:
+        if not self.ports.info:
             raise PlacementRefused(refusal("no supervisor", self.about.name))

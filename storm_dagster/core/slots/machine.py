@@ -24,10 +24,10 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from storm_dagster.core.slots import model
-from storm_dagster.core.slots.model import Slot, SlotLimits, Work
+from storm_dagster.core.slots.model import SlotLimits, SupervisedSlot, Work
 from storm_dagster.model.exit_codes import EXIT_SUPERSEDED
 
-_Result: TypeAlias = "tuple[Slot, tuple[model.Instruction, ...]]"
+_Result: TypeAlias = "tuple[SupervisedSlot, tuple[model.Instruction, ...]]"
 _KILL_AGAIN = 5.0
 
 
@@ -38,7 +38,7 @@ def crash_delay(crashes: int, limits: SlotLimits) -> float:
     return 0.0 if crashes <= 1 else min(limits.longest_delay, 2.0 ** min(crashes - 2, 30))
 
 
-def is_restarting(slot: Slot) -> bool:
+def is_restarting(slot: SupervisedSlot) -> bool:
     """Whether a worker that ran here is being brought back in place
     (``SupervisorInfo.restarting``).
     """
@@ -48,7 +48,7 @@ def is_restarting(slot: Slot) -> bool:
     )
 
 
-def extend_deadline(slot: Slot, seconds: float) -> Slot:
+def extend_deadline(slot: SupervisedSlot, seconds: float) -> SupervisedSlot:
     """Extend the heartbeat deadline by ``seconds`` without a supervisor (a suspended machine, a
     stopped process).
 
@@ -57,7 +57,7 @@ def extend_deadline(slot: Slot, seconds: float) -> Slot:
     return replace(slot, beat_at=slot.beat_at + seconds)
 
 
-def step(slot: Slot, event: model.Event, now: float, limits: SlotLimits) -> _Result:
+def step(slot: SupervisedSlot, event: model.Event, now: float, limits: SlotLimits) -> _Result:
     """The slot after ``event``, and instructions. Late results that fit nothing any more change
     nothing.
     """
@@ -68,11 +68,13 @@ def _same_topology(one: Work | None, other: Work | None) -> bool:
     return one is not None and other is not None and one.topology_id == other.topology_id
 
 
-def _enter(slot: Slot, state: model.SlotState, now: float) -> Slot:
+def _enter(slot: SupervisedSlot, state: model.SlotState, now: float) -> SupervisedSlot:
     return replace(slot, state=state, since=now) if slot.state != state else slot
 
 
-def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits) -> _Result:
+def _assigned(
+    slot: SupervisedSlot, event: model.Assigned, now: float, limits: SlotLimits
+) -> _Result:
     work, lazy = event.work, event.lazy
     if work == slot.wanted and lazy == slot.lazy:
         return slot, ()
@@ -102,7 +104,7 @@ def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits)
     return _end_process(slot, now)
 
 
-def _other_code(slot: Slot, now: float) -> _Result:
+def _other_code(slot: SupervisedSlot, now: float) -> _Result:
     """Keep a process with other code of the topology running until the wanted code is here, or for
     good if lazy.
 
@@ -117,7 +119,7 @@ def _other_code(slot: Slot, now: float) -> _Result:
     return _update_or_fetch(_enter(slot, "waiting-for-update", now), now)
 
 
-def _fetch(slot: Slot, now: float) -> _Result:
+def _fetch(slot: SupervisedSlot, now: float) -> _Result:
     """Ask for the wanted code when it is neither here nor on its way."""
     if (
         slot.wanted is None
@@ -128,7 +130,7 @@ def _fetch(slot: Slot, now: float) -> _Result:
     return replace(slot, fetching=slot.wanted.code_dir), (model.Fetch(slot.wanted.code_dir),)
 
 
-def _without_process(slot: Slot, now: float) -> _Result:
+def _without_process(slot: SupervisedSlot, now: float) -> _Result:
     """Next state of a slot that has no process and starts none."""
     if slot.wanted is None:
         return replace(
@@ -143,12 +145,12 @@ def _without_process(slot: Slot, now: float) -> _Result:
     return replace(slot, launching=True, since=now), (model.Launch(work),)
 
 
-def _update_or_fetch(slot: Slot, now: float) -> _Result:
+def _update_or_fetch(slot: SupervisedSlot, now: float) -> _Result:
     assert slot.wanted is not None
     return _end_process(slot, now) if slot.ready == slot.wanted.code_dir else _fetch(slot, now)
 
 
-def _enter_killing(slot: Slot) -> Slot:
+def _enter_killing(slot: SupervisedSlot) -> SupervisedSlot:
     assert slot.worker is not None
     return replace(
         slot,
@@ -156,7 +158,7 @@ def _enter_killing(slot: Slot) -> Slot:
     )
 
 
-def _end_process(slot: Slot, now: float) -> _Result:
+def _end_process(slot: SupervisedSlot, now: float) -> _Result:
     """TERM now, KILL after a while; code that comes next is fetched meanwhile."""
     worker = slot.worker
     assert worker is not None
@@ -164,7 +166,9 @@ def _end_process(slot: Slot, now: float) -> _Result:
     return slot, (model.Terminate(worker.id), *fetch)
 
 
-def _code_ready(slot: Slot, event: model.CodeReady, now: float, limits: SlotLimits) -> _Result:
+def _code_ready(
+    slot: SupervisedSlot, event: model.CodeReady, now: float, limits: SlotLimits
+) -> _Result:
     code_dir = event.code_dir
     if slot.fetching == code_dir:
         slot = replace(slot, fetching=None)
@@ -180,7 +184,9 @@ def _code_ready(slot: Slot, event: model.CodeReady, now: float, limits: SlotLimi
     return slot, ()
 
 
-def _code_failed(slot: Slot, event: model.CodeFailed, now: float, limits: SlotLimits) -> _Result:
+def _code_failed(
+    slot: SupervisedSlot, event: model.CodeFailed, now: float, limits: SlotLimits
+) -> _Result:
     if slot.fetching != event.code_dir:
         return slot, ()
     work = slot.wanted
@@ -193,7 +199,9 @@ def _code_failed(slot: Slot, event: model.CodeFailed, now: float, limits: SlotLi
     return slot, (model.Report(work.topology_id, event.reason),) if news and event.lasting else ()
 
 
-def _launched(slot: Slot, event: model.Launched, now: float, limits: SlotLimits) -> _Result:
+def _launched(
+    slot: SupervisedSlot, event: model.Launched, now: float, limits: SlotLimits
+) -> _Result:
     if slot.worker is not None or (not slot.launching and not event.beating):
         # A process that the machine did not ask for must not stay: two in one slot are never
         # allowed.
@@ -217,7 +225,7 @@ def _launched(slot: Slot, event: model.Launched, now: float, limits: SlotLimits)
 
 
 def _launch_failed(
-    slot: Slot, event: model.LaunchFailed, now: float, limits: SlotLimits
+    slot: SupervisedSlot, event: model.LaunchFailed, now: float, limits: SlotLimits
 ) -> _Result:
     if not slot.launching:
         return slot, ()
@@ -233,7 +241,7 @@ def _launch_failed(
     return slot, (*report, *instructions)
 
 
-def _beat(slot: Slot, event: model.Beat, now: float, limits: SlotLimits) -> _Result:
+def _beat(slot: SupervisedSlot, event: model.Beat, now: float, limits: SlotLimits) -> _Result:
     if slot.worker is None or slot.worker.id != event.worker_id:
         return slot, ()
     work = slot.worker.work
@@ -247,13 +255,15 @@ def _beat(slot: Slot, event: model.Beat, now: float, limits: SlotLimits) -> _Res
     return replace(_enter(slot, "running", now), reason=""), ()
 
 
-def _count_crash(slot: Slot, now: float, limits: SlotLimits, least: float = 0.0) -> Slot:
+def _count_crash(
+    slot: SupervisedSlot, now: float, limits: SlotLimits, least: float = 0.0
+) -> SupervisedSlot:
     stable = slot.running_since is not None and now - slot.running_since >= limits.stable_after
     crashes = 1 if stable else slot.crashes + 1
     return replace(slot, crashes=crashes, not_before=now + max(least, crash_delay(crashes, limits)))
 
 
-def _exited(slot: Slot, event: model.Exited, now: float, limits: SlotLimits) -> _Result:
+def _exited(slot: SupervisedSlot, event: model.Exited, now: float, limits: SlotLimits) -> _Result:
     worker = slot.worker
     if worker is None or worker.id != event.worker_id:
         return slot, ()
@@ -284,7 +294,7 @@ def _describe_exit(status: int | None) -> str:
     return f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
 
 
-def _tick(slot: Slot, event: model.Tick, now: float, limits: SlotLimits) -> _Result:
+def _tick(slot: SupervisedSlot, event: model.Tick, now: float, limits: SlotLimits) -> _Result:
     if slot.worker is None:
         return (slot, ()) if slot.launching else _without_process(slot, now)
     if slot.state in ("killing", "killing-to-relaunch"):
@@ -312,7 +322,7 @@ def _tick(slot: Slot, event: model.Tick, now: float, limits: SlotLimits) -> _Res
     return slot, ()
 
 
-_HANDLERS: dict[type, Callable[[Slot, Any, float, SlotLimits], _Result]] = {
+_HANDLERS: dict[type, Callable[[SupervisedSlot, Any, float, SlotLimits], _Result]] = {
     model.Assigned: _assigned,
     model.CodeReady: _code_ready,
     model.CodeFailed: _code_failed,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from storm_dagster.core.upgrade.machine import code_for
-from storm_dagster.model.records import Assignment
+from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.view import UpgradeState
 
 SlotState = Literal[
@@ -171,8 +171,8 @@ Instruction: TypeAlias = "Fetch | Launch | Terminate | Kill | Clean | Report"
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One slot: what is wanted, what runs, and since when."""
+class SupervisedSlot:
+    """One slot of a supervisor: what is wanted, what runs, and since when."""
 
     port: int
     state: SlotState = "empty"
@@ -225,10 +225,8 @@ class DesiredSlots:
     """Ports whose process may go on with other code of the same topology: the work is for its next
     start.
     """
-    memory: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """(Topology id, port) -> bytes that its worker is placed with (``worker.memory.size`` or the
-    topology master's).
-    """
+    workers: Mapping[tuple[str, int], WorkerSlot] = field(default_factory=dict)
+    """(Topology id, port) -> the worker as its assignment places it."""
 
 
 def desired_slots(
@@ -239,7 +237,7 @@ def desired_slots(
     """Desired slots of ``supervisor_id`` by ``assignments``; both maps are by topology id."""
     desired: dict[int, set[Work]] = {}
     lazy: set[int] = set()
-    memory: dict[tuple[str, int], int] = {}
+    workers: dict[tuple[str, int], WorkerSlot] = {}
     for topology_id, assignment in assignments.items():
         upgrade = (upgrades or {}).get(topology_id)
         for worker in assignment.workers:
@@ -248,14 +246,14 @@ def desired_slots(
                 desired.setdefault(worker.port, set()).add(
                     Work(topology_id, code_dir, assignment.restarts)
                 )
-                memory[topology_id, worker.port] = worker.memory_bytes
+                workers[topology_id, worker.port] = worker
                 if not hurry:
                     lazy.add(worker.port)
     work = {port: next(iter(works)) for port, works in desired.items() if len(works) == 1}
     return DesiredSlots(
         work=work,
         lazy=frozenset(lazy & work.keys()),
-        memory=memory,
+        workers=workers,
         contested={
             port: tuple(sorted(work.topology_id for work in works))
             for port, works in desired.items()

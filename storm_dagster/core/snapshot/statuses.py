@@ -6,6 +6,7 @@ from typing import Any, Literal
 from storm_dagster.core.snapshot.workers import last_placed_secs
 from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import WorkerSlot
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 
 TaskStatus = Literal["starting", "running", "dead", "unassigned"]
@@ -33,7 +34,7 @@ class TaskStatuses:
         for slot, node in topology.live_workers.items():
             self._opened[slot] = frozenset(decode_ranges(node.tasks))
         starts = topology.assignment.start_secs() if topology.assignment else {}
-        self._waiting: set[tuple[str, int]] = set()
+        self._waiting: set[Slot] = set()
         for worker in topology.workers:
             supervisor = view.supervisors.get(worker.node)
             if supervisor is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.records import TaskTable, WorkerNode, WorkerSlot
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import TopologyView
 
 
@@ -66,6 +67,11 @@ class WorkerSnapshot:
         return Counter(self.components.values())
 
     @property
+    def slot(self) -> Slot:
+        """Its slot."""
+        return Slot(self.node, self.port)
+
+    @property
     def address(self) -> str:
         """``host:port``."""
         return f"{self.host}:{self.port}"
@@ -86,7 +92,7 @@ def workers_of(
     entries: Mapping[str, Any] = (report or {}).get("workers") or {}
     workers: list[WorkerSnapshot] = []
     for worker in sorted(topology.workers, key=lambda slot: (slot.host, slot.port, slot.node)):
-        entry = entries.get(f"{worker.node}:{worker.port}")
+        entry = entries.get(worker.slot.key)
         workers.append(
             WorkerSnapshot(
                 topology_id=topology.id,

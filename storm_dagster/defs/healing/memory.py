@@ -141,13 +141,13 @@ def restarts(
     for topology_id, topology in view.topologies.items():
         slots: dict[str, str] = {}
         for worker in topology.workers:
-            name = f"{worker.node}:{worker.port}"
-            before = known.get(topology_id, {}).get(name)
+            key = worker.slot.key
+            before = known.get(topology_id, {}).get(key)
             live = topology.live_workers.get(worker.slot)
             token = live.token[:8] if live is not None else before
             if token is None:
                 continue
-            slots[name] = token
+            slots[key] = token
             if live is not None and before is not None and before != token:
                 found.append(
                     Restart(

@@ -69,7 +69,7 @@ def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> 
         imbalance(spread, wanted=report.workers, supervisors=supervisors)
         for spread in (
             [(worker.node, len(worker.ids)) for worker in report.assignment.workers],
-            [(worker.node, len(worker.tasks)) for worker in report.placement.workers],
+            [(worker.node, len(worker.ids)) for worker in report.placement.workers],
         )
     )
     text = f"{report.moved} tasks would move, imbalance {now:.2f} would become {then:.2f}"

@@ -31,6 +31,7 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import TopologyToPlace
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
@@ -206,7 +207,7 @@ def _moves(checked: _CheckedTopology) -> Iterator[str]:
     if moves is None:
         return
     workers = {
-        f"{worker['node']}:{worker['port']}": worker["tasks"]
+        Slot(worker["node"], worker["port"]).key: worker["tasks"]
         for worker in checked.stored.get("workers", ())
     }
     yield from assignment_checks.move_faults(checked.topology.name, moves, workers)

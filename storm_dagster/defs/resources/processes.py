@@ -19,6 +19,7 @@ from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResourc
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.records import SupervisorInfo
+from storm_dagster.model.slot import Slot
 from storm_dagster.packaging.target import check_inside, target_roots
 
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
@@ -125,11 +126,12 @@ class WorkersResource(_Finder):
 
     def find(self, topology: str, node: str, port: int) -> WorkerSnapshot:
         """The worker of that slot; :class:`NotAlive` when none lives there."""
+        slot = Slot(node, port)
         for worker in self.live(topology):
-            if (worker.node, worker.port) == (node, port):
+            if worker.slot == slot:
                 return worker
         raise NotAlive(
-            f"topology {topology!r} has no live worker in slot {node}:{port}: see `storm-dagster show {topology}`"
+            f"topology {topology!r} has no live worker in slot {slot.key}: see `storm-dagster show {topology}`"
         )
 
     def tail(self, worker: WorkerSnapshot, lines: int = 100) -> str:

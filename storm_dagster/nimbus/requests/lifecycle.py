@@ -153,11 +153,8 @@ class LifecycleRequests:
             "tasks_added": list(report.tasks_added),
             "tasks_removed": list(report.tasks_removed),
             "workers": [
-                {
-                    **{key: getattr(worker, key) for key in ("node", "host", "port", "kept")},
-                    "tasks": list(worker.tasks),
-                }
-                for worker in (placement.workers if placement else ())
+                {key: document[key] for key in ("node", "host", "port", "kept", "tasks")}
+                for document in (placement.worker_documents() if placement else ())
             ],
             "moves": moves_document(report.assignment, placement, report.components)
             if placement

@@ -33,6 +33,7 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
@@ -369,13 +370,11 @@ def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, 
     if plan.wanted.reassign or topology.assignment is None or plan.bound:
         return {}
     offered = {
-        f"{part.id}:{port}"
+        Slot(part.id, port).key
         for part in offered_supervisors(view, placing=[topology.id])
-        for port in part.ports
+        for port in part.info.ports
     }
-    before = {
-        f"{worker.node}:{worker.port}": worker.tasks for worker in topology.assignment.workers
-    }
+    before = {worker.slot.key: worker.tasks for worker in topology.assignment.workers}
     return {"moves": {"before": before, "slack": 1}} if before.keys() <= offered else {}
 
 

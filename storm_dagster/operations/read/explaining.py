@@ -2,11 +2,9 @@
 tasks do not run.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
-
-from pydantic import ValidationError
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
@@ -15,7 +13,7 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
-from storm_dagster.model.records import Assignment, StateHome
+from storm_dagster.model.records import Assignment, StateHome, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _OF_A_FORMER_ONE = "why it is here could not be stored: rebalance the topology to get new reasons"
@@ -44,12 +42,10 @@ def explain_document(
     document["fused"] = fused_components(runnable.spec, runnable.conf)
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
-    document["slots"] = {
-        str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())
-    }
+    document["slots"] = {str(number): slot.key for number, slot in sorted(slots.items())}
     placement = _stored_placement(stored)
     workers = placement.workers if placement is not None else ()
-    placed = {each: (worker.node, worker.port) for worker in workers for each in worker.tasks}
+    placed = {each: worker.slot for worker in workers for each in worker.ids}
     moved = {number for number, slot in slots.items() if placed.get(number, slot) != slot}
     if moved:
         document["reasons"] = {
@@ -67,10 +63,8 @@ def explain_document(
 
 def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:
     try:
-        return TopologyPlacement.model_validate(
-            {key: value for key, value in stored.items() if key in TopologyPlacement.model_fields}
-        )
-    except ValidationError:
+        return TopologyPlacement.from_document(stored)
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -133,10 +127,16 @@ def _slot_outlook(
     ).placement(name)
     if outcome.status == "failed":
         return {str(task): outcome.error or "no reason was given" for task in sorted(lost)}, {}
-    now = {
-        task: f"{worker.node}:{worker.port}" for worker in outcome.workers for task in worker.tasks
-    }
+    now = _slot_keys(outcome.workers)
     return {}, {str(task): now[task] for task in sorted(lost)}
+
+
+def _slot_keys(workers: Iterable[WorkerSlot]) -> dict[int, str]:
+    """Task id -> ``node:port``."""
+    keys: dict[int, str] = {}
+    for worker in workers:
+        keys.update(dict.fromkeys(worker.ids, worker.slot.key))
+    return keys
 
 
 def choice_document(
@@ -163,16 +163,8 @@ def moves_document(
     ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not
     listed.
     """
-    old = {
-        task: f"{worker.node}:{worker.port}"
-        for worker in (before.workers if before else ())
-        for task in worker.ids
-    }
-    new = {
-        task: f"{worker.node}:{worker.port}"
-        for worker in placement.workers
-        for task in worker.tasks
-    }
+    old = _slot_keys(before.workers if before else ())
+    new = _slot_keys(placement.workers)
     rows: list[dict[str, Any]] = []
     for task in sorted(old.keys() | new.keys()):
         if old.get(task) == new.get(task):

@@ -46,7 +46,7 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
             continue
         if home is None or os.path.realpath(spec.home) == os.path.realpath(home):
             found.append(WorkerPid(spec.topology_id, spec.node, spec.port, process.pid))
-    return tuple(sorted(found, key=lambda part: (part.node, part.port, part.pid)))
+    return tuple(sorted(found, key=lambda part: (part.slot, part.pid)))
 
 
 def take_snapshot(

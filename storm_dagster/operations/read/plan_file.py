@@ -5,7 +5,7 @@ The same normalization, numbering and planner as in a submission; nothing is wri
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,6 @@ from storm_dagster.model.conf import ClusterConf, Conf, default_conf, validate_c
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.groupings import Grouping
 from storm_dagster.model.placement import (
-    PlacedWorker,
     PlacementBatch,
     SupervisorSlots,
     TopologyPlacement,
@@ -34,12 +33,14 @@ from storm_dagster.model.placement import (
 from storm_dagster.model.plan_document import (
     PlanComponent,
     PlanDocument,
+    PlanOldWorker,
+    PlanSupervisor,
     PlanTopology,
     decode_plan,
     place,
 )
 from storm_dagster.model.ranges import encode_ranges
-from storm_dagster.model.records import TaskTable
+from storm_dagster.model.records import SupervisorInfo, TaskTable, WorkerSlot
 from storm_dagster.model.topology import (
     DEFAULT_STREAM,
     ComponentObject,
@@ -119,11 +120,8 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     """The batch that the document describes, checked as a submission would be."""
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
     cluster = {**default_conf(), **values}
-    supervisors = tuple(
-        SupervisorSlots(**{**node.model_dump(), "host": node.host or node.id})
-        for node in document.supervisors
-    )
-    hosts = {node.id: node.host for node in supervisors}
+    supervisors = tuple(_supervisor(described) for described in document.supervisors)
+    hosts = {supervisor.id: supervisor.info.host for supervisor in supervisors}
     return PlacementBatch(
         supervisors=supervisors,
         topologies=tuple(
@@ -131,6 +129,21 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
             for index, topology in enumerate(document.topologies)
         ),
     )
+
+
+def _supervisor(described: PlanSupervisor) -> SupervisorSlots:
+    """The supervisor as its heartbeat would announce it. Its host is named like it by default."""
+    offered = described.model_dump(exclude={"id", "used"})
+    offered |= {"host": described.host or described.id, "ports": tuple(described.ports)}
+    info = SupervisorInfo(**offered, started=0, count=0, version="")
+    return SupervisorSlots(id=described.id, info=info, used=tuple(described.used))
+
+
+def _old_worker(described: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
+    """The worker as an assignment names it. Its host is that of its supervisor by default."""
+    host = described.host or hosts.get(described.node, described.node)
+    tasks = encode_ranges(described.tasks)
+    return WorkerSlot(**{**described.model_dump(), "host": host, "tasks": tasks})
 
 
 def _to_place(
@@ -168,12 +181,7 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, wanted),
     )
-    old = tuple(
-        PlacedWorker(
-            **{**worker.model_dump(), "host": worker.host or hosts.get(worker.node, worker.node)}
-        )
-        for worker in topology.old
-    )
+    old = tuple(_old_worker(described, hosts) for described in topology.old)
     dead, unstopped = tuple(topology.dead), tuple(topology.unstopped)
     given = {"event": topology.event, "reassign": topology.reassign}
     return built.model_copy(update={**given, "old": old, "dead": dead, "unstopped": unstopped})
@@ -259,7 +267,10 @@ def _outcome(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[st
     return {
         "status": placement.status,
         "error": {"type": placement.error_type, "message": placement.error} if failed else None,
-        "workers": [_worker(topology, worker) for worker in placement.workers],
+        "workers": [
+            {**worker, "components": _component_counts(topology, worker["tasks"])}
+            for worker in placement.worker_documents()
+        ],
         "tasks": {str(task): component for task, component in sorted(topology.tasks.items())},
         "unassigned": {str(task): why for task, why in sorted(placement.unassigned.items())},
         "moved": placement.moved,
@@ -267,6 +278,7 @@ def _outcome(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[st
     }
 
 
-def _worker(topology: TopologyToPlace, worker: PlacedWorker) -> dict[str, Any]:
-    counts = Counter(topology.tasks[task] for task in worker.tasks)
-    return {**worker.model_dump(mode="json"), "components": dict(sorted(counts.items()))}
+def _component_counts(topology: TopologyToPlace, tasks: Iterable[int]) -> dict[str, int]:
+    """Component -> how many of these tasks are its own."""
+    counts = Counter(topology.tasks[task] for task in tasks)
+    return dict(sorted(counts.items()))

@@ -95,7 +95,7 @@ def write_reasons(
         "planner": result.planner,
         "assign_secs": result.assign_secs,
     }
-    document = {**head, **placement.model_dump(mode="json"), **(more or {})}
+    document = {**head, **placement.to_document(), **(more or {})}
     with step(ctx, "store.placement.json"):
         try:
             ctx.accepting_fewer(minimum=1).blobs.put(
@@ -188,15 +188,12 @@ def _plan(
         backup=read_backup(ctx, record.name)[0],
         replaces=record.replaces,
     )
-    return StagedPlacement(view.assignments_version, plan_or_raise(ctx, batch, record.name))
+    result = plan_or_raise(ctx, batch, record.name)
+    return StagedPlacement(assignments_version=view.assignments_version, result=result)
 
 
 def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacement) -> None:
-    document = {
-        "assignments_version": planned.assignments_version,
-        "result": planned.result.model_dump(mode="json"),
-    }
-    write_part(ctx, token, "placement", document)
+    write_part(ctx, token, "placement", planned)
 
 
 def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
@@ -267,9 +264,9 @@ def _fits(
     """
     placing = [record.topology_id, *([record.replaces] if record.replaces else [])]
     offered = offered_supervisors(view, placing=placing, isolation=staged.isolation)
-    free = {(part.id, port) for part in offered for port in part.ports if port not in part.used}
+    unused = {supervisor.id: supervisor.unused for supervisor in offered}
     workers = planned.result.placement(record.name).workers
-    return all((worker.node, worker.port) in free for worker in workers)
+    return all(worker.port in unused.get(worker.node, ()) for worker in workers)
 
 
 def _publish(

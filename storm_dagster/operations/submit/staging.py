@@ -6,7 +6,6 @@ process.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from storm_dagster.blobstore.store import put_by_hash
@@ -20,7 +19,7 @@ from storm_dagster.model.errors import (
     StormDagsterError,
 )
 from storm_dagster.model.names import make_topology_id
-from storm_dagster.model.placement import PlacementResult
+from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import Record, TaskTable, TokenRecord, decode_record, encode_record
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext, decode_json, encode_json
@@ -66,9 +65,11 @@ class StagedTasks(Record):
     isolation: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class StagedPlacement:
-    """A computed placement, and the assignments version of the view that it was computed for."""
+class StagedPlacement(Record):
+    """A computed placement, and the assignments version of the view that it was computed for.
+
+    Its workers are those of the assignment that is then published.
+    """
 
     assignments_version: int
     result: PlacementResult
@@ -306,10 +307,27 @@ def read_tasks(ctx: OperationsContext, token: str) -> StagedTasks:
 def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
     """The newest placement of a staged submission."""
     key = staging_key(token, "placement")
-    document = decode_json(_read(ctx, token, "placement"), key)
+    raw = _read(ctx, token, "placement")
+    document = decode_json(raw, key)
+    if isinstance(document, dict) and "v" not in document:
+        return _former_placement(document, key)
+    return decode_record(StagedPlacement, raw, key)
+
+
+def _former_placement(document: Mapping[str, Any], key: str) -> StagedPlacement:
+    """A placement that a former release staged: its workers list their task ids one by one."""
     try:
+        result = document["result"]
         return StagedPlacement(
-            int(document["assignments_version"]), PlacementResult.model_validate(document["result"])
+            assignments_version=document["assignments_version"],
+            result=PlacementResult(
+                placements=tuple(
+                    TopologyPlacement.from_document(placement) for placement in result["placements"]
+                ),
+                planner=result["planner"],
+                session_secs=result["session_secs"],
+                assign_secs=result["assign_secs"],
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(

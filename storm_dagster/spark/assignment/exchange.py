@@ -7,11 +7,11 @@ a Spark server elsewhere may have nothing but pyarrow beside it.
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import (
     DifferNeed,
     RequestedSlot,
@@ -22,20 +22,18 @@ from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot
 from storm_dagster.core.scheduling.task_assignment import Allocated
 from storm_dagster.core.scheduling.units import TopologySummary
 from storm_dagster.model.placement_reasons import Refusal
+from storm_dagster.model.slot import Slot
+
+if TYPE_CHECKING:
+    from storm_dagster.model.records import SupervisorInfo
 
 _KEY = pa.int32()
 _PORTS = pa.list_(pa.int32())
 
 SUPERVISORS = pa.schema(
-    [
-        ("cluster", _KEY),
-        ("node", pa.string()),
-        ("host", pa.string()),
-        ("ports", _PORTS),
-        ("used", _PORTS),
-    ]
+    [("cluster", _KEY), ("node", pa.string()), ("ports", _PORTS), ("used", _PORTS)]
 )
-"""``model.placement.SupervisorSlots``: free slots are ranked on columns."""
+"""Ports of supervisors: free slots are ranked on columns."""
 
 HELD_SLOTS = pa.schema(
     [("cluster", _KEY), ("topology", _KEY), ("node", pa.string()), ("port", pa.int32())]
@@ -45,9 +43,14 @@ HELD_SLOTS = pa.schema(
 VALUES = pa.schema(
     [("cluster", _KEY), ("topology", _KEY), ("kind", pa.string()), ("value", pa.binary())]
 )
-"""Values about topologies. ``topology`` is the place in the order of service; a topology has one
-value of each kind at most.
+"""Values about topologies, and one about the whole cluster. ``topology`` is the place in the order
+of service, or ``CLUSTER``; each has one value of each kind at most.
 """
+
+CLUSTER = -1
+"""``topology`` of what concerns the whole cluster."""
+SUPERVISOR_RECORDS = "supervisors"
+"""(id, record) of each supervisor of the cluster, by ascending id."""
 
 SUMMARY = "summary"
 """``units.TopologySummary``."""
@@ -93,6 +96,13 @@ def decode(data: bytes) -> Any:
     return json.loads(data)
 
 
+def decode_supervisors(data: bytes) -> "list[tuple[str, SupervisorInfo]]":
+    """(id, record) of each supervisor. The record is a plain object with the fields of
+    ``SupervisorInfo``: a Python worker may lack the library that records are made with.
+    """
+    return [(node, cast("SupervisorInfo", SimpleNamespace(**info))) for node, info in decode(data)]
+
+
 def decode_summary(data: bytes) -> TopologySummary:
     """The summary of a topology."""
     return TopologySummary(*decode(data))
@@ -115,8 +125,7 @@ def _requested_slot(fields: Iterable[Any]) -> RequestedSlot:
 
 
 def _slot(fields: Iterable[Any]) -> Slot:
-    node, port = fields
-    return (node, port)
+    return Slot(*fields)
 
 
 def decode_allocated(data: bytes) -> Allocated:

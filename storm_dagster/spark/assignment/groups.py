@@ -6,7 +6,7 @@ because every topology narrows the choice of the next: one group for each cluste
 supervisors, slots and workers, never tasks.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from storm_dagster.core.scheduling.strategy import (
     request_without_history,
 )
 from storm_dagster.core.scheduling.units import TopologySummary
+from storm_dagster.model.slot import Slot
 from storm_dagster.spark.assignment import exchange
 from storm_dagster.spark.assignment.executor_runs import executors_of_runs
 
@@ -40,12 +41,15 @@ def allocate_in_cluster(key: _Key, slots: pa.Table, values: pa.Table) -> pa.Tabl
     """Allocated slots of each topology of one cluster, or the reason why it gets none."""
     cluster = key[0].as_py()
     topologies = _by_topology(values)
+    supervisors = exchange.decode_supervisors(
+        topologies.pop(exchange.CLUSTER)[exchange.SUPERVISOR_RECORDS]
+    )
     summaries = {
         topology: exchange.decode_summary(by_kind[exchange.SUMMARY])
         for topology, by_kind in topologies.items()
     }
     isolated = {host for summary in summaries.values() for host in summary.isolation}
-    ports = _free_ports(slots, isolated)
+    ports = FreePorts(supervisors, _ranked_slots(slots), isolated)
     allocations: list[exchange.Value] = []
     for topology, summary in sorted(summaries.items()):
         allocated = allocate(summary, _request(summary, topologies[topology]), ports)
@@ -87,14 +91,8 @@ def _request(summary: TopologySummary, by_kind: _Values) -> SlotRequest:
     return exchange.decode_request(request)
 
 
-def _free_ports(slots: pa.Table, isolated: Collection[str]) -> FreePorts:
-    columns = [
-        slots.column(name).to_pylist()
-        for name in ("node", "rank", "host", "total", "port", "holders")
-    ]
-    rows = sorted(zip(*columns, strict=True), key=lambda row: row[:2])
-    return FreePorts(
-        ((node, host, total) for node, rank, host, total, _, _ in rows if rank == 1),
-        ((node, port, holders) for node, _, _, _, port, holders in rows if port is not None),
-        isolated,
-    )
+def _ranked_slots(slots: pa.Table) -> Iterator[tuple[Slot, int]]:
+    """(slot, number of topologies that hold it), by supervisor and rank."""
+    columns = [slots.column(name).to_pylist() for name in ("node", "rank", "port", "holders")]
+    for node, _, port, holders in sorted(zip(*columns, strict=True)):
+        yield Slot(node, port), holders

@@ -18,6 +18,7 @@ from storm_dagster.core.scheduling.units import Codes, Row, service_order, summa
 from storm_dagster.model.placement import (
     PlacementBatch,
     PlacementResult,
+    SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
 )
@@ -114,7 +115,7 @@ def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> Data
     partitions = cut[0]
     supervisors = _frame(session, frames.supervisors)
     values = _frame(session, frames.without_history)
-    requests = _summaries(values)
+    requests = _frame(session, frames.clusters).union(_summaries(values))
     held_slots = None
     if frames.with_history is not None:
         past = _frame(session, frames.with_history)
@@ -148,15 +149,9 @@ def _ranked_slots(
 ) -> DataFrame:
     """Every port that is not used, ranked within its supervisor, with the number of topologies that
     hold it.
-
-    A supervisor without such a port has one row without one.
     """
     slots = supervisors.select(
-        "cluster",
-        "node",
-        "host",
-        F.size(F.array_distinct("ports")).alias("total"),
-        F.explode_outer(F.array_except("ports", "used")).alias("port"),
+        "cluster", "node", F.explode(F.array_except("ports", "used")).alias("port")
     )
     rank = F.row_number().over(Window.partitionBy("cluster", "node").orderBy("port")).alias("rank")
     if held_slots is None:
@@ -174,8 +169,6 @@ def _ranked_slots(
     return joined.select(
         "cluster",
         "node",
-        "host",
-        "total",
         "port",
         rank,
         F.coalesce("holders", F.lit(0)).alias("holders"),
@@ -187,6 +180,8 @@ class Frames:
     """The input of one job: Arrow tables of a batch of events, built by the driver."""
 
     supervisors: pa.Table
+    clusters: pa.Table
+    """Values of the clusters."""
     without_history: pa.Table
     """Values of the topologies that have neither an assignment nor user-defined workers."""
     with_history: pa.Table | None
@@ -196,14 +191,17 @@ class Frames:
 
 def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
     """The tables of several clusters, one ``cluster`` number for each."""
-    supervisors: list[tuple[int, str, str, Sequence[int], Sequence[int]]] = []
+    supervisors: list[tuple[int, str, Sequence[int], Sequence[int]]] = []
+    clusters: list[exchange.Value] = []
     held_slots: list[tuple[int, int, str, int]] = []
     without_history: list[exchange.Value] = []
     with_history: list[exchange.Value] = []
     for cluster, batch in enumerate(batches):
         supervisors += [
-            (cluster, node.id, node.host, node.ports, node.used) for node in batch.supervisors
+            (cluster, supervisor.id, supervisor.info.ports, supervisor.used)
+            for supervisor in batch.supervisors
         ]
+        clusters.append(_value_of_cluster(cluster, batch.supervisors))
         for place, topology in enumerate(service_order(batch.topologies)):
             values = _values_of(topology)
             rows = with_history if exchange.HISTORY in values else without_history
@@ -211,10 +209,19 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
             held_slots += [(cluster, place, worker.node, worker.port) for worker in topology.old]
     return Frames(
         exchange.table_of(supervisors, exchange.SUPERVISORS),
+        exchange.values_table(clusters),
         exchange.values_table(without_history),
         exchange.values_table(with_history) if with_history else None,
         exchange.table_of(held_slots, exchange.HELD_SLOTS),
     )
+
+
+def _value_of_cluster(cluster: int, supervisors: Sequence[SupervisorSlots]) -> exchange.Value:
+    """The records of a cluster's supervisors."""
+    records = [(supervisor.id, supervisor.info) for supervisor in supervisors]
+    records.sort(key=lambda record: record[0])
+    value = exchange.encode(records)
+    return (cluster, exchange.CLUSTER, exchange.SUPERVISOR_RECORDS, value)
 
 
 def _values_of(topology: TopologyToPlace) -> dict[str, bytes]:

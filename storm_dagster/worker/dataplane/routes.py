@@ -15,6 +15,7 @@ from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser, fields_chooser
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import StateHome
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.worker.dataplane.tree import next_edge
 
@@ -25,9 +26,9 @@ class Placement:
 
     version: int
     """Version of the assignment."""
-    slots: Mapping[int, tuple[str, int]]
-    """Task id -> (supervisor id, port), of all tasks."""
-    addresses: Mapping[tuple[str, int], str]
+    slots: Mapping[int, Slot]
+    """Task id -> slot, of all tasks."""
+    addresses: Mapping[Slot, str]
     """Slot -> ``host:port``."""
     components: Mapping[int, str]
     """Task id -> component, of all tasks."""
@@ -35,9 +36,9 @@ class Placement:
     """Tasks assigned to this worker's slot."""
     open: frozenset[int]
     """Those of them that it may run now, because no other worker still owns them."""
-    tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    tokens: Mapping[str, Slot] = field(default_factory=dict)
     """Start tokens of the topology's live workers -> slot."""
-    ready: frozenset[tuple[str, int]] = frozenset()
+    ready: frozenset[Slot] = frozenset()
     """Slots whose worker runs all its tasks."""
     state: StateHome = field(default_factory=lambda: StateHome(marker=""))
 

@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import encode_value
 from storm_dagster.model.wire import (
     MAX_FRAME_BYTES,
@@ -108,7 +109,7 @@ Broken = Callable[[Any, Any, Exception], None]
 class Peer:
     """Another worker: output of this pass for it, and its backlog."""
 
-    slot: tuple[str, int]
+    slot: Slot
     address: str
     socket: zmq.Socket[bytes]
     alive: bool = False
@@ -326,7 +327,7 @@ class Transport:
         # ZeroMQ takes little more.
         self._silent_millis: int = min(_SILENT_MILLIS + round(blocked_secs * 1000), 6_000_000)
         self.batch = batch
-        self.peers: dict[tuple[str, int], Peer] = {}
+        self.peers: dict[Slot, Peer] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._socket(zmq.ROUTER, _ROUTER)
         secure_server(self._router, link_key)
@@ -358,9 +359,7 @@ class Transport:
 
     # -- peers -------------------------------------------------------------------------------------
 
-    def set_peers(
-        self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]
-    ) -> list[bytes]:
+    def set_peers(self, addresses: dict[Slot, str], alive: Iterable[Slot]) -> list[bytes]:
         """Connect to these slots, and drop all others; their backlogs."""
         living = set(alive)
         unsent: list[bytes] = []
@@ -408,7 +407,7 @@ class Transport:
             except zmq.Again:
                 pass
 
-    def busy(self) -> list[tuple[str, int]]:
+    def busy(self) -> list[Slot]:
         """Live peers that receive more slowly than this worker sends."""
         return [
             slot

@@ -6,6 +6,7 @@ from operator import or_
 from typing import Any
 
 from storm_dagster.core.acking import AckerResult
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import Frame, decode_frame
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
@@ -13,8 +14,6 @@ from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
-
-Slot = tuple[str, int]
 
 
 class WorkerBits:
@@ -40,7 +39,7 @@ class WorkerBits:
         live = {slot: token for token, slot in tokens.items()}
         gone = 0
         for slot in {*self._keys, *slots}:
-            before, empty = self._keys.pop(slot, ""), f"{slot[0]}:{slot[1]}"
+            before, empty = self._keys.pop(slot, ""), slot.key
             key = live.get(slot, empty) if slot in slots else ""
             if key:
                 self._keys[slot] = key

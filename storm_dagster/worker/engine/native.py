@@ -18,6 +18,7 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, encode_value, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
@@ -61,7 +62,7 @@ class NativeEngine:
     conf: Mapping[str, Any]
     shared: Shared
     transport: Transport | None
-    slot: tuple[str, int]
+    slot: Slot
     host: str = "127.0.0.1"
     archive: Path | None = None
     state_dir: Path | None = None

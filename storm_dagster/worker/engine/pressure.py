@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sized
 from typing import Any
 
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec, reachable
 from storm_dagster.model.wire import Group
 from storm_dagster.worker.dataplane.routes import Placement
@@ -52,7 +53,7 @@ class Pressure:
         """Full components of this worker."""
         self.own_away: frozenset[str] = frozenset()
         """Those of them that wait for an external system."""
-        self._fed: dict[tuple[str, int], set[str]] = {}
+        self._fed: dict[Slot, set[str]] = {}
         """Slot -> components there that this worker sends to: all of them are full while that
         worker does not receive.
         """
@@ -61,7 +62,7 @@ class Pressure:
         """Whether a large tuple has come from a peer."""
         self._sent = 0.0
         self._applied = 0.0
-        self._peers: dict[tuple[str, int], tuple[float, frozenset[str], frozenset[str]]] = {}
+        self._peers: dict[Slot, tuple[float, frozenset[str], frozenset[str]]] = {}
         """Slot -> (expiry of its request, full components, those that wait for an external
         system).
         """
@@ -73,7 +74,7 @@ class Pressure:
 
     def on_request(
         self,
-        slot: tuple[str, int],
+        slot: Slot,
         wait: bool,
         full: Iterable[str] | None,
         away: Iterable[str] | None = None,
@@ -85,7 +86,7 @@ class Pressure:
         else:
             self._peers.pop(slot, None)
 
-    def forget(self, slots: Iterable[tuple[str, int]]) -> None:
+    def forget(self, slots: Iterable[Slot]) -> None:
         """End the back pressure of workers that are gone: who was killed under load cannot take it
         back.
         """

@@ -9,6 +9,7 @@ import msgspec
 from storm_dagster.core.acking import AckerResult, AckTracker
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.history import TopologyHistory
@@ -97,7 +98,7 @@ class TopologyMasterTable:
         """Store a report of a slot of the topology; a new process of it starts to count at 1.
         ``now`` is of a :class:`ListeningClock`.
         """
-        key = f"{report.node}:{report.port}"
+        key = Slot(report.node, report.port).key
         with self._lock:
             if self._placement is not None and key not in self._slots:
                 return
@@ -113,8 +114,8 @@ class TopologyMasterTable:
         with self._lock:
             known = self._placement.tokens if self._placement is not None else {}
             started = {slot for token, slot in placement.tokens.items() if token not in known}
-            self._slots = {f"{node}:{port}" for node, port in placement.slots.values()}
-            wanted = self._slots - {f"{node}:{port}" for node, port in started}
+            self._slots = {slot.key for slot in placement.slots.values()}
+            wanted = self._slots - {slot.key for slot in started}
             self._reports = {key: found for key, found in self._reports.items() if key in wanted}
             self._placement = placement
         self.history.forget(self._slots)
@@ -124,7 +125,8 @@ class TopologyMasterTable:
         tasks, placement = {int(task) for task in report.tasks}, self._placement
         if placement is None:
             return tasks
-        return {task for task in tasks if placement.slots.get(task) == (report.node, report.port)}
+        slot = Slot(report.node, report.port)
+        return {task for task in tasks if placement.slots.get(task) == slot}
 
     def beats(
         self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0

@@ -22,6 +22,7 @@ from storm_dagster.model.errors import Conflict, Misconfigured, StormDagsterErro
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, StateHome, StormBase, WorkerNode
+from storm_dagster.model.slot import Slot
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -113,7 +114,7 @@ class ClusterSync:
     loop: "Loop"
 
     def __post_init__(self) -> None:
-        self.slot = (self.spec.node, self.spec.port)
+        self.slot: Slot = Slot(self.spec.node, self.spec.port)
         self._event = threading.Event()
         self._stale = threading.Event()
         """The view must be read again."""
@@ -255,15 +256,13 @@ class ClusterSync:
         assignment, at = found[0], found[1]
         mine = next((worker for worker in assignment.workers if worker.slot == self.slot), None)
         if mine is None:
-            self._supersede(
-                f"version {at.version} of the assignment does not name {spec.node}:{spec.port}"
-            )
+            self._supersede(f"version {at.version} of the assignment does not name {self.slot.key}")
             return False
         wanted = frozenset(mine.ids)
         live = cluster.live_workers(spec.topology_id, self.request_refresh)
         own = live.get(self.slot)
         if own is not None and own.token != spec.token and self._written is not None:
-            self._supersede(f"another process (pid {own.pid}) holds {spec.node}:{spec.port}")
+            self._supersede(f"another process (pid {own.pid}) holds {self.slot.key}")
             return False
         held_elsewhere = {
             task
@@ -299,9 +298,7 @@ class ClusterSync:
         placement = Placement(
             version=at.version,
             slots=assignment.task_slots(),
-            addresses={
-                worker.slot: f"{worker.host}:{worker.port}" for worker in assignment.workers
-            },
+            addresses={worker.slot: worker.address for worker in assignment.workers},
             components=self._components[1],
             mine=wanted,
             open=owned,

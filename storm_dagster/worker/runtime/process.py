@@ -26,6 +26,7 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavai
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.json_logs import JsonFormatter
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.security.spark_remote import cluster_spark_servers
 from storm_dagster.worker.dataplane.transport import Transport
@@ -216,7 +217,7 @@ def _run(
         conf=conf,
         shared=shared,
         transport=transport,
-        slot=(spec.node, spec.port),
+        slot=Slot(spec.node, spec.port),
         host=spec.host,
         archive=spec.archive_root,
         state_dir=state_dir,

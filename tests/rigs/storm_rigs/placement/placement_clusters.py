@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import (
-    PlacedWorker,
     PlacementBatch,
     SupervisorSlots,
     TopologyToPlace,
     UserWorker,
 )
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import SupervisorInfo, WorkerSlot
 
 
 def supervisor(
     number: int, ports: Sequence[int], used: Sequence[int] = (), **more: Any
 ) -> SupervisorSlots:
-    """Supervisor ``s<number>`` on host ``h<number>``."""
-    values = {
-        "id": f"s{number}",
-        "host": f"h{number}",
-        "ports": tuple(ports),
-        "used": tuple(used),
-        **more,
-    }
-    return SupervisorSlots(**values)
+    """Supervisor ``s<number>`` on host ``h<number>``; ``more`` are fields of its record."""
+    fields = {"host": f"h{number}", "ports": tuple(ports), **more}
+    info = SupervisorInfo(**fields, started=0, count=0, version="")
+    return SupervisorSlots(id=f"s{number}", info=info, used=tuple(used))
+
+
+def placed_worker(node: str, host: str, port: int, tasks: Iterable[int], **more: Any) -> WorkerSlot:
+    """A worker of an assignment with these tasks."""
+    return WorkerSlot(node=node, host=host, port=port, tasks=encode_ranges(tasks), **more)
 
 
 def small_topology(
@@ -69,9 +70,9 @@ def generated_batch(rng: random.Random) -> PlacementBatch:
     """
     supervisors = _supervisors(rng)
     free = [
-        (node.id, node.host, port)
+        (node.id, node.info.host, port)
         for node in supervisors
-        for port in node.ports
+        for port in node.info.ports
         if port not in node.used
     ]
     rng.shuffle(free)
@@ -90,9 +91,7 @@ def _supervisors(rng: random.Random) -> tuple[SupervisorSlots, ...]:
         used = [port for port in ports if rng.random() < 0.15]
         rng.shuffle(ports)
         host = f"h{number // 2 if several_on_a_host else number}"
-        result.append(
-            SupervisorSlots(id=f"s{number}", host=host, ports=tuple(ports), used=tuple(used))
-        )
+        result.append(supervisor(number, ports, used, host=host))
     rng.shuffle(result)
     return tuple(result)
 
@@ -125,7 +124,7 @@ def _topology(
         event=rng.choice(("new", "new", "monitor", "rebalance")),
         reassign=rng.random() < 0.3,
         use_old=rng.random() < 0.4,
-        isolation=tuple(node.host for node in supervisors if rng.random() < 0.3)
+        isolation=tuple(node.info.host for node in supervisors if rng.random() < 0.3)
         if rng.random() < 0.2
         else (),
         differ_node=tuple(rng.sample([*bolts, *spouts], 1)) if rng.random() < 0.3 else (),
@@ -163,7 +162,7 @@ def _user_workers(
     rng: random.Random, topology: TopologyToPlace, supervisors: Sequence[SupervisorSlots]
 ) -> tuple[UserWorker, ...]:
     components = list(dict.fromkeys(topology.tasks.values()))
-    hosts = [node.host for node in supervisors] + ["nowhere"]
+    hosts = [node.info.host for node in supervisors] + ["nowhere"]
     return tuple(
         UserWorker(
             host=rng.choice((None, rng.choice(hosts))),
@@ -197,19 +196,17 @@ def _past(
     if rng.random() < 0.2:
         held[slots[0]].append(len(topology.tasks) + 5)
     old = tuple(
-        PlacedWorker(
-            node=node, host=host, port=port, tasks=tuple(tasks), memory_bytes=rng.choice((0, 9))
-        )
+        placed_worker(node, host, port, tasks, memory_bytes=rng.choice((0, 9)))
         for (node, host, port), tasks in held.items()
         if tasks
     )
     dead = [
-        task for worker in old if rng.random() < 0.4 for task in worker.tasks[: rng.randint(1, 3)]
+        task for worker in old if rng.random() < 0.4 for task in worker.ids[: rng.randint(1, 3)]
     ]
     unstopped = [
         task
         for worker in old
         if worker.host == "gone" and rng.random() < 0.6
-        for task in worker.tasks
+        for task in worker.ids
     ]
     return {"old": old, "dead": tuple(dead), "unstopped": tuple(unstopped)}

@@ -12,8 +12,7 @@ from storm_dagster.model.placement import (
     TopologyToPlace,
 )
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
-
-_Slot = tuple[str, int]
+from storm_dagster.model.slot import Slot
 
 
 def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str]:
@@ -32,14 +31,12 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
         faults.append(f"topologies were not served by priority and name: {order}")
         return faults
     by_name = {topology.name: topology for topology in batch.topologies}
-    owners: dict[_Slot, str] = {}
+    owners: dict[Slot, str] = {}
     for topology in batch.topologies:
         placement = result.placement(topology.name)
         # What a failed event leaves as it is still holds its slots.
-        slots = {(worker.node, worker.port) for worker in placement.workers} | (
-            {(worker.node, worker.port) for worker in topology.old}
-            if placement.status == "failed"
-            else set()
+        slots = {worker.slot for worker in placement.workers} | (
+            {worker.slot for worker in topology.old} if placement.status == "failed" else set()
         )
         faults.extend(
             f"slot {slot} was given to {owners[slot]} and {topology.name}"
@@ -61,19 +58,17 @@ def _faults_of(
         if placement.workers or not placement.error or not placement.error_type:
             yield "failed without a reason, or with workers"
         return
-    placed = Counter(task for worker in placement.workers for task in worker.tasks)
+    placed = Counter(task for worker in placement.workers for task in worker.ids)
     placed.update(placement.unassigned.keys())
     if placed != Counter(topology.tasks.keys()):
         yield f"tasks are not placed once each: {placed}"
     if placement.reasons.keys() | placement.unassigned.keys() != topology.tasks.keys():
         yield "a task has no reason"
-    if placement.worker_reasons.keys() != {
-        f"{worker.node}:{worker.port}" for worker in placement.workers
-    }:
+    if placement.worker_reasons.keys() != {worker.slot.key for worker in placement.workers}:
         yield "a worker has no reason"
     yield from _slot_faults(batch, topology, placement)
     for group in topology.executors:
-        if sum(1 for worker in placement.workers if set(group) & set(worker.tasks)) > 1:
+        if sum(1 for worker in placement.workers if set(group) & set(worker.ids)) > 1:
             yield f"executor {group} was torn apart"
     if topology.strategy == "balanced":
         yield from _balance_faults(topology, placement)
@@ -82,35 +77,40 @@ def _faults_of(
 def _slot_faults(
     batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement
 ) -> Iterator[str]:
-    had = {(worker.node, worker.port): set(worker.tasks) for worker in topology.old}
+    had = {worker.slot: set(worker.ids) for worker in topology.old}
     theirs = {
-        (w.node, w.port) for other in batch.topologies if other is not topology for w in other.old
+        worker.slot for other in batch.topologies if other is not topology for worker in other.old
     }
     nodes = {node.id: node for node in batch.supervisors}
-    isolated = {node.id for node in batch.supervisors if node.host in topology.isolation}
+    isolated = {node.id for node in batch.supervisors if node.info.host in topology.isolation}
     closed = {host for other in batch.topologies for host in other.isolation}
     for worker in placement.workers:
-        slot = (worker.node, worker.port)
-        if worker.kept != (slot in had):
-            yield f"{slot} is marked kept={worker.kept}"
+        slot = worker.slot
+        kept = slot.key in placement.kept
+        if kept != (slot in had):
+            yield f"{slot} is marked kept={kept}"
         stays = topology.event != "new" and had.get(slot, set()) & set(topology.tasks) == set(
-            worker.tasks
+            worker.ids
         )
         if stays:
             continue
         node = nodes.get(worker.node)
         if (
             node is None
-            or worker.port not in node.ports
+            or worker.port not in node.info.ports
             or worker.port in node.used
             or slot in theirs
         ):
             yield f"{slot} was not offered"
-        elif worker.host != node.host:
-            yield f"{slot} is on {node.host}, not on {worker.host}"
+        elif worker.host != node.info.host:
+            yield f"{slot} is on {node.info.host}, not on {worker.host}"
         elif topology.event != "monitor" and isolated and worker.node not in isolated:
             yield f"{slot} is outside of {topology.isolation}"
-        elif not isolated and node.host in closed and (topology.event == "new" or slot not in had):
+        elif (
+            not isolated
+            and node.info.host in closed
+            and (topology.event == "new" or slot not in had)
+        ):
             yield f"{slot} is on a host that others are isolated on"
 
 
@@ -129,13 +129,11 @@ def _balance_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> 
         yield from _differ_faults(topology, placement)
     if topology.event != "new" or requested:
         return
-    masters = [
-        worker for worker in workers if "__topology_master" in _owners(topology, worker.tasks)
-    ]
-    if alone and len(topology.tasks) > 1 and any(len(worker.tasks) > 1 for worker in masters):
+    masters = [worker for worker in workers if "__topology_master" in _owners(topology, worker.ids)]
+    if alone and len(topology.tasks) > 1 and any(len(worker.ids) > 1 for worker in masters):
         yield "the topology master is not alone"
     others = [worker for worker in workers if not (alone and worker in masters)]
-    sizes = {len(worker.tasks) for worker in others}
+    sizes = {len(worker.ids) for worker in others}
     if (
         not topology.executors
         and not topology.differ_node
@@ -150,7 +148,7 @@ def _owners(topology: TopologyToPlace, tasks: tuple[int, ...]) -> set[str]:
 
 
 def _differ_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
-    before = {task: (worker.node, worker.port) for worker in topology.old for task in worker.tasks}
+    before = {task: worker.slot for worker in topology.old for task in worker.ids}
     if topology.event == "new":
         before = {}
     firsts = {group[0]: group for group in topology.executors} or {
@@ -159,9 +157,9 @@ def _differ_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> I
     for component in topology.differ_node:
         on_node: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         for worker in placement.workers:
-            for task in worker.tasks:
+            for task in worker.ids:
                 if task in firsts and topology.tasks[task] == component:
-                    stayed = before.get(task) == (worker.node, worker.port)
+                    stayed = before.get(task) == worker.slot
                     on_node[worker.node].append((task, stayed))
         for node, tasks in on_node.items():
             # Two that were together before a monitor event are left alone by it.

@@ -29,6 +29,7 @@ from storm_dagster.model.records import (
     WorkerNode,
     WorkerSlot,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState, Versioned
 from storm_dagster.nimbus.member import Identity, Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -119,8 +120,8 @@ def shop() -> TopologyView:
         beats=TaskBeats(topology_id=SHOP, topology_master=2, dead="7", version=3),
         beats_at=Versioned(1, 30),
         live_workers={
-            ("s1", 6700): _node(4001, "1-4", 3000),
-            ("s2", 6701): _node(4002, "5-7", 60),
+            Slot("s1", 6700): _node(4001, "1-4", 3000),
+            Slot("s2", 6701): _node(4002, "5-7", 60),
         },
     )
 
@@ -168,7 +169,7 @@ def _stats(**given: float) -> dict[str, float]:
 
 def shop_report() -> dict[str, Any]:
     """The response of its topology master, as workers of release b0118e28 give it."""
-    first, second = ("s1", 6700), ("s2", 6701)
+    first, second = Slot("s1", 6700), Slot("s2", 6701)
     many = _stats(
         emitted=40,
         transferred=40,
@@ -325,7 +326,7 @@ def quiet() -> TopologyView:
             QUIET, NOW_SECS - 400, WorkerSlot(node="s1", host="h1", port=6701, tasks="1-2")
         ),
         assignment_at=Versioned(0, 21),
-        live_workers={("s1", 6701): _node(4100, "1-2", 390, "starting")},
+        live_workers={Slot("s1", 6701): _node(4100, "1-2", 390, "starting")},
     )
 
 

@@ -32,6 +32,7 @@ from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerNode
+from storm_dagster.model.slot import Slot
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.operations.steps import no_observer
@@ -267,24 +268,20 @@ class Daemons:
                     raise
             time.sleep(0.3)
 
-    def workers(
-        self, cluster: StormClusterState, topology_id: str
-    ) -> dict[tuple[str, int], WorkerNode]:
-        """(supervisor, port) -> record of the topology's live worker."""
+    def workers(self, cluster: StormClusterState, topology_id: str) -> dict[Slot, WorkerNode]:
+        """Slot -> record of the topology's live worker."""
         found = cluster.load_view().topologies.get(topology_id)
         return dict(found.live_workers) if found is not None else {}
 
-    def wait_running(
-        self, topology_id: str, timeout: float = 120.0
-    ) -> dict[tuple[str, int], tuple[int, str]]:
-        """(supervisor, port) -> (pid, start token) of its workers, once every task of it runs."""
+    def wait_running(self, topology_id: str, timeout: float = 120.0) -> dict[Slot, tuple[int, str]]:
+        """Slot -> (pid, start token) of its workers, once every task of it runs."""
         with self.cluster() as cluster:
 
-            def running() -> dict[tuple[str, int], tuple[int, str]] | None:
+            def running() -> dict[Slot, tuple[int, str]] | None:
                 topology = cluster.load_view().topologies.get(topology_id)
                 if topology is None or topology.assignment is None:
                     return None
-                slots = {(worker.node, worker.port) for worker in topology.assignment.workers}
+                slots = {worker.slot for worker in topology.assignment.workers}
                 live = topology.live_workers
                 if (
                     not slots

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.names import ACKER
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import decode_frame
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
@@ -71,9 +72,9 @@ class LocalWorkers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def places(self) -> list[tuple[str, int]]:
+    def places(self) -> list[Slot]:
         """The slots of the workers."""
-        return [(f"s{index}", index) for index in range(len(self.transports))]
+        return [Slot(f"s{index}", index) for index in range(len(self.transports))]
 
     def place(self, version: int, slots: Mapping[str, int], gone: int | None = None) -> None:
         """Place the tasks; the worker ``gone`` has stopped."""

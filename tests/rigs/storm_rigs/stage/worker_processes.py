@@ -179,7 +179,7 @@ class WorkerRig:
 
     def live(self) -> dict[tuple[str, int], Any]:
         """Live workers by slot."""
-        return self.cluster.live_workers(self.topology_id)
+        return {**self.cluster.live_workers(self.topology_id)}
 
     def running(self) -> bool:
         """True if every slot of the assignment has a live worker all of whose tasks run."""
