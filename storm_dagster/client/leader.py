@@ -250,8 +250,9 @@ def call_leader(
     refused it because it does not lead. A call whose connection broke, or that got another
     :class:`Unavailable` of a nimbus that no longer leads, may have had its effect: it is repeated
     only with ``resend``. An :class:`Unavailable` of a nimbus that still leads is its response, and
-    raised as :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``. ``doing`` says in
-    errors what was tried, ``error_of`` makes the error of a response that is not good.
+    raised as :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``.
+    ``doing`` says in errors what was tried, ``error_of`` makes the error of a response that is not
+    good.
     """
     pauses = Backoff(_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS)
     while True:

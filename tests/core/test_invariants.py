@@ -18,13 +18,13 @@ from storm_dagster.core.invariants.snapshot import (
     WorkerPid,
     confirm_violations,
 )
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
     StormBase,
     SupervisorInfo,
     TaskTable,
-    TokenRecord,
     WorkerNode,
     WorkerSlot,
 )

@@ -8,7 +8,7 @@ import pytest
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
-from storm_dagster.model.records import TokenRecord
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.operations.live import cleaner, lifecycle
 from storm_dagster.operations.live.cleaner import Inventory, clean, find_garbage
 from storm_dagster.operations.submit import submission

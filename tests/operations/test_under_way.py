@@ -8,8 +8,8 @@ import pytest
 
 from storm_dagster.model.dagster_names import STAGES
 from storm_dagster.model.errors import Conflict
+from storm_dagster.model.operation_record import OperationRecord
 from storm_dagster.model.operation_text import operation_text
-from storm_dagster.model.records import OperationRecord
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.change_records import (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storm_dagster.model.records import TokenRecord
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 

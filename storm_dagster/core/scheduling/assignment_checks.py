@@ -73,8 +73,8 @@ def move_faults(
 ) -> Iterator[str]:
     """A rebalance that moved more tasks than the change of worker sizes makes necessary.
 
-    ``moves`` is the record of the rebalance: ``before`` (``node:port`` -> task ranges) and ``slack`` (tasks
-    that may move for other reasons). ``workers`` is its result.
+    ``moves`` is the record of the rebalance: ``before`` (``node:port`` -> task ranges) and
+    ``slack`` (tasks that may move for other reasons). ``workers`` is its result.
     """
     before = {key: set(decode_ranges(tasks)) for key, tasks in moves["before"].items()}
     now = {task: key for key, tasks in workers.items() for task in tasks}

@@ -23,7 +23,7 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.model.records import OperationRecord, TokenRecord
+from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
@@ -176,7 +176,9 @@ class LifecycleRequests:
         epoch = self._nimbus.status.require()
         topology = topology_by_name(self._nimbus.cluster.load_view(), record.topology_id)
         row = VERBS[record.verb]
-        change = _Change(topology, row, record.request, request, record.user, record.started_secs)
+        change = _AcceptedChange(
+            topology, row, record.request, request, record.user, record.started_secs
+        )
         return self._launch_change(change, epoch, is_promised=True)
 
     def _launch(
@@ -194,7 +196,7 @@ class LifecycleRequests:
             # The token identifies the run, so that a repetition makes no other one.
             fields["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
         request = fields["token"] if row.brings_code else uuid.uuid4().hex
-        change = _Change(topology, row, fields, request, REQUEST_USER.get())
+        change = _AcceptedChange(topology, row, fields, request, REQUEST_USER.get())
         if row.name != "update":
             return self._launch_change(change, epoch)
         token, name = request, topology.base.name
@@ -236,7 +238,9 @@ class LifecycleRequests:
             return None
         return run.run_id
 
-    def _launch_change(self, change: "_Change", epoch: int, *, is_promised: bool = False) -> str:
+    def _launch_change(
+        self, change: "_AcceptedChange", epoch: int, *, is_promised: bool = False
+    ) -> str:
         """Launch the run of a change, whose record is stored before; its id."""
         ctx = self._nimbus.operations(epoch)
         request, name = change.request, change.topology.base.name
@@ -284,7 +288,7 @@ class LifecycleRequests:
         except StormDagsterError as error:
             _log.info("run %s is not noted in its record: %s", run_id, error.message)
 
-    def _launch_once(self, change: "_Change", write_record: Callable[[], None]) -> str:
+    def _launch_once(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
         """Launch the run, whose record is written right before."""
         dagster = self._nimbus.dagster
         row, name = change.row, change.topology.base.name
@@ -306,7 +310,7 @@ class LifecycleRequests:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Change:
+class _AcceptedChange:
     """A change that a Dagster run executes."""
 
     topology: TopologyView

@@ -22,7 +22,7 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.model.records import OperationRecord, TokenRecord
+from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.member import Nimbus, repeat
@@ -58,6 +58,7 @@ class TakeOver:
         self._nimbus = nimbus
         self._submissions = submissions
         self._lifecycle = lifecycle
+        self._upload_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
         self._records = OpenOperations()
         self._epoch: int | None = None
         self._seen: dict[str, float] = {}
@@ -131,11 +132,29 @@ class TakeOver:
         except (Misconfigured, Unavailable) as error:
             self._log_waiting(key, record, error)
             return False
+        except KeyNotFound as error:
+            # A nimbus that is away may hold the upload.
+            if boot_clock() - self._seen[key] < self._upload_secs:
+                self._log_waiting(key, record, error)
+            else:
+                self._give_up(ctx, key, record, error)
         except StormDagsterError as error:
-            _log.error("%s of %s, which was accepted, failed: %s", record.verb, record.name, error)
-            self._end(ctx, key, record)
-            self._drop_upload(record)
+            self._give_up(ctx, key, record, error)
         return True
+
+    def _give_up(
+        self,
+        ctx: OperationsContext,
+        key: str,
+        record: TokenRecord | OperationRecord,
+        error: StormDagsterError,
+    ) -> None:
+        """End an operation whose run cannot be launched."""
+        _log.error(
+            "%s of %s, which was accepted, failed: %s", record.verb, record.name, error.message
+        )
+        self._end(ctx, key, record)
+        self._drop_upload(record)
 
     def _find_run(
         self, ctx: OperationsContext, key: str, record: TokenRecord | OperationRecord

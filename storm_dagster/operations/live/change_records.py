@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError
-from storm_dagster.model.records import OperationRecord, decode_record, encode_record
+from storm_dagster.model.operation_record import OperationRecord
+from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.zk.state_protocol import ClusterState, read_children
 

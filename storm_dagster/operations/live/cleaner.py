@@ -20,7 +20,11 @@ from storm_dagster.model.errors import (
     StormDagsterError,
 )
 from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
-from storm_dagster.model.records import Assignment, TokenRecord, decode_record
+from storm_dagster.model.operation_record import TokenRecord
+from storm_dagster.model.records import (
+    Assignment,
+    decode_record,
+)
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, decode_json
 from storm_dagster.operations.results import CleanResult

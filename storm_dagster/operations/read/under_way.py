@@ -8,7 +8,10 @@ from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import STAGES
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import code_keys
-from storm_dagster.model.records import OperationRecord, TokenRecord, decode_record
+from storm_dagster.model.operation_record import OperationRecord, TokenRecord
+from storm_dagster.model.records import (
+    decode_record,
+)
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import read_changes

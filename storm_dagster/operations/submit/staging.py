@@ -19,8 +19,14 @@ from storm_dagster.model.errors import (
     StormDagsterError,
 )
 from storm_dagster.model.names import make_topology_id
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
-from storm_dagster.model.records import Record, TaskTable, TokenRecord, decode_record, encode_record
+from storm_dagster.model.records import (
+    Record,
+    TaskTable,
+    decode_record,
+    encode_record,
+)
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext, decode_json, encode_json
 from storm_dagster.operations.steps import step

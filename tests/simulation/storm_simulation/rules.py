@@ -10,12 +10,12 @@ from kazoo.protocol.serialization import CheckVersion, SetData
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.records import (
     Assignment,
     EpochRecord,
     GrayUpgrade,
     StormBase,
-    TokenRecord,
     decode_record,
 )
 from storm_simulation.ensemble import Commit

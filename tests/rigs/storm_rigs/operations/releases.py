@@ -117,7 +117,7 @@ def _example_of(annotation: Any) -> Any:
         return {_example_of(given[0]): _example_of(given[1])}
     if issubclass(annotation, Record):
         return _document_of(annotation)
-    return {str: "1", int: 1, float: 1.5, bool: True}[annotation]
+    return {str: "1", Any: "1", int: 1, float: 1.5, bool: True}[annotation]
 
 
 def _document_of(cls: type[Record]) -> dict[str, Any]:

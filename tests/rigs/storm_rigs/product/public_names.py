@@ -43,6 +43,7 @@ DOCUMENT_MODULES = (
     "core.keyed_state",
     "host.endpoints",
     "model.groupings",
+    "model.operation_record",
     "model.plan_document",
     "model.records",
     "host.processes",

@@ -32,6 +32,7 @@ from storm_dagster.model.records import (
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState, Versioned
 from storm_dagster.nimbus.member import Identity, Nimbus
+from storm_dagster.nimbus.requests.launches import Launches
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 
@@ -446,7 +447,11 @@ class FixedCluster:
             errors_by_component=lambda topology_id: self.errors.get(topology_id, {}),
             read_state_home=lambda topology_id: StateHome(marker=""),
             read_upgrade=lambda topology_id: UpgradeState(),
-            state=SimpleNamespace(get_data=lambda path: None),
+            state=SimpleNamespace(
+                get_data=lambda path: None,
+                find_children=lambda path, watch=False: [],
+                get_many=lambda paths: [],
+            ),
             session=SimpleNamespace(connected=True),
             cluster_id=lambda: "c-1",
             epoch=lambda: None,
@@ -472,6 +477,7 @@ class FixedCluster:
             uploads=(),
             unreported=(),
             alarm=None,
+            launches=Launches(),
             dagster=SimpleNamespace(site=None, run_url=lambda run: None, job_url=lambda job: None),
         )
         return cast("Nimbus", nimbus)

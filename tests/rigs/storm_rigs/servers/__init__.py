@@ -1,1 +1,3 @@
-"""What daemons stand on, as processes of a test: ZooKeeper, Spark, Kafka, PostgreSQL, networks, ports."""
+"""Servers that daemons need, as processes of a test: ZooKeeper, Spark, Kafka, PostgreSQL,
+networks, ports.
+"""
