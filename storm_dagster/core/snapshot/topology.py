@@ -45,9 +45,10 @@ _DEFAULT_REPORT_SECS = 3.0
 class Flow:
     """Metrics of a component over the last ten seconds.
 
-    ``None`` means that a metric is not measured. Rates are per second. ``capacity`` is the share of time of its busiest task in ``execute``,
-    ``held`` the longest share of time that back pressure stopped one of its tasks. Latencies are of
-    ``execute`` (bolts) or of whole trees (spouts). The names are those of the response.
+    ``None`` means that a metric is not measured. Rates are per second. ``capacity`` is the share of
+    time of its busiest task in ``execute``, ``held`` the longest share of time that back pressure
+    stopped one of its tasks. Latencies are of ``execute`` (bolts) or of whole trees (spouts). The
+    names are those of the response.
     """
 
     rate: float | None = None
