@@ -1,7 +1,7 @@
 """Plug-in of pytest that records the batches that tests place, so that Spark can place them too.
 
-``-p storm_rigs.placement.batch_recorder``, with the file in ``STORM_RECORDED_BATCHES``; a line of JSON for
-each batch.
+``-p storm_rigs.placement.batch_recorder``, with the file in ``STORM_RECORDED_BATCHES``; a line of
+JSON for each batch.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class ZooKeeperEnsemble:
     from 1.
 
     ``hosts`` gives each server an address of its own, and ``prefixes`` a command in front of its
-    own (such as ``ip netns exec NAME``): how :mod:`storm_rigs.servers.namespaces` puts each into a network
-    of its own.
+    own (such as ``ip netns exec NAME``): how :mod:`storm_rigs.servers.namespaces` puts each into a
+    network of its own.
     """
 
     def __init__(
