@@ -99,14 +99,14 @@ _ALWAYS = {STAGES[0], STAGES[3]}
 
 
 @pytest.mark.parametrize(
-    "stage",
+    "killed_in",
     [
         pytest.param(key, marks=() if key in _ALWAYS else pytest.mark.chaos, id=key.path[-1])
         for key in STAGES
     ],
 )
 def test_killed_in_a_stage_and_run_again_from_there(
-    world: DagsterWorld, runs: subprocess.Popen[str], tmp_path: Path, stage: dg.AssetKey
+    world: DagsterWorld, runs: subprocess.Popen[str], tmp_path: Path, killed_in: dg.AssetKey
 ) -> None:
     (tmp_path / "dagster").mkdir()
     order = {
@@ -116,7 +116,7 @@ def test_killed_in_a_stage_and_run_again_from_there(
         "name": "wc",
         "handle": world.upload("h"),
         "tags": {TOKEN_TAG: "t"},
-        "point": f"after.{LAST_STEP[stage]}",
+        "point": f"after.{LAST_STEP[killed_in]}",
     }
     assert runs.stdin is not None and runs.stdout is not None
     runs.stdin.write(json.dumps(order) + "\n")
@@ -126,7 +126,7 @@ def test_killed_in_a_stage_and_run_again_from_there(
     check(world)
     before = {token: record.topology_id for token, record in (facts(world).tokens or {}).items()}
     world.lead()
-    rest = dg.AssetSelection.assets(*STAGES[STAGES.index(stage) :]).without_checks()
+    rest = dg.AssetSelection.assets(*STAGES[STAGES.index(killed_in) :]).without_checks()
     job = dg.define_asset_job("rest", selection=rest)
     with dg.DagsterInstance.local_temp(order["instance"]) as instance:
         assert instance.get_runs(), "the killed run is in Dagster's history"
