@@ -336,7 +336,8 @@ def test_a_run_that_a_former_leader_queued_behind_a_job_is_named(
     monkeypatch.setattr(jobs, "_LONGEST_QUEUED_SECS", 0.0)
     with dg.DagsterInstance.ephemeral() as instance:
         job = build_storm_defs().resolve_job_def("kill_topology")
-        queued = instance.create_run_for_job(job)
+        config = {"ops": {"kill_topology_op": {"config": {"name": "wc"}}}}
+        queued = instance.create_run_for_job(job, run_config=config)
         context: Any = SimpleNamespace(instance=instance)
         config: Any = SimpleNamespace(name="wc")
         unused: Any = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -147,18 +148,19 @@ def test_a_tuple_that_no_worker_takes_fails_where_it_is_sent() -> None:
     peer = Peer(("s", 1), "127.0.0.1:1", None)  # type: ignore[arg-type]
     failed: list[str] = []
     items = [(0, 0, [["small"]]), (0, 0, [[[[]] * MOST]])]
-    counted: list[int] = []
+    counted = Counter[str]()
     link = SimpleNamespace(
         task=1,
         source=2,
         stream="s",
         take=lambda: items,
-        count=lambda name, stream, number: counted.append(number),
+        count=lambda name, stream, number: counted.update({name: number}),
     )
     peer.dirty.append(link)
     frames = list(peer.frames("friend", 100, lambda link, bundle, error: failed.append(str(error))))
     assert all(can_travel(raw) for raw in frames) and b"small" in frames[-1]
-    assert len(counted) == 1, "only what travels is counted"
+    assert counted["remote_tuples"] == 1, "only what travels is counted"
+    assert 0 < counted["remote_bytes"] < 100
     assert len(failed) == 1 and "lists, maps" in failed[0]
 
 

@@ -139,7 +139,15 @@ def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
                 elif answer.status_code < 400:
                     served.add((method, path))
         assert served <= {
-            *(("get", path) for path in ("/healthz", "/v1/topologies", "/api/v1/topology/summary")),
+            *(
+                ("get", path)
+                for path in (
+                    "/healthz",
+                    "/v1/topologies",
+                    "/v1/operations",
+                    "/api/v1/topology/summary",
+                )
+            ),
             ("post", "/v1/uploads"),
         }
         mine = {"name": "billing", "handle": secured.upload(ann)}
