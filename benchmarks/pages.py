@@ -40,6 +40,7 @@ from storm_dagster.model.records import (
     WorkerSlot,
     encode_record,
 )
+from storm_dagster.model.slot import Slot
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
@@ -176,7 +177,9 @@ class Cluster:
             topology_id=self.ids[number],
             topology_master=TASKS,
             workers={
-                f"{node}:{port}": WorkerBeat(count=count, silent_ms=700 + k, uptime_secs=count * 10)
+                Slot(node, port).key: WorkerBeat(
+                    count=count, silent_ms=700 + k, uptime_secs=count * 10
+                )
                 for k, (node, port) in enumerate(self._slots[number].items())
             },
             version=0,

@@ -130,7 +130,7 @@ class Shop:
         """Supervisors of the topology's live workers, once these are all that are assigned."""
         topology = self.topology(name)
         assert topology is not None and topology.assignment is not None, f"{name} is not assigned"
-        assigned = {(worker.node, worker.port) for worker in topology.assignment.workers}
+        assigned = {worker.slot for worker in topology.assignment.workers}
         assert assigned == set(topology.live_workers), "not all workers live"
         return {node for node, _ in assigned}
 

@@ -130,16 +130,16 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
     """No worker runs for a slot that no assignment names."""
     for process in snapshot.processes or ():
         topology = snapshot.view.topologies.get(process.topology_id)
-        slot = (process.node, process.port)
+        slot = process.slot
         if any(f"/{process.topology_id}" in path for path in snapshot.view.corrupt):
             continue  # Nothing is decided about a damaged topology, whose workers go on.
         if topology is None or topology.assignment is None:
             yield (
                 f"process {process.pid}",
-                f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone",
+                f"runs in {slot.key} for {process.topology_id}, which is gone",
             )
         elif slot not in {worker.slot for worker in topology.assignment.workers}:
-            reason = f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"
+            reason = f"runs in {slot.key} for {process.topology_id}, whose assignment names that slot no more"
             yield f"process {process.pid}", reason
 
 
