@@ -149,6 +149,9 @@ class FsspecBlobStore:
             except FileNotFoundError:
                 raise self._content_lost(meta) from None
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
+            with self._remote(f"reading {key!r}"):
+                # Condemned, so that the next writer of the content replaces the damaged bytes.
+                self._fs.pipe_file(self._path("condemned", meta.sha256), b"")
             raise Corrupt(
                 f"blob {key!r} at {self.url} no longer has its hash {meta.sha256}: store it again"
             )

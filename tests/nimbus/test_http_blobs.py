@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from storm_dagster.client.blobs import NimbusBlobClient
-from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
+from storm_dagster.model.errors import Fenced
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
@@ -37,28 +37,6 @@ def http(nimbus: NimbusThread) -> Iterator[httpx.Client]:
 def error_type(response: httpx.Response) -> str:
     assert response.headers["content-type"].startswith("application/json"), response.text
     return response.json()["error"]["type"]
-
-
-def test_blob_client_round_trip(nimbus: NimbusThread) -> None:
-    with NimbusBlobClient(nimbus.url) as blobs:
-        big = bytes(range(256)) * 4000
-        meta = blobs.put("a b:c", [big, b"tail"])
-        assert meta.sha256 == sha(big + b"tail") and blobs.meta("a b:c") == meta
-        assert blobs.read("a b:c") == big + b"tail"
-        with blobs.open("a b:c") as stream:
-            assert stream.read(10) == big[:10]
-        assert blobs.put("empty", b"").size == 0 and blobs.read("empty") == b""
-        copy = blobs.put_existing("copy", meta.sha256)
-        assert copy is not None and copy.size == meta.size
-        assert blobs.put_existing("copy2", sha(b"unknown")) is None
-        assert blobs.keys("a") == ["a b:c"] and blobs.exists("copy") and not blobs.exists("copy2")
-        blobs.delete("copy")
-        for call in (blobs.read, blobs.meta, blobs.delete):
-            with pytest.raises(KeyNotFound):
-                call("copy")
-        with pytest.raises(InvalidRequest, match="announced"):
-            blobs.put("bad", b"x", expected_sha256=sha(b"y"))
-        assert not blobs.exists("bad")
 
 
 def test_writes_of_another_epoch_are_fenced(nimbus: NimbusThread) -> None:

@@ -127,53 +127,6 @@ def get(client, key: str) -> bytes:
     return b"".join(iter(lambda: client.downloadBlobChunk(session), b""))
 
 
-def test_blobs_by_storm_s_rules(nimbus: NimbusThread) -> None:
-    client = nimbus.thrift_client()
-    # Created, deleted, created again, updated; an update that is not finished is not seen.
-    put(client, "test", b"1")
-    assert "test" in client.listBlobs("").keys and get(client, "test") == b"1"
-    client.deleteBlob("test")
-    assert "test" not in client.listBlobs("").keys
-    put(client, "test", b"2")
-    old = client.getBlobMeta("test")
-    update = client.beginUpdateBlob("test")
-    client.uploadBlobChunk(update, b"3")
-    assert get(client, "test") == b"2"
-    reading = client.beginBlobDownload("test")
-    client.finishBlobUpload(update)
-    assert get(client, "test") == b"3" and client.getBlobMeta("test").version != old.version
-    assert client.downloadBlobChunk(reading.session) == b"2", (
-        "a download keeps the content that it began with"
-    )
-    abandoned = client.beginUpdateBlob("test")
-    client.uploadBlobChunk(abandoned, b"4")
-    client.cancelBlobUpload(abandoned)
-    assert get(client, "test") == b"3" and leftovers(nimbus) == []
-
-    # Without users everybody may do everything; keys that are taken or missing.
-    (entry,) = client.getBlobMeta("test").settable.acl
-    assert (entry.type, entry.access) == (storm.AccessControlType.OTHER, 7)
-    client.setBlobMeta("test", storm.SettableBlobMeta(acl=[entry]))
-    with pytest.raises(storm.KeyAlreadyExistsException):
-        client.beginCreateBlob("test", None)
-    for call in (
-        client.beginUpdateBlob,
-        client.getBlobMeta,
-        client.beginBlobDownload,
-        client.deleteBlob,
-    ):
-        with pytest.raises(storm.KeyNotFoundException):
-            call("missing")
-    assert client.getBlobReplication("test") == client.updateBlobReplication("test", 1) == 1
-    with pytest.raises(storm.AuthorizationException, match="number of copies"):
-        client.updateBlobReplication("test", 3)
-    secret = storm.AccessControl(type=storm.AccessControlType.USER, name="bob", access=1)
-    with pytest.raises(storm.AuthorizationException, match="not be enforced"):
-        client.setBlobMeta("test", storm.SettableBlobMeta(acl=[secret]))
-    client.createStateInZookeeper("test")
-    assert nimbus.thrift_client(ours=True).isRemoteBlobExists("test") is True
-
-
 @pytest.mark.parametrize("key", ["", ".", "..", "a/b", "../x", "é", "x" * 300, None])
 def test_keys_that_are_none(nimbus: NimbusThread, key: str | None) -> None:
     client = nimbus.thrift_client()

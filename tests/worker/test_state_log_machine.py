@@ -1,4 +1,6 @@
-"""State log of one task against a map in memory, with crashes at any byte and second openers."""
+"""State logs against a map in memory, with crashes at any byte, second openers, and other numbers
+of tasks.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storm_dagster.api.state import TaskState
+from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.groupings import stable_hash
+from storm_dagster.model.values import decode_value
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.worker.state import log as state_log
+from storm_dagster.worker.state.log import StateLog, read_newest, state_folder
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
+from storm_rigs.servers.memory_folder import MEMORY_FOLDER
 
 KEYS = st.sampled_from(["a", "b", "", "key of some length", "\u00e9", "\ud800", "p.1", "p.2"])
 IDS = st.sampled_from(["1", "line-2", "\ud800", "3"])
@@ -37,13 +44,19 @@ class Killed(BaseException):
     """The process ended here."""
 
 
+def join_compaction(log: StateLog) -> None:
+    """Wait for a rewritten log: the next change begins with it."""
+    if log._compaction is not None:
+        log._compaction.thread.join()
+
+
 class LogOfATask(RuleBasedStateMachine):
     """What :class:`TaskState` returns, before and after crashes."""
 
     @initialize()
     def begin(self) -> None:
         """Create the state."""
-        self.root = Path(tempfile.mkdtemp(prefix="storm-log-"))
+        self.root = Path(tempfile.mkdtemp(prefix="storm-log-", dir=MEMORY_FOLDER))
         self.folder = task_folder(self.root, "wc", "count", 4)
         self.patches = [
             # So that short logs are rewritten, too.
@@ -80,11 +93,6 @@ class LogOfATask(RuleBasedStateMachine):
         """What must be there now."""
         return dict(self.values), set(self.ids)
 
-    def join_compaction(self) -> None:
-        """Wait for a rewritten log: the next change begins with it."""
-        if self.log._compaction is not None:
-            self.log._compaction.thread.join()
-
     @rule(
         values=st.dictionaries(KEYS, VALUES, max_size=4),
         remove=st.lists(KEYS, max_size=2),
@@ -101,7 +109,7 @@ class LogOfATask(RuleBasedStateMachine):
         sync: bool,
     ) -> None:
         """One transaction."""
-        self.join_compaction()
+        join_compaction(self.log)
         self.state.save(values, applied=applied, remove=remove, forget=forget, sync=sync)
         for key in remove:
             self.values.pop(key, None)
@@ -122,7 +130,7 @@ class LogOfATask(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         """Drop everything."""
-        self.join_compaction()
+        join_compaction(self.log)
         self.state.clear()
         self.values.clear()
         self.ids.clear()
@@ -137,7 +145,7 @@ class LogOfATask(RuleBasedStateMachine):
     @rule(error=st.sampled_from([OSError(28, "No space left on device"), Killed()]), data=st.data())
     def write_in_part(self, error: BaseException, data: st.DataObject) -> None:
         """The disk is full, or the process ends, in the middle of a write."""
-        self.join_compaction()
+        join_compaction(self.log)
         real = os.write
         most = data.draw(st.integers(0, 40))
         written = 0
@@ -221,7 +229,197 @@ class LogOfATask(RuleBasedStateMachine):
             }
 
 
+class LogsOfDividedState(RuleBasedStateMachine):
+    """State that is divided over tasks, whose number changes: each key is where its tuples go."""
+
+    @initialize(tasks=st.integers(1, 4))
+    def begin(self, tasks: int) -> None:
+        """Create the state."""
+        self.root = Path(tempfile.mkdtemp(prefix="storm-log-", dir=MEMORY_FOLDER))
+        self.folder = state_folder(self.root, "wc", "count")
+        # So that short logs are rewritten, too.
+        self.patched = patch.object(state_log, "_MIN_COMPACTED", 300)
+        self.patched.start()
+        self.values: dict[str, Any] = {}
+        self.ids: dict[str, str] = {}
+        """Applied id -> grouping key of its tuple."""
+        self.known: dict[int, tuple[int, int]] = {}
+        """What the cluster knows of openings."""
+        self.stamp = 0
+        self.logs: dict[int, StateLog] = {}
+        """The tasks that have opened their share."""
+        self.former: list[StateLog] = []
+        """Logs of tasks that do not know that they were replaced."""
+        self.tasks = tasks
+
+    def teardown(self) -> None:
+        """Remove the state."""
+        if hasattr(self, "root"):
+            for log in [*self.logs.values(), *self.former]:
+                join_compaction(log)
+                log.close()
+            self.patched.stop()
+            shutil.rmtree(self.root)
+
+    def owner(self, key: str) -> int:
+        """Index of the task that gets the tuples of a key."""
+        return stable_hash(key) % self.tasks
+
+    def open(self, index: int, stamp: int | None = None, tasks: int | None = None) -> StateLog:
+        """Open the share of a task as its worker does."""
+        return StateLog(
+            self.folder,
+            Partitioning(self.tasks if tasks is None else tasks, by_key=True),
+            index,
+            (1, self.stamp if stamp is None else stamp),
+            lambda key, values: pytest.fail(f"two tasks had {key!r}"),
+            lambda: True,
+            dict(self.known),
+        )
+
+    def open_share(self, index: int) -> None:
+        """Open the share of a task, and let the cluster know."""
+        log = self.open(index)
+        if index in self.logs:
+            self.former.append(self.logs[index])
+        self.logs[index] = log
+        self.known[index] = log.position
+        assert dict(log.contents.values) == self.share(index)
+
+    def share(self, index: int) -> dict[str, Any]:
+        """Values that a task must have."""
+        return {key: value for key, value in self.values.items() if self.owner(key) == index}
+
+    @rule(index=st.integers(0, 3))
+    def open_task(self, index: int) -> None:
+        """A worker opens a task, perhaps another worker than before."""
+        self.open_share(index % self.tasks)
+
+    @rule(key=KEYS, value=VALUES, tuple_number=st.none() | st.integers(0, 5), removes=st.booleans())
+    def save(self, key: str, value: Any, tuple_number: int | None, removes: bool) -> None:
+        """One checkpoint of the task that has the key."""
+        index = self.owner(key)
+        if index not in self.logs:
+            self.open_share(index)
+        log = self.logs[index]
+        join_compaction(log)
+        log.compact()
+        ids = [] if tuple_number is None else [f"{key}/{tuple_number}"]
+        log.append(
+            Checkpoint(
+                values=[] if removes else [(key, encode_value(value, key))],
+                removed=[key] if removes else [],
+                ids=[(stable_hash(key), id) for id in ids],
+            )
+        )
+        if removes:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+        self.ids.update((id, key) for id in ids)
+
+    @rule(tasks=st.integers(1, 4), is_orderly=st.booleans(), first=st.integers(0, 3))
+    def divide(self, tasks: int, is_orderly: bool, first: int) -> None:
+        """Another number of tasks: the first one that opens its share divides the state.
+
+        ``is_orderly``: the tasks before have stopped. Otherwise they learn it from their next save.
+        """
+        if tasks == self.tasks:
+            return
+        former = list(self.logs.values())
+        before = self.tasks
+        self.logs = {}
+        self.tasks = tasks
+        self.stamp += 1
+        if is_orderly:
+            for log in former:
+                log.close()
+        else:
+            self.former += former
+        self.open_share(first % tasks)
+        with pytest.raises(Unavailable, match="by a newer assignment"):
+            self.open(0, stamp=self.stamp - 1, tasks=before)
+
+    @precondition(lambda self: self.former)
+    @rule()
+    def save_as_before(self) -> None:
+        """A task that was replaced cannot change the state."""
+        log = self.former.pop()
+        with pytest.raises(Unavailable):
+            log.append(Checkpoint(values=[("a", encode_value("of the former task", "a"))]))
+        log.close()
+
+    @precondition(lambda self: self.logs)
+    @rule(size=st.integers(0, 60), index=st.integers(0, 3))
+    def crash_in_a_write(self, size: int, index: int) -> None:
+        """A worker ends in the middle of a write."""
+        index = sorted(self.logs)[index % len(self.logs)]
+        log = self.logs.pop(index)
+        real = os.write
+
+        def write(descriptor: int, raw: bytes) -> int:
+            if descriptor == log._file:
+                real(descriptor, raw[: min(size, len(raw) - 1)])
+                raise Killed
+            return real(descriptor, raw)
+
+        with (
+            patch.object(os, "write", write),
+            patch.object(os, "ftruncate", side_effect=OSError),
+            pytest.raises(Killed),
+        ):
+            log.append(Checkpoint(values=[("a", encode_value("never acknowledged", "a"))]))
+        self.open_share(index)
+
+    @rule(
+        tasks=st.integers(1, 4),
+        index=st.integers(0, 3),
+        step=st.sampled_from(["link", "unlink"]),
+        number=st.integers(0, 3),
+        after=st.booleans(),
+    )
+    def crash_while_it_opens(
+        self, tasks: int, index: int, step: str, number: int, after: bool
+    ) -> None:
+        """A worker ends while it opens its share, perhaps of another number of tasks."""
+        if tasks != self.tasks:
+            self.former += self.logs.values()
+            self.logs = {}
+            self.tasks = tasks
+            self.stamp += 1
+        index %= self.tasks
+        real: Callable[..., Any] = getattr(os, step)
+        left = number
+
+        def end(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                if after:
+                    real(*args, **options)
+                raise Killed
+            return real(*args, **options)
+
+        with patch.object(os, step, end), pytest.raises(Killed):
+            self.open(index)
+            # Not every opening takes each step.
+            raise Killed
+        self.open_share(index)
+
+    @precondition(lambda self: hasattr(self, "root"))
+    @invariant()
+    def has_each_key_once(self) -> None:
+        """Each task that has opened its share has the keys and ids of its tuples."""
+        for index in self.logs:
+            contents = read_newest(self.folder, index)
+            values = {key: decode_value(raw) for key, raw in contents.values.items()}
+            assert values == self.share(index)
+            own_ids = {id for id, key in self.ids.items() if self.owner(key) == index}
+            assert own_ids == contents.ids.keys()
+
+
 TestLogOfATask = LogOfATask.TestCase
+TestLogsOfDividedState = LogsOfDividedState.TestCase
 
 
 def test_a_link_whose_reply_was_lost_opens_the_state(tmp_path: Path) -> None:
