@@ -11,7 +11,7 @@ __all__ = ["WarmRunLauncher"]
 class WarmRunLauncher(dg.DefaultRunLauncher):
     """Dagster's default run launcher, under the name that earlier releases had for their own.
 
-    A ``dagster.yaml`` that names it keeps working; ``home`` has no effect any more. Remove
+    A ``dagster.yaml`` that names it keeps working; ``home`` no longer has an effect. Remove
     ``run_launcher`` there, and start the code server with ``storm-dagster daemon code``, which
     forks the runs.
     """

@@ -356,9 +356,15 @@ def code(
     """Run Dagster's code server, and start runs in forks of a process that has loaded libraries.
 
     It is `dagster api grpc`, for a code location that workspace.yaml names as a grpc_server.
-    Whoever reaches the socket or port can execute code as this user: a socket belongs into a folder
-    of this user, a port is open to every user of this machine. Its cluster is that of --home.
+    Each process that can connect to the socket or port can execute code as this user: a socket
+    belongs into a folder of this user, a port is open to every user of this machine. Its cluster
+    is that of --home.
     """
+    if invocation.conf_dir is not None or invocation.overrides:
+        raise InvalidRequest(
+            "--conf-dir and -c do not reach the definitions of the code location: name the cluster by --home, "
+            "or by build_storm_defs(conf_dir=...) in the module"
+        )
     if (socket is None) == (port is None):
         raise InvalidRequest(
             "Dagster cannot reach the code server: name --socket FILE or --port, as workspace.yaml does"
@@ -368,15 +374,11 @@ def code(
     logging.getLogger().handlers.clear()
     from storm_dagster.code_server.server import serve
 
-    where = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
-    what = ["--module-name", module, "--location-name", location]
+    address = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
+    code_location = ["--module-name", module, "--location-name", location]
+    laziness = ["--lazy-load-user-code"] if lazy else []
     serve(
-        [
-            *where,
-            *what,
-            "--use-python-environment-entry-point",
-            *(["--lazy-load-user-code"] if lazy else []),
-        ],
+        [*address, *code_location, "--use-python-environment-entry-point", *laziness],
         socket,
         location,
     )

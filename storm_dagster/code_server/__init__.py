@@ -2,6 +2,6 @@
 
 A stock code server starts a new interpreter for each run, which takes one to three seconds before
 the first step. Here ``multiprocessing``'s fork server starts them: it has loaded Dagster, its
-storage, this package and what a placement needs, but no module of users, so that each run has
-their code of now.
+storage, this package and the libraries of a placement, but no module of users, so that each run has
+their current code.
 """

@@ -4,13 +4,19 @@ No module of users is among them: it may change while the code server lives, and
 which a fork does not have.
 """
 
-import contextlib
+import ctypes
 import gc
 import importlib
+import logging
 import os
+import signal
+import sys
+from typing import Any
 
 from storm_dagster.host.forks import without_library_threads
 from storm_dagster.security.settings import public_authorities
+
+log: logging.Logger = logging.getLogger(__name__)
 
 LIBRARIES: tuple[str, ...] = (
     "dagster",
@@ -29,6 +35,7 @@ LIBRARIES: tuple[str, ...] = (
     "numpy.random",
     "pydantic",
     "upath.implementations.local",
+    "storm_dagster.code_server.run_process",
     "storm_dagster.defs",
     # The placement of a submission.
     "pandas",
@@ -38,30 +45,61 @@ LIBRARIES: tuple[str, ...] = (
     "storm_dagster.spark.assignment.pipeline",
     "storm_dagster.spark.planner",
 )
-"""Modules that a run imports; one that is missing is left to the run."""
+"""Modules that a run imports."""
 
 
 def load() -> None:
-    """Import the libraries, without threads, and keep their memory shared with the forks."""
+    """Import the libraries, without threads, and keep their memory shared with the forks.
+
+    One that cannot be loaded is logged and left to the run: it may not need it.
+    """
     with without_library_threads():
         for name in LIBRARIES:
-            with contextlib.suppress(ImportError):
+            try:
                 importlib.import_module(name)
-    # Each HTTP client of a run needs them.
-    public_authorities()
+            except ModuleNotFoundError:
+                log.debug("runs load %s themselves", name, exc_info=True)
+            # pyspark exits without a pandas that works.
+            except (Exception, SystemExit) as error:
+                log.warning("runs load %s themselves: %s: %s", name, type(error).__name__, error)
+    try:
+        # Each HTTP client of a run needs them.
+        public_authorities()
+    except Exception as error:
+        log.warning("runs load the certificate authorities themselves: %s", error)
     gc.collect()
     gc.freeze()
 
 
-def seed_numbers() -> None:
-    """Seed NumPy's global generator anew: all runs would draw the same numbers.
+def prepare_fork() -> None:
+    """Make a direct child of this process a run of its own.
 
-    Python's own generator does so at a fork by itself.
+    It ends with this process, which alone reports the end of its children: Dagster marks the runs
+    as failed when the report is lost. NumPy's global generator is seeded, because all runs would
+    otherwise draw the same numbers; Python's own generator is seeded at each fork. A process that
+    a run forks is the run's own affair: there this does nothing.
     """
-    import numpy.random
+    global _is_forked
+    if _is_forked:
+        return
+    _is_forked = True
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != _FORK_SERVER:
+            # It died before the call.
+            os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        import numpy.random
 
-    numpy.random.seed()
+        numpy.random.seed()
+    except Exception as error:
+        log.warning("NumPy's generator is not seeded: %s", error)
 
 
 load()
-os.register_at_fork(after_in_child=seed_numbers)
+_FORK_SERVER = os.getpid()
+_is_forked = False
+_prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+"""From ``linux/prctl.h``."""
+os.register_at_fork(after_in_child=prepare_fork)

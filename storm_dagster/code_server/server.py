@@ -8,7 +8,12 @@ import functools
 import importlib.metadata
 import logging
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.process
+import os
+import platform
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,16 +30,39 @@ _CONTEXT = "_mp_ctx"
 _PAUSE_SECS = 5.0
 """Time in which Dagster's webserver and daemon load the code location, undisturbed."""
 _PRELOADED = "storm_dagster.code_server.libraries"
+_MAX_ADDRESS = 107
+"""Bytes of the path of a unix socket."""
+_MAX_NAME = len("/listener-12345678")
+"""Bytes that ``multiprocessing`` appends to its folder."""
+_DAGSTER_PACKAGES = frozenset(
+    {
+        "dagster",
+        "dagster_aws",
+        "dagster_azure",
+        "dagster_celery",
+        "dagster_celery_docker",
+        "dagster_celery_k8s",
+        "dagster_cloud",
+        "dagster_docker",
+        "dagster_gcp",
+        "dagster_k8s",
+        "dagster_mysql",
+        "dagster_postgres",
+        "dagster_shared",
+    }
+)
+"""Packages of Dagster's distributions with classes that a ``dagster.yaml`` can name."""
 
 
 def serve(arguments: Sequence[str], socket: str | None, location: str) -> None:
     """Run ``dagster api grpc`` with these arguments until SIGTERM; it exits by itself.
 
-    Runs are forked on Linux, if Dagster has the attribute that this needs. Otherwise they start as
-    in any code server, and a warning says so. Runs of ``location`` that an earlier code server at
+    Runs are forked on Linux, if Dagster has the attribute that this needs, and the socket of the
+    process that forks is closed to other users. Otherwise they start as in any code server, and the
+    log has the reason. Runs of ``location`` that an earlier code server at
     ``socket`` has left behind are reported.
     """
-    fork_runs()
+    fork_runs(socket)
     if socket is not None:
         _later(lambda: _report_lost_runs(socket, location))
     sys.argv = ["dagster", "api", "grpc", *arguments]
@@ -43,8 +71,11 @@ def serve(arguments: Sequence[str], socket: str | None, location: str) -> None:
     command()
 
 
-def fork_runs() -> None:
-    """Make each code server that this process creates fork its runs, if possible."""
+def fork_runs(socket: str | None) -> None:
+    """Make each code server that this process creates fork its runs, if possible.
+
+    ``socket`` is that of the code server, if it serves on one.
+    """
     if not sys.platform.startswith("linux"):
         # Libraries of other systems do not survive a fork.
         return
@@ -69,22 +100,71 @@ def fork_runs() -> None:
                 _CONTEXT,
             )
             return
-        setattr(server, _CONTEXT, _prepare_fork_server())
+        context = _prepare_fork_server(socket)
+        if context is not None:
+            setattr(server, _CONTEXT, context)
 
     replacement: Any = construct_forking
     DagsterApiServer.__init__ = replacement
 
 
-def _prepare_fork_server() -> Any:
-    """Have the process that forks started soon; returns the context whose processes it forks.
+def _prepare_fork_server(socket: str | None) -> Any:
+    """Have the process that forks started soon; returns the context whose processes it forks, or
+    ``None``, after a warning, if it cannot be reached safely.
 
     A run that comes earlier starts it, and waits until it has loaded its libraries.
     """
-    context = multiprocessing.get_context("forkserver")
-    # The main module is ours: a run would otherwise import it again.
-    context.set_forkserver_preload(["__main__", _PRELOADED, *_storage_modules()])
+    from storm_dagster.code_server.run_process import RunContext
+
+    _use_own_folder(socket)
+    problem = _address_problem()
+    if problem is not None:
+        log.warning("runs cannot be forked: %s; they start the stock way", problem)
+        return None
+    context = RunContext()
+    context.set_forkserver_preload([_PRELOADED, *_storage_modules()])
     _later(multiprocessing.forkserver.ensure_running)
     return context
+
+
+def _use_own_folder(socket: str | None) -> None:
+    """Have ``multiprocessing`` put the socket of the fork server into an empty folder beside
+    ``socket``, where the next code server removes it: signals end a code server without a cleanup.
+
+    If the folder cannot be made, it stays the temporary folder of ``multiprocessing``.
+    """
+    configuration: Any = getattr(multiprocessing.process.current_process(), "_config", None)
+    if socket is None or not isinstance(configuration, dict):
+        return
+    folder = os.path.abspath(socket) + ".forks"
+    if len(os.fsencode(folder)) + _MAX_NAME > _MAX_ADDRESS:
+        return
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder, mode=0o700)
+    except OSError as error:
+        log.info("the socket of the fork server is not in %s: %s", folder, error)
+        return
+    configuration["tempdir"] = folder
+
+
+def _address_problem() -> str | None:
+    """Why the fork server must not listen where ``multiprocessing`` would have it listen."""
+    # Its stubs lack the function, which the fork server calls.
+    connections: Any = multiprocessing.connection
+    address: str = connections.arbitrary_address("AF_UNIX")
+    if address.startswith("\0"):
+        # CVE-2022-42919: so do 3.10.0 to 3.10.8 and 3.11.0.
+        return (
+            f"the fork server of Python {platform.python_version()} executes code for every user of "
+            "the machine: update Python"
+        )
+    if len(os.fsencode(address)) > _MAX_ADDRESS:
+        return (
+            f"the path of a socket in {os.path.dirname(address)} is longer than the kernel's "
+            f"{_MAX_ADDRESS} bytes: set TMPDIR to a shorter one"
+        )
+    return None
 
 
 def _later(action: Callable[[], None]) -> None:
@@ -116,5 +196,13 @@ def _storage_modules() -> list[str]:
     except Exception as error:
         log.info("runs load the modules of Dagster's storage themselves: %s", error)
         return []
-    # A user's own class is code that may change.
-    return sorted(name for name in modules if name.startswith("dagster"))
+    return sorted(name for name in modules if is_dagsters_own(name))
+
+
+def is_dagsters_own(module: str) -> bool:
+    """True if the module is of a distribution of Dagster.
+
+    A user's own one, for example of a package ``dagster_company``, is code that may change while
+    the code server lives.
+    """
+    return module.split(".")[0] in _DAGSTER_PACKAGES

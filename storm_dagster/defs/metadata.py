@@ -6,7 +6,7 @@ because metadata is stored for ever and shown to everyone who opens the UI.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -133,27 +133,21 @@ def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[
 
 
 def slots_table(
-    workers: Sequence[WorkerSlot], components: Mapping[int, str], kept: Collection[str]
+    tasks: Iterable[tuple[WorkerSlot, Sequence[int]]],
+    components: Mapping[int, str],
+    kept: Set[str],
 ) -> dg.TableMetadataValue:
     """The assignment: which slot runs which tasks of which components.
 
-    ``kept`` has the keys of the slots that the topology used before.
+    ``tasks`` has each worker and its task ids; ``kept`` has the keys of the slots that the
+    topology used before.
     """
     rows: list[Sequence[Cell]] = []
-    for worker in workers:
-        counts = component_counts(worker.ids, components)
+    for worker, ids in tasks:
+        counts = component_counts(ids, components)
         names = ", ".join(f"{name} x{count}" for name, count in counts.items())
-        rows.append(
-            (
-                worker.host,
-                worker.port,
-                worker.node,
-                worker.tasks,
-                len(worker.ids),
-                names,
-                worker.slot.key in kept,
-            )
-        )
+        is_kept = worker.slot.key in kept
+        rows.append((worker.host, worker.port, worker.node, worker.tasks, len(ids), names, is_kept))
     return table("host port:int supervisor tasks count:int components kept:bool", rows)
 
 
@@ -188,11 +182,13 @@ def assignment_metadata(
 
     ``kept`` has the keys of the slots that the topology used before.
     """
-    sizes = [len(worker.ids) for worker in workers]
-    drawn = placed_supervisors(workers, components, name, kept)
+    tasks = [(worker, worker.ids) for worker in workers]
+    sizes = [len(ids) for _, ids in tasks]
+    kept_slots = frozenset(kept)
+    drawn = placed_supervisors(tasks, components, name, kept_slots)
     picture = slots_picture(drawn, f"{name}: {caption}", by_component=True)
     return {
-        "assignment": slots_table(workers, components, kept),
+        "assignment": slots_table(tasks, components, kept_slots),
         "tasks_on_slots": picture_markdown(picture),
         "workers": len(workers),
         "tasks": sum(sizes),

@@ -39,9 +39,9 @@ _KEPT_BACK = frozenset(
         *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
     }
 )
-_OF_A_SPARE = ("topology.environment", "topology.python")
-"""Keys that a spare has from the supervisor's conf: it becomes no worker of a topology with other
-values.
+_SPARE_CONF_KEYS = ("topology.environment", "topology.python")
+"""Keys that a spare has from the supervisor's conf. A topology with other values gets another
+process.
 """
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
@@ -160,7 +160,9 @@ class Launcher:
         stored = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         conf = merge_conf({"cluster": self._conf, "stored": stored})
         user = worker_user(self._conf, conf)
-        alike = user is None and all(conf.get(key) == self._conf.get(key) for key in _OF_A_SPARE)
+        alike = user is None and all(
+            conf.get(key) == self._conf.get(key) for key in _SPARE_CONF_KEYS
+        )
         worker_id, spare = self.spares.take(alike)
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import dagster as dg
+import numpy.random
 import psutil
 import pytest
 
 from storm_dagster.client.command import run_cli
+from storm_dagster.code_server.server import is_dagsters_own
 from storm_dagster.launcher import WarmRunLauncher
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.code_server import MODULE, CodeServer
@@ -49,6 +52,8 @@ def test_a_run_draws_writes_and_logs_as_in_an_interpreter_of_its_own(server: Cod
         assert server.ended(run_id) == "SUCCESS"
         told = server.told(run_id)
         numbers.add(told["number"])
+        # A process that users' code forks continues its sequence of numbers.
+        assert told["forked"] == numpy.random.RandomState(7).random_sample()
         # What the libraries were loaded with is not for users' computations.
         assert (told["threads"], told["home"]) == (None, str(server.home))
         assert (server.code / f"{run_id}.json").stat().st_mode & 0o777 == 0o644
@@ -104,6 +109,17 @@ def test_runs_go_on_when_the_process_that_forks_is_killed(server: CodeServer) ->
     assert successor is not None and server.told(run_id)["parent"] == successor.pid != victim.pid
 
 
+def test_a_run_ends_with_the_process_that_forked_it(server: CodeServer) -> None:
+    run_id = server.launch("long")
+    process = psutil.Process(server.told(run_id)["pid"])
+    forks = server.fork_server()
+    assert forks is not None and process.ppid() == forks.pid
+    forks.kill()
+    # Dagster cannot know its end, and so reports it at once: it must be true.
+    process.wait(30)
+    assert server.ended(run_id) == "FAILURE"
+
+
 def test_runs_that_end_with_their_code_server_are_reported_by_its_successor(
     tmp_path: Path,
 ) -> None:
@@ -113,11 +129,16 @@ def test_runs_that_end_with_their_code_server_are_reported_by_its_successor(
         lost, lives = server.launch("long"), server.launch("long")
         survivor = psutil.Process(server.told(lives)["pid"])
         server.told(lost)
+        sockets = tmp_path / "code.sock.forks"
+        former = [path.name for path in sockets.iterdir()]
         server.kill(spare=survivor)
         server.start()
         assert server.ended(lost) == "FAILURE"
         assert "was gone when its code server started again" in server.messages(lost)
         assert server.run(lives).status == dg.DagsterRunStatus.STARTED
+        eventually(lambda: server.fork_server() is not None, 60, "the process that forks")
+        assert len(former) == 1
+        assert len([*sockets.iterdir()]) == 1 and not (sockets / former[0]).exists()
         survivor.kill()
     finally:
         server.close()
@@ -127,13 +148,18 @@ def test_a_dagster_yaml_of_an_earlier_release_launches(server: CodeServer) -> No
     assert isinstance(server.instance.run_launcher, WarmRunLauncher)
 
 
-def test_a_dagster_without_the_attribute_starts_runs_the_stock_way(tmp_path: Path) -> None:
+def test_a_dagster_without_the_attribute_starts_runs_the_stock_way(
+    tmp_path: Path, server: CodeServer
+) -> None:
+    forked, forked_id = server, server.launch()
     server = CodeServer(tmp_path, ["-c", STOCK])
     try:
         server.connect()
         run_id = server.launch()
         assert server.ended(run_id) == "SUCCESS"
         assert server.fork_server() is None
+        method = server.told(run_id)["start_method"]
+        assert forked.told(forked_id)["start_method"] == method
         # The code location has configured the root logger.
         log = (server.code / "location.log").read_text(encoding="utf-8")
         assert f"runs cannot be forked with Dagster {dg.__version__}" in log
@@ -151,6 +177,74 @@ print(threads(), missing)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split(maxsplit=1) == ["1", "[]\n"], done.stderr
+
+
+def test_a_library_that_cannot_be_loaded_is_left_to_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import httpx
+def broken(**settings):
+    raise OSError("no certificates")
+httpx.create_ssl_context = broken
+import storm_dagster.code_server.libraries
+print("pyarrow.compute" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.split()[-1] == "True", done.stderr
+    assert "runs load pandas themselves: ValueError: numpy.dtype" in done.stderr
+    assert "no certificates" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prelude", "folder", "reason"),
+    [
+        ("", "x" * 100, "set TMPDIR to a shorter one"),
+        (
+            "multiprocessing.connection.arbitrary_address = lambda family: '\\0listener-1-0'",
+            "",
+            "update Python",
+        ),
+    ],
+)
+def test_without_a_safe_socket_runs_start_the_stock_way(
+    prelude: str, folder: str, reason: str, tmp_path: Path
+) -> None:
+    temporary = tmp_path / folder
+    temporary.mkdir(exist_ok=True)
+    program = f"""
+import multiprocessing.connection
+{prelude}
+from storm_dagster.code_server import server
+print(server._prepare_fork_server(None))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert done.stdout.strip() == "None", done.stderr
+    assert reason in done.stderr and "they start the stock way" in done.stderr
+
+
+def test_the_modules_of_users_are_not_preloaded() -> None:
+    assert is_dagsters_own("dagster._core.storage.runs")
+    assert is_dagsters_own("dagster_postgres.run_storage")
+    assert not is_dagsters_own("dagster_acme.launcher")
+    assert not is_dagsters_own("dagster_postgres_acme")
+
+
+@pytest.mark.parametrize("options", [["--conf-dir", "."], ["-c", "a.b=1"]])
+def test_a_code_server_refuses_options_that_it_cannot_pass_on(
+    options: list[str], tmp_path: Path
+) -> None:
+    command = ["daemon", "code", "--home", str(tmp_path), "--socket", str(tmp_path / "s")]
+    done = run_cli(*command, *options)
+    assert done.code == 2
+    assert "--home" in done.err and "build_storm_defs(conf_dir=...)" in done.err
 
 
 def test_a_code_server_that_nobody_could_reach_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ WORKERS = [
 def drawn(
     workers: Sequence[WorkerSlot], components: Mapping[int, str], title: str, name: str = "wc"
 ) -> str:
-    supervisors = placed_supervisors(workers, components, name, ["s1:6901"])
+    tasks = [(worker, worker.ids) for worker in workers]
+    supervisors = placed_supervisors(tasks, components, name, {"s1:6901"})
     return slots_picture(supervisors, title, by_component=True)
 
 

@@ -190,7 +190,7 @@ class ClusterPlan:
         pairs = [
             part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")
         ]
-        where = ["--conf-dir", str(self.conf_dir)] if self.conf_dir is not None else []
+        conf_dir = ["--conf-dir", str(self.conf_dir)] if self.conf_dir is not None else []
         return (
             sys.executable,
             "-m",
@@ -199,7 +199,7 @@ class ClusterPlan:
             role,
             "--home",
             str(self.home),
-            *where,
+            *conf_dir,
             *rest,
             *pairs,
         )
@@ -255,8 +255,8 @@ class ClusterPlan:
 
     def spark_master_daemon(self) -> DaemonSpec:
         """Master of the Spark standalone cluster."""
-        where = ("--host", HOST, "--port", str(self.ports.spark_master))
-        return DaemonSpec("spark-master", "0", self._daemon("spark", {}, "master", *where))
+        address = ("--host", HOST, "--port", str(self.ports.spark_master))
+        return DaemonSpec("spark-master", "0", self._daemon("spark", {}, "master", *address))
 
     def spark_worker_daemon(self, index: int) -> DaemonSpec:
         """Worker of the Spark standalone cluster, with room for one executor of one core."""
@@ -292,22 +292,23 @@ class ClusterPlan:
 
     def code_daemon(self) -> DaemonSpec:
         """The code location, shared by webserver and daemon; it starts Dagster's runs."""
-        where = ("--socket", str(code_socket(self.home)), "--lazy-load-user-code")
+        serving = ("--socket", str(code_socket(self.home)), "--lazy-load-user-code")
         if self.options.warm_runs:
             program = ("storm_dagster", "daemon", "code", "--home", str(self.home))
-            what = ("--module", "storm_dagster.defs", "--location", "storm")
+            location = ("--module", "storm_dagster.defs", "--location", "storm")
         else:
             program = ("dagster", "api", "grpc", "--use-python-environment-entry-point")
-            what = ("--module-name", "storm_dagster.defs", "--location-name", "storm")
-        return DaemonSpec("dagster-code", "0", (sys.executable, "-m", *program, *what, *where))
+            location = ("--module-name", "storm_dagster.defs", "--location-name", "storm")
+        command = (sys.executable, "-m", *program, *location, *serving)
+        return DaemonSpec("dagster-code", "0", command)
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
         """Dagster's UI and GraphQL, guarded."""
-        where = ("--host", HOST, "--port", str(self.ports.webserver), "--workspace", str(workspace))
+        address = ("--host", HOST, "--port", str(self.ports.webserver))
         return DaemonSpec(
             "dagster-webserver",
             "0",
-            self._daemon("web", {}, *where),
+            self._daemon("web", {}, *address, "--workspace", str(workspace)),
             {"http": self.ports.webserver},
         )
 

@@ -5,7 +5,7 @@ as an ``<img>`` with a data URI, in which browsers run no scripts and load nothi
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -85,36 +85,42 @@ def running_supervisors(
     """The slots in use by supervisor, in order of host, id and port."""
     by_supervisor = multimap(((worker.host, worker.node), worker) for worker in workers)
     supervisors: list[DrawnSupervisor] = []
-    for (host, node), in_it in sorted(by_supervisor.items()):
-        slots = drawn_slots({worker.port: worker for worker in sorted(in_it, key=_port)})
+    for (host, node), own_workers in sorted(by_supervisor.items()):
+        slots = drawn_slots({worker.port: worker for worker in sorted(own_workers, key=_port)})
         supervisors.append(DrawnSupervisor(node, host, slots, gone))
     return supervisors
 
 
 def placed_supervisors(
-    workers: Iterable[WorkerSlot],
+    tasks: Iterable[tuple[WorkerSlot, Sequence[int]]],
     components: Mapping[int, str],
     topology: str,
-    kept: Collection[str] = (),
+    kept: Set[str] = frozenset(),
 ) -> list[DrawnSupervisor]:
     """The slots of a placement by supervisor, in order of host, id and port.
 
-    ``components`` maps the tasks of the topology to their component; ``kept`` has the keys of the
-    slots that it used before.
+    ``tasks`` has each worker and its task ids, which take long to decode. ``components`` maps the
+    tasks of the topology to their component. ``kept`` has the keys of the slots that it used
+    before.
     """
-    by_supervisor = multimap(((worker.host, worker.node), worker) for worker in workers)
+    by_supervisor = multimap(((worker.host, worker.node), (worker, ids)) for worker, ids in tasks)
     supervisors: list[DrawnSupervisor] = []
-    for (host, node), in_it in sorted(by_supervisor.items()):
+    for (host, node), own_workers in sorted(by_supervisor.items()):
         slots: list[DrawnSlot] = []
-        for worker in sorted(in_it, key=_port):
-            in_slot = {task: components.get(task, "?") for task in worker.ids}
+        for worker, ids in sorted(own_workers, key=_port_of_tasks):
+            components_of_tasks = {task: components.get(task, "?") for task in ids}
             is_kept = worker.slot.key in kept
-            slots.append(DrawnSlot(worker.port, topology, in_slot, is_kept))
+            slots.append(DrawnSlot(worker.port, topology, components_of_tasks, is_kept))
         supervisors.append(DrawnSupervisor(node, host, slots))
     return supervisors
 
 
-def _port(worker: WorkerSnapshot | WorkerSlot) -> int:
+def _port(worker: WorkerSnapshot) -> int:
+    return worker.port
+
+
+def _port_of_tasks(tasks: tuple[WorkerSlot, Sequence[int]]) -> int:
+    worker, _ = tasks
     return worker.port
 
 
@@ -132,13 +138,13 @@ def slots_picture(
     of Dagster.
     """
     colors = _Colors(supervisors, by_component)
-    shown = _drawn_supervisors(supervisors)
-    hidden = len(supervisors) - len(shown)
+    drawn = _drawn_supervisors(supervisors)
+    omitted_count = len(supervisors) - len(drawn)
     columns = 1 if by_component else 2
     width = _MARGIN + columns * (_COLUMN + _MARGIN)
     tops = [_MARGIN + _HEADER] * columns
     body: list[str] = []
-    for supervisor in shown:
+    for supervisor in drawn:
         # Each frame goes below the shortest column, so that many supervisors fit on one screen.
         column = tops.index(min(tops))
         left = _MARGIN + column * (_COLUMN + _MARGIN)
@@ -146,8 +152,8 @@ def slots_picture(
         body.extend(_frame(supervisor, left, tops[column], height, colors))
         tops[column] += height + _MARGIN
     y = max(tops)
-    if hidden:
-        body.append(label(_MARGIN, y + 8, f"and {hidden} more supervisors", 12, "#6b7280"))
+    if omitted_count:
+        body.append(label(_MARGIN, y + 8, f"and {omitted_count} more supervisors", 12, "#6b7280"))
         y += 24
     parts, y = legend(colors.legend(), y, width, _MARGIN)
     return document(width, y, title, [*body, *parts])

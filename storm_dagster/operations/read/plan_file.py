@@ -120,7 +120,7 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     """The batch that the document describes, checked as a submission would be."""
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
     cluster = {**default_conf(), **values}
-    supervisors = tuple(_supervisor(described) for described in document.supervisors)
+    supervisors = tuple(_supervisor(supervisor) for supervisor in document.supervisors)
     hosts = {supervisor.id: supervisor.info.host for supervisor in supervisors}
     return PlacementBatch(
         supervisors=supervisors,
@@ -131,19 +131,20 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     )
 
 
-def _supervisor(described: PlanSupervisor) -> SupervisorSlots:
+def _supervisor(supervisor: PlanSupervisor) -> SupervisorSlots:
     """The supervisor as its heartbeat would announce it. Its host is named like it by default."""
-    offered = described.model_dump(exclude={"id", "used"})
-    offered |= {"host": described.host or described.id, "ports": tuple(described.ports)}
-    info = SupervisorInfo(**offered, started=0, count=0, version="")
-    return SupervisorSlots(id=described.id, info=info, used=tuple(described.used))
+    heartbeat = supervisor.model_dump(exclude={"id", "used"})
+    heartbeat["host"] = supervisor.host or supervisor.id
+    heartbeat["ports"] = tuple(supervisor.ports)
+    info = SupervisorInfo(**heartbeat, started=0, count=0, version="")
+    return SupervisorSlots(id=supervisor.id, info=info, used=tuple(supervisor.used))
 
 
-def _old_worker(described: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
+def _old_worker(worker: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
     """The worker as an assignment names it. Its host is that of its supervisor by default."""
-    host = described.host or hosts.get(described.node, described.node)
-    tasks = encode_ranges(described.tasks)
-    return WorkerSlot(**{**described.model_dump(), "host": host, "tasks": tasks})
+    host = worker.host or hosts.get(worker.node, worker.node)
+    tasks = encode_ranges(worker.tasks)
+    return WorkerSlot(**{**worker.model_dump(), "host": host, "tasks": tasks})
 
 
 def _to_place(
@@ -181,7 +182,7 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, wanted),
     )
-    old = tuple(_old_worker(described, hosts) for described in topology.old)
+    old = tuple(_old_worker(worker, hosts) for worker in topology.old)
     dead, unstopped = tuple(topology.dead), tuple(topology.unstopped)
     given = {"event": topology.event, "reassign": topology.reassign}
     return built.model_copy(update={**given, "old": old, "dead": dead, "unstopped": unstopped})

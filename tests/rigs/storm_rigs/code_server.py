@@ -23,7 +23,7 @@ from storm_dagster.testing.waiting import eventually
 
 MODULE = "code_of_users"
 DEFINITIONS = """
-import json, logging, os, signal, sys, time
+import json, logging, multiprocessing, os, signal, sys, time
 from pathlib import Path
 import dagster as dg
 import numpy.random
@@ -31,6 +31,17 @@ import numpy.random
 FOLDER = Path(__file__).parent
 NAMES = json.loads((FOLDER / "names.json").read_text())
 logging.basicConfig(filename=FOLDER / "location.log", level=logging.INFO, format="%(message)s")
+
+# The number that a child process draws, with the seed of this process.
+def number_of_fork():
+    numpy.random.seed(7)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, str(numpy.random.random()).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return float(os.read(reader, 100))
 
 class How(dg.Config):
     how: str = "well"
@@ -40,7 +51,8 @@ def work(context, config: How):
     print("work says", "HELLO", flush=True)
     logging.getLogger("location").info("told by %s", context.run_id)
     told = {"number": numpy.random.random(), "names": NAMES, "pid": os.getpid(), "parent": os.getppid(),
-            "threads": os.environ.get("OPENBLAS_NUM_THREADS"), "home": os.environ.get("STORM_DAGSTER_HOME")}
+            "threads": os.environ.get("OPENBLAS_NUM_THREADS"), "home": os.environ.get("STORM_DAGSTER_HOME"),
+            "start_method": multiprocessing.get_start_method(), "forked": number_of_fork()}
     written = FOLDER / f"{context.run_id}.part"
     written.write_text(json.dumps(told))
     written.rename(FOLDER / f"{context.run_id}.json")
@@ -122,11 +134,12 @@ class CodeServer:
         return self._process
 
     def kill(self, spare: psutil.Process) -> None:
-        """Kill it and all that it has started, but ``spare``."""
+        """Kill it and all that it has started, but ``spare`` and the process that forked it."""
+        spared = {spare.pid, spare.ppid()}
         family = [
             process
             for process in psutil.Process(self._process.pid).children(recursive=True)
-            if process != spare
+            if process.pid not in spared
         ]
         self._process.kill()
         self._process.wait(30)

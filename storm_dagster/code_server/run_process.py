@@ -1,0 +1,121 @@
+"""Process of one run, forked by ``multiprocessing``'s fork server, and the tag that identifies it.
+
+The process writes the tag before the run begins. A later code server compares it with the live
+processes, see :mod:`storm_dagster.code_server.lost_runs`.
+"""
+
+import logging
+import os
+import socket
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import BaseModel, ValidationError
+
+from storm_dagster.host.clock import boot_id
+from storm_dagster.host.processes import ExactProcess, start_ticks
+
+log: logging.Logger = logging.getLogger(__name__)
+
+PROCESS_TAG = ".dagster/storm_run_process"
+"""Hidden run tag: a :class:`RunProcessRecord` as JSON."""
+
+
+class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
+    """The process of a run, exactly: its machine, boot, pid namespace, pid and start."""
+
+    run_id: str
+    """Dagster copies tags to the run of a retry, which has another process."""
+    machine: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    start_ticks: int
+
+    @staticmethod
+    def of_this_process(run_id: str) -> "RunProcessRecord":
+        """The record of the calling process."""
+        pid = os.getpid()
+        return RunProcessRecord(
+            run_id=run_id,
+            machine=machine_id(),
+            boot_id=boot_id(),
+            pid_namespace=pid_namespace(),
+            pid=pid,
+            start_ticks=start_ticks(pid) or 0,
+        )
+
+    @staticmethod
+    def of_run(run: dg.DagsterRun) -> "RunProcessRecord | None":
+        """The record in the run's tag; ``None`` if it has none of its own."""
+        try:
+            record = RunProcessRecord.model_validate_json(run.tags.get(PROCESS_TAG, ""))
+        except ValidationError:
+            return None
+        return record if record.run_id == run.run_id else None
+
+    def is_gone(self) -> bool:
+        """True if the process was on this machine, and certainly does not live there.
+
+        A container that is started again under its host name has a new pid namespace; the
+        processes of the former one have ended with it.
+        """
+        if self.machine != machine_id():
+            return False
+        return self.pid_namespace != pid_namespace() or not self.alive()
+
+
+def machine_id() -> str:
+    """Host name and id of this machine or container, which a restart does not change."""
+    try:
+        installation = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        installation = ""
+    return f"{socket.gethostname()} {installation}".strip()
+
+
+def pid_namespace() -> str:
+    """Namespace in which a pid of this process is unambiguous; empty on systems without any."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class RunProcess(ForkServerProcess):
+    """A process of the fork server that has the settings of one that is spawned.
+
+    Its target is Dagster's function that executes a run; the first argument of that names the run.
+    """
+
+    # `multiprocessing` makes this the default method in the process, where Dagster's own code
+    # server has it too: a `Pool` of users' code works as there.
+    _start_method = "spawn"
+
+    def run(self) -> None:
+        """Tag the run with this process, and execute it."""
+        # The folder is the code server's, which empties it when it starts again.
+        configuration: Any = getattr(self, "_config", None)
+        if isinstance(configuration, dict):
+            configuration.pop("tempdir", None)
+        arguments: Any = getattr(self, "_args", ())
+        try:
+            _tag_run(arguments[0])
+        except Exception:
+            log.exception("the process of a run is not recorded: its loss would not be noticed")
+        super().run()
+
+
+class RunContext(ForkServerContext):
+    """Context of ``multiprocessing`` whose processes are those of runs."""
+
+    Process = RunProcess
+
+
+def _tag_run(serialized_arguments: str) -> None:
+    arguments: Any = dg.deserialize_value(serialized_arguments)
+    record = RunProcessRecord.of_this_process(arguments.run_id)
+    with dg.DagsterInstance.from_ref(arguments.instance_ref) as instance:
+        instance.add_run_tags(arguments.run_id, {PROCESS_TAG: record.model_dump_json()})
