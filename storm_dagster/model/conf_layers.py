@@ -133,16 +133,16 @@ def merge_conf(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
 
 def merged_value(layers: Mapping[LayerName, Conf], key: str) -> Any:
     """The value of one key in :func:`merge_conf` of the layers; ``None`` if no layer has it."""
-    of_key: dict[LayerName, Conf] = {
+    layers_with_key: dict[LayerName, Conf] = {
         name: {key: layer[key]} for name, layer in layers.items() if key in layer
     }
-    return merge_conf(of_key).get(key)
+    return merge_conf(layers_with_key).get(key)
 
 
 def takes_null(key: str) -> bool:
     """True if null is a value of this key: it has no default, or is the user's own."""
-    known = CONF_KEYS.get(key)
-    return known is None or known.default is None
+    conf_key = CONF_KEYS.get(key)
+    return conf_key is None or conf_key.default is None
 
 
 def _party(name: LayerName) -> Party:

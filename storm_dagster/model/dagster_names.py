@@ -36,6 +36,11 @@ launched. A run with it executes the change, also of a verb that the leader exec
 former release launched it.
 """
 
+RECORDED_TAG = "storm/recorded"
+"""Run tag of a change whose request has a record, which the run claims before it does anything. A
+leader of a former release launches runs without it.
+"""
+
 DECLARED_VERSION_KEY = "declared.code.version"
 """Conf key of a declared topology: version of the code and conf that it was deployed from."""
 

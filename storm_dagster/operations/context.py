@@ -224,7 +224,8 @@ def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
 def load_stored_conf(ctx: "OperationsContext", code_dir: str) -> dict[str, Any]:
     """The conf that is stored with this code, not merged with the cluster's.
 
-    :class:`KeyNotFound` when nobody holds it now, :class:`Corrupt` when it is damaged.
+    :class:`KeyNotFound` when no process that is reached holds it, :class:`Corrupt` when it is
+    damaged.
     """
     key = conf_key(code_dir)
     conf = decode_json(ctx.blobs.read(key), key)

@@ -336,7 +336,8 @@ def note_change(
     status: str,
 ) -> None:
     """Append the event of a verb that the leader executes, as a sequential node below
-    ``/unreported``, to the transaction that changes the status; nothing for other processes.
+    ``/unreported``, to the transaction that changes the status. Without a verb, as in other
+    processes, no event is appended.
 
     So Dagster is notified of each change that took place, also if the leader is lost right after
     it. The leader moves the events into its record, and reports them.

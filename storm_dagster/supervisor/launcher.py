@@ -159,7 +159,8 @@ class Launcher:
         """
         stored = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         conf = merge_conf({"cluster": self._conf, "stored": stored})
-        user = worker_user(self._conf, conf)
+        # The stored conf alone: no conf of this host chooses the submitter.
+        user = worker_user(self._conf, stored)
         alike = user is None and all(
             conf.get(key) == self._conf.get(key) for key in _SPARE_CONF_KEYS
         )

@@ -16,8 +16,9 @@ from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import REQUEST_TAG
+from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.operation_record import OperationRecord
 from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.model.verbs import VERBS
@@ -103,6 +104,42 @@ def test_a_run_of_a_former_leader_executes_its_request_once(world: DagsterWorld)
     assert world.topology("wc").base.status == "ACTIVE"
     assert world.run("deactivate_topology", config=config, tags={REQUEST_TAG: "another"}).success
     assert world.topology("wc").base.status == "INACTIVE"
+
+
+@pytest.mark.parametrize("verb", ["restart", "rebalance"])
+def test_of_two_runs_of_one_request_the_second_changes_nothing(
+    world: DagsterWorld, verb: str
+) -> None:
+    """A leader launched one, and was lost; the next leader launched the other."""
+    world.submit("wc")
+    record = OperationRecord(
+        topology_id=world.topology("wc").id,
+        name="wc",
+        verb=verb,
+        epoch=0,
+        started_secs=1,
+        run_id="the-other-run",
+    )
+    world.cluster.state.mkdirs(paths.OPERATIONS)
+    world.cluster.state.create_node(paths.operation("taken"), encode_record(record))
+    before = world.topology("wc").assignment
+    tags = {REQUEST_TAG: "taken", RECORDED_TAG: "true"}
+
+    def run(tags: dict[str, str]) -> dg.ExecuteInProcessResult:
+        if verb == "rebalance":
+            return world.run("rebalance_topology", partition="wc", tags=tags)
+        return world.run("restart_topology", config=op("restart_topology", name="wc"), tags=tags)
+
+    result = run(tags)
+    assert failure_type(result) == "Conflict" and "the-other-run" in step_failure(result)[1]
+    result = run({**tags, REQUEST_TAG: "gone"})
+    assert failure_type(result) == "Conflict" and "is gone" in step_failure(result)[1]
+    assert world.topology("wc").assignment == before
+    assert world.cluster.state.exists(paths.operation("taken"))
+    free = record.model_copy(update={"run_id": ""})
+    world.cluster.state.create_node(paths.operation("free"), encode_record(free))
+    assert run({**tags, REQUEST_TAG: "free"}).success
+    assert not world.cluster.state.exists(paths.operation("free"))
 
 
 @pytest.mark.usefixtures("leader")
@@ -333,11 +370,10 @@ def test_a_run_that_a_former_leader_queued_behind_a_job_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A leader of the release before launches a second run, which a full queue does not start."""
-    monkeypatch.setattr(jobs, "_LONGEST_QUEUED_SECS", 0.0)
+    monkeypatch.setattr(jobs, "MAX_QUEUED_SECS", 0.0)
     with dg.DagsterInstance.ephemeral() as instance:
         job = build_storm_defs().resolve_job_def("kill_topology")
-        config = {"ops": {"kill_topology_op": {"config": {"name": "wc"}}}}
-        queued = instance.create_run_for_job(job, run_config=config)
+        queued = instance.create_run_for_job(job, run_config=op("kill_topology", name="wc"))
         context: Any = SimpleNamespace(instance=instance)
         config: Any = SimpleNamespace(name="wc")
         unused: Any = None

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.submission.conf import normalize_conf, total_conf
+from storm_dagster.core.submission.conf import (
+    kept_conf,
+    normalize_conf,
+    submitted_keys,
+    total_conf,
+)
 from storm_dagster.model.conf import Conf, default_conf
 from storm_dagster.model.conf_layers import (
     FORCED_SCHEDULER,
@@ -129,6 +134,21 @@ def test_the_worker_sees_the_value_of_the_submission(
             "submission": submission,
         }
         assert merged_value(layers, key) == accepted.get(key)
+
+
+@given(cluster=CONFS, author=CONFS, submission=CONFS, later=CONFS)
+def test_an_update_keeps_only_values_that_the_submission_gave(
+    cluster: dict[str, Any],
+    author: dict[str, Any],
+    submission: dict[str, Any],
+    later: dict[str, Any],
+) -> None:
+    cluster = {**default_conf(), **merge_conf({"cluster": cluster})}
+    stored = normalize_conf(cluster, submission, TopologySpec(name="wc", conf=author), "wc-1-2")
+    kept = kept_conf(cluster, stored, submitted_keys(submission), later)
+    assert not kept.keys() & later.keys()
+    for key, value in kept.items():
+        assert submission[key] == value and merge_conf({"submission": {key: value}})
 
 
 @given(cluster=CONFS, stored=CONFS, component=CONFS)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -308,11 +309,13 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
         ("req-lost", "wc-1-100", {}),
         ("req-abandoned", "wc-1-100", {"is_abandoned": True}),
         ("req-old", "wc-1-100", {"started_secs": started_secs - 3600}),
+        ("req-superseded", "wc-1-100", {"started_secs": started_secs - 30}),
         ("req-gone", "gone-1-100", {}),
     ):
         fields = {"name": "wc", "verb": "restart", "epoch": epoch, "started_secs": started_secs}
         change = OperationRecord(topology_id=topology_id, **{**fields, **more})
         state.state.create_node(paths.operation(request), encode_record(change))
+    state.state.create_node(paths.operation("req-damaged"), b"{")
     first.stop()
     later.await_leading()
 
@@ -326,10 +329,48 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
     # The runs of this Dagster do nothing.
     eventually(lambda: operations(later) == [], timeout=180, what="the end of all records")
     assert len(runs(TOKEN_TAG, "lost-1")) == len(runs(REQUEST_TAG, "req-lost")) == 1
-    for request in ("req-abandoned", "req-old", "req-gone"):
+    assert state.state.find_children(paths.OPERATIONS) == [], "the damaged one is deleted, too"
+    for request in ("req-abandoned", "req-old", "req-superseded", "req-gone"):
         assert runs(REQUEST_TAG, request) == []
     record = operation_of(state, "lost-1")
     assert record is not None and record.ended and record.topology_id == "lost-7-100"
+
+
+@pytest.mark.dagster
+def test_a_leader_waits_for_what_is_missing_of_an_accepted_upload(
+    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
+) -> None:
+    """Parts come to followers one by one, and the former leader was lost before the last."""
+    state = cluster()
+    source, handle = upload(with_dagster), "a" * 32
+    with NimbusBlobClient(with_dagster.url) as blobs:
+        for part in ("conf", "topology"):
+            blobs.put(f"upload.{handle}.{part}", blobs.read(f"upload.{source}.{part}"))
+        for token, its_handle in (("half-1", handle), ("half-2", source)):
+            record = TokenRecord(
+                topology_id=f"{token}-100",
+                name=token.replace("-", ""),
+                epoch=0,
+                started_secs=int(time.time()),
+                request={"name": token.replace("-", ""), "handle": its_handle, "token": token},
+            )
+            state.state.create_node(paths.token(token), encode_record(record))
+
+        def listed(token: str) -> Any:
+            rows = with_dagster.get("/v1/operations").json()["operations"]
+            return [row["run_id"] for row in rows if row["topology"] == token.replace("-", "")]
+
+        def is_launched(token: str) -> bool:
+            record = operation_of(state, token)
+            assert record is not None
+            return record.ended or listed(token) not in ([], [None])
+
+        eventually(lambda: is_launched("half-2"), timeout=60, what="the run of a whole upload")
+        waiting = operation_of(state, "half-1")
+        assert waiting is not None and waiting.request and not waiting.ended
+        assert blobs.exists(f"upload.{handle}.conf"), "what is there of the upload stays"
+        blobs.put(f"upload.{handle}.archive", b"archive")
+        eventually(lambda: is_launched("half-1"), timeout=60, what="the run of the late upload")
 
 
 @pytest.mark.dagster
@@ -895,6 +936,32 @@ def test_the_leader_removes_what_it_killed_and_leaves_the_rest_to_an_armed_senso
         timeout=60,
         what="the activation by the leader",
     )
+
+
+def test_a_removal_is_noted_once(
+    stage: Stage, cluster: Callable[[], StormClusterState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view that was loaded before a removal has ended still shows the topology."""
+    stage.nimbus("n1").await_leading()
+    ctx = OperationsContext(
+        cluster=cluster(),
+        blobs=LocalBlobStore(stage.home / "none"),
+        conf=load_cluster_conf(None, None),
+        planner=plan_placement,
+    )
+    noted: list[str] = []
+    monkeypatch.setattr(
+        LeaderTransitions, "_note_due", lambda _, __, done: noted.append(done.topology_id)
+    )
+    member: Any = SimpleNamespace(conf=ctx.conf)
+    duties = LeaderTransitions(member)
+    duties._start_removal(ctx, "gone-1-100", "gone")
+    duties._removals["gone-1-100"].result(60)
+    assert noted == []
+    add_base(cluster(), "killed-2-100", status="KILLED")
+    duties._start_removal(ctx, "killed-2-100", "killed")
+    duties._removals["killed-2-100"].result(60)
+    assert noted == ["killed-2-100"]
 
 
 def test_a_new_leader_finishes_the_kill_of_the_old_one(

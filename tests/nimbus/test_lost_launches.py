@@ -8,16 +8,20 @@ import json
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
 
+from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.operation_record import OperationRecord
+from storm_dagster.model.records import EpochRecord, StormBase, decode_record, encode_record
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, NoResponse
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.dagster_webserver import DagsterServer
 from storm_rigs.stage.nimbus_thread import NimbusThread
@@ -46,6 +50,8 @@ class LossyDagster:
         """Operations, as ``LaunchRun``, whose requests never reach Dagster."""
         self.lost_responses: set[str] = set()
         """Operations whose requests reach Dagster and whose responses do not come back."""
+        self.on_lost: Callable[[], object] = lambda: None
+        """Called for each request that is lost."""
         base = graphql_url.removesuffix("/graphql")
         relay = self
 
@@ -59,6 +65,7 @@ class LossyDagster:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if relay._is_among(relay.lost_requests, body):
+                    relay.on_lost()
                     return
                 headers = {"Content-Type": "application/json"}
                 response = httpx.post(
@@ -196,6 +203,38 @@ def test_a_later_leader_finds_the_run_that_the_former_one_launched(
     assert repeated.status_code == 202, repeated.text
     assert repeated.json()["run_id"] == launched
     assert runs_of(dagster_server, name) == [launched]
+
+
+@pytest.mark.zookeeper
+@pytest.mark.dagster
+def test_a_change_whose_record_a_deposed_leader_cannot_abandon_may_take_place(
+    nimbus: NimbusThread, lossy: LossyDagster, zk_conf: dict[str, object], name: str
+) -> None:
+    """Its caller must not read that nothing was done: the next leader launches the run."""
+    state = StormClusterState.open(zk_conf)
+    base = StormBase(
+        name=name, launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="other"
+    )
+    state.state.create_node(paths.topology(f"{name}-1-100"), encode_record(base))
+
+    def depose() -> None:
+        record = EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1")
+        state.state.set_data(paths.EPOCH, encode_record(record))
+
+    lossy.lost_requests, lossy.on_lost = {"LaunchRun"}, depose
+    try:
+        response = nimbus.post(f"/v1/topologies/{name}/restart")
+        assert response.status_code == 503, response.text
+        assert response.json()["error"]["type"] == "Unavailable"
+        assert "may still take place" in response.text and "storm-dagster list" in response.text
+        assert "X-Storm-Not-Leading" not in response.headers
+        (request,) = state.state.find_children(paths.OPERATIONS) or []
+        raw = state.state.get_data(paths.operation(request))
+        assert raw is not None
+        record = decode_record(OperationRecord, raw, paths.operation(request))
+        assert record.verb == "restart" and not record.is_abandoned
+    finally:
+        state.disconnect()
 
 
 def test_a_request_that_dagster_may_have_read_is_told_from_one_that_it_cannot() -> None:

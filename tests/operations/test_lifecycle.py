@@ -31,7 +31,7 @@ from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 from storm_rigs.operations.archives import pack_archive
-from storm_rigs.stage.records import Crash, World
+from storm_rigs.stage.records import WORD_COUNT, Crash, World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -379,6 +379,29 @@ def test_a_null_takes_back_what_was_submitted(world: World) -> None:
     assert conf["topology.workers"] == 1, "null under a key with a default: not submitted"
     assert conf["topology.max.spout.pending"] is None, "a value of its own, also over the cluster's"
     assert conf_of(world, report.topology_id)["topology.max.spout.pending"] is None
+
+
+@pytest.mark.parametrize("cluster_secs", [30, 40])
+def test_a_null_keeps_no_value_of_the_code_that_ran(world: World, cluster_secs: int) -> None:
+    """Null under a key with a default: the submission sets nothing, so the new code's value
+    counts.
+    """
+    key = "topology.message.timeout.secs"
+    world.conf = {**world.conf, key: cluster_secs}
+    world.submit("wc", topology={**WORD_COUNT, "conf": {key: 7}}, conf={key: None})
+    assert base(world).submitted_keys == {world.named().id: ()}
+    world.upload("new", topology={**WORD_COUNT, "conf": {key: 9}})
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    assert conf_of(world, report.topology_id)[key] == 9
+    # The release before noted the key: what its topology does not store is not the cluster's value.
+    world.submit("former", conf={key: None})
+    former = world.named("former")
+    document = {**conf_of(world, former.id), "topology.submitted.keys": [key]}
+    world.blobs.put(conf_key(former.id), json.dumps(document).encode())
+    forget_submitted_keys(world, former.id)
+    world.upload("new-2", topology={**WORD_COUNT, "conf": {key: 9}})
+    report = lifecycle.update(world.context(), "former", token="t4", handle="new-2")
+    assert conf_of(world, report.topology_id)[key] == 9
 
 
 def test_conf_keys_that_no_record_has_room_for_are_refused(world: World) -> None:

@@ -29,6 +29,37 @@ class Silent:
         raise Unavailable("Dagster does not answer")
 
 
+def test_a_submission_that_a_deposed_leader_cannot_take_back_may_take_place(world: World) -> None:
+    """Its client is told so, and its upload stays for the next leader."""
+    ctx = world.context()
+    epoch = ctx.current_epoch()
+    cancelled: list[str] = []
+    status = SimpleNamespace(epoch=epoch, require=lambda: epoch)
+    member: Any = SimpleNamespace(
+        cluster=world.cluster,
+        launches=Launches(),
+        operations=lambda _: ctx,
+        status=status,
+        uploads=SimpleNamespace(cancel=cancelled.append),
+    )
+
+    def refuse(*_: object, **__: object) -> None:
+        status.epoch = None
+        raise Unavailable("Dagster does not answer")
+
+    submissions: Any = SimpleNamespace(submit=refuse)
+    pending = PendingSubmissions(member, submissions)
+    taken = PendingSubmission("wc", "a" * 32, "thrift-1", inactive=False)
+    pending.add(taken)
+    with pytest.raises(Unavailable, match="may still launch it"):
+        pending.launch(taken, time.monotonic() + 60)
+    stored = read_token(ctx, "thrift-1")
+    assert stored is not None and stored[0].request and not cancelled
+    status.epoch = epoch
+    pending.drop(taken)
+    assert read_token(ctx, "thrift-1") is None and cancelled == [taken.handle]
+
+
 def test_a_name_is_kept_until_its_submission_has_a_run(world: World) -> None:
     ctx = world.context()
     epoch = ctx.current_epoch()

@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import STAGES
-from storm_dagster.model.errors import Conflict
+from storm_dagster.model.errors import Conflict, Fenced
 from storm_dagster.model.operation_record import OperationRecord
 from storm_dagster.model.operation_text import operation_text
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.change_records import (
+    claim_change,
     end_change,
+    end_change_of_run,
+    load_changes,
     read_change,
     release_change,
     set_run,
@@ -165,3 +169,98 @@ def test_a_run_publishes_although_its_record_had_ended(world: World) -> None:
     stored = read_token(ctx, "t1")
     assert stored is not None
     assert (stored[0].published, stored[0].ended, stored[0].request) == (True, False, {})
+
+
+def test_of_two_runs_of_one_request_only_the_first_has_its_record(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    write_change(ctx, "r1", change(world, "restart"))
+    claim_change(ctx, "r1", "run-1")
+    claim_change(ctx, "r1", "run-1")
+    with pytest.raises(Conflict, match="run run-1 executes this change"):
+        claim_change(ctx, "r1", "run-2")
+    set_run(ctx, "r1", "run-2")
+    end_change_of_run(ctx, "r1", "run-2")
+    stored = read_change(ctx, "r1")
+    assert stored is not None and stored[0].run_id == "run-1"
+    end_change_of_run(ctx, "r1", "run-1")
+    assert read_change(ctx, "r1") is None
+    with pytest.raises(Conflict, match="is gone"):
+        claim_change(ctx, "r1", "run-2")
+    # A leader of the release before writes no record.
+    claim_change(ctx, "r1", "run-2", is_recorded=False)
+
+
+def test_a_record_that_a_run_claimed_is_not_written_again_by_a_leader(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    judged = write_change(ctx, "r1", change(world, "restart"))
+    claim_change(ctx, "r1", "run-1")
+    with pytest.raises(Conflict):
+        write_change(ctx, "r1", change(world, "restart"), judged)
+    stored = read_change(ctx, "r1")
+    assert stored is not None and stored[0].run_id == "run-1"
+
+
+def test_a_record_that_was_repeated_is_not_ended_with_its_former_run(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    epoch = ctx.current_epoch()
+    judged = write_change(ctx, "r1", change(world, "gray-upgrade"))
+    write_change(ctx, "r1", change(world, "gray-upgrade"))
+    end_change(ctx, "r1", judged)
+    assert read_change(ctx, "r1") is not None
+    request = {"handle": "h2"}
+    _, version = allocate_topology_id(ctx, "t2", "other", epoch, request=request)
+    release_token(ctx, "t2", ended=False)
+    allocate_topology_id(ctx, "t2", "other", epoch, request=request)
+    release_token(ctx, "t2", ended=True, version=version)
+    stored = read_token(ctx, "t2")
+    assert stored is not None and not stored[0].ended and stored[0].request == request
+
+
+def test_a_deposed_leader_accepts_no_repetition(world: World) -> None:
+    """The record of a former attempt has a request already, and needs no change."""
+    deposed = world.context(epoch=world.context().current_epoch())
+    allocate_topology_id(deposed, "t1", "wc", deposed.current_epoch(), request={"handle": "h1"})
+    epoch = world.lead()
+    with pytest.raises(Fenced):
+        allocate_topology_id(deposed, "t1", "wc", deposed.current_epoch(), request={"handle": "h1"})
+    ctx = world.context()
+    record, version = allocate_topology_id(ctx, "t1", "wc", epoch, request={"handle": "h1"})
+    assert record.epoch == epoch and read_token(ctx, "t1") == (record, version)
+
+
+def test_a_submission_that_had_ended_is_listed_again_while_its_run_continues(
+    world: World,
+) -> None:
+    ctx = world.context()
+    handle = world.upload("h1")
+    submission.stage_conf(ctx, name="wc", token="t1", handle=handle)
+    release_token(ctx, "t1", ended=True)
+    assert listed(world) == []
+    # A re-execution of the run from a later stage.
+    submission.take_over(ctx, "t1")
+    assert listed(world) == [("t1", "submit", "wc", "topology_code")]
+    release_token(ctx, "t1", ended=True)
+    submission.stage_conf(ctx, name="wc", token="t1", handle=handle)
+    assert listed(world) == [("t1", "submit", "wc", "topology_code")]
+
+
+def test_the_step_of_a_change_counts_a_run_that_only_its_leader_knows(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    write_change(ctx, "r1", change(world, "restart"))
+    (operation,) = operations_under_way(ctx, run_of={"r1": "run-1"}.get)
+    assert (operation.step, operation.run_id) == ("workers", "run-1")
+
+
+def test_a_damaged_record_is_named_with_its_reason(world: World) -> None:
+    world.submit("wc", "t1")
+    ctx = world.context()
+    write_change(ctx, "r1", change(world, "restart"))
+    world.cluster.state.create_node(paths.operation("broken"), b"{")
+    changes = load_changes(world.cluster.state)
+    assert changes.records.keys() == {"r1"} and changes.damaged.keys() == {"broken"}
+    end_change(ctx, "broken", changes.versions["broken"])
+    assert world.cluster.state.find_children(paths.OPERATIONS) == ["r1"]

@@ -270,3 +270,18 @@ def test_a_home_that_workers_cannot_enter_is_refused(tmp_path: Path) -> None:
     conf = {**default_conf(), "supervisor.run.worker.as.user": True}
     with pytest.raises(InvalidRequest, match="is closed to other users"):
         Launcher(tmp_path / "home", "s1", "127.0.0.1", conf)
+
+
+def test_no_conf_of_the_host_names_the_submitter(home: Path) -> None:
+    """The supervisor's own conf holds for every topology: it must not choose the user."""
+    conf = {
+        **default_conf(),
+        "supervisor.run.worker.as.user": True,
+        "topology.submitter.user": "daemon",
+    }
+    code = home / "code"
+    code.mkdir()
+    (code / "stormconf.ser").write_text("{}")
+    launcher = Launcher(home, "s1", "127.0.0.1", conf)
+    with pytest.raises(InvalidTopology, match=r"topology\.submitter\.user: not set"):
+        launcher.launch(6900, Work("a-1-1", "a-1-1"), LocalCode(code, "0" * 64))

@@ -41,8 +41,13 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
 
 
 def submitted_keys(submitted: Conf) -> tuple[str, ...]:
-    """Keys of a ``submitted`` conf that a later update keeps, sorted."""
-    return tuple(sorted(set(submitted) - _ONE_TIME_KEYS - set(_SYSTEM_KEYS)))
+    """Keys of a ``submitted`` conf that a later update keeps, sorted.
+
+    A key whose value does not count (a null under a key with a default, a key that a submission
+    cannot set) is not among them: the update would keep a value that another party gave.
+    """
+    counting = merge_conf({"submission": submitted})
+    return tuple(sorted(counting.keys() - _ONE_TIME_KEYS - set(_SYSTEM_KEYS)))
 
 
 def stored_document(conf: Conf, keys: Collection[str]) -> dict[str, Any]:
@@ -65,7 +70,9 @@ def kept_conf(
 ) -> dict[str, Any]:
     """Conf of earlier submissions that an update keeps: keys that are not given again (or null).
 
-    ``former`` is the conf of the code that runs, ``former_keys`` those of it that were submitted.
+    ``former`` is the conf that is stored with the code that runs, ``former_keys`` those of it that
+    were submitted. In a total conf a key that the topology does not set would have the cluster's
+    value, which the update would then keep.
 
     With ``topology.update.keep.conf: false`` in ``submitted`` (or the cluster's conf) nothing is
     kept. A conf that was stored before submissions were told from code names no keys: nothing of it
@@ -126,15 +133,15 @@ def normalize_conf(
     conf does not change a running topology. Normalizing twice changes nothing. Raises
     :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
     """
-    own = merge_conf({"author": topology.conf, "submission": submitted})
-    own.pop(_KEEP_CONF, None)
-    local_dir = own.get("storm.local.dir")
+    topology_conf = merge_conf({"author": topology.conf, "submission": submitted})
+    topology_conf.pop(_KEEP_CONF, None)
+    local_dir = topology_conf.get("storm.local.dir")
     if local_dir is not None and local_dir != cluster.get("storm.local.dir"):
         raise InvalidTopology(
             f"storm.local.dir is {local_dir!r} in the topology's conf, {cluster.get('storm.local.dir')!r} in the "
             "cluster's: remove it, daemons choose their own folder"
         )
-    total = total_conf(cluster, own)
+    total = total_conf(cluster, topology_conf)
     ackers = total.get("topology.acker.executors")
     decided = {
         "topology.name": topology.name,
@@ -145,4 +152,4 @@ def normalize_conf(
     }
     if topology_id:
         decided["topology.id"] = topology_id
-    return merge_conf({"author": own, "system": decided})
+    return merge_conf({"author": topology_conf, "system": decided})

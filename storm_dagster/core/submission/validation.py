@@ -51,14 +51,14 @@ def check_confs(
     a wrong one.
     """
     conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
-    own, more = validate_conf(
+    topology_conf, topology_warnings = validate_conf(
         spec.conf, source="the topology's own conf", unknown=unknown, submitted=True
     )
-    warnings.extend(more)
+    warnings.extend(topology_warnings)
     for component_id, kind, part in spec.components():
         source = f"conf of {kind} {component_id!r}"
         warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
-    return conf, spec.model_copy(update={"conf": own}), warnings
+    return conf, spec.model_copy(update={"conf": topology_conf}), warnings
 
 
 def normalize_submission(
@@ -117,8 +117,8 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
             key.startswith("topology.bolts.") and value is not None
             for key, value in part.conf.items()
         ):
-            own = merge_conf({"total": conf, "component": part.conf})
-            window_shape(own, f"{kind} {component_id!r}")
+            component_conf = merge_conf({"total": conf, "component": part.conf})
+            window_shape(component_conf, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
         streams = check_inputs(spec, component_id)
         for given in part.inputs:

@@ -21,7 +21,7 @@ from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
 from storm_dagster.defs.metadata import step_errors, stored_metadata, table
-from storm_dagster.defs.resources.operating import Handles, end_record, operations
+from storm_dagster.defs.resources.operating import Handles, claim_record, end_record, operations
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
@@ -41,7 +41,7 @@ _LONGEST_WAIT_SECS = 600
 _LONGEST_START_SECS = 60.0
 # A leader of a former release executes the verb in another run.
 _LONGEST_RUN_SECS = 300.0
-_LONGEST_QUEUED_SECS = 30.0
+MAX_QUEUED_SECS = 30.0
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _VerbRun:
         """A check of the run that a leader of a former release launched: :class:`Unavailable` if it
         is queued for long in the queue of this run, whose place it may be waiting for.
         """
-        until = time.monotonic() + _LONGEST_QUEUED_SECS
+        until = time.monotonic() + MAX_QUEUED_SECS
 
         def check(document: Mapping[str, Any]) -> None:
             if document.get("status") != "QUEUED" or time.monotonic() < until:
@@ -105,8 +105,8 @@ class _VerbRun:
                 return  # Of another Dagster, whose queue has no place for this run.
             raise Unavailable(
                 f"the leading nimbus is of the release before and launched run {run_id} for the {self.verb.name} of "
-                f"{self.config.name!r}, which is queued while this run occupies a place of the queue: that run goes on "
-                "when this one has ended; raise concurrency.runs.max_concurrent_runs, or upgrade nimbus first"
+                f"{self.config.name!r}, which is queued while this run occupies a place of the queue: that run starts "
+                "when this one ends; raise concurrency.runs.max_concurrent_runs, or upgrade nimbus first"
             )
 
         return check
@@ -357,6 +357,8 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 )
                 return
             run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
+            if verb.name != "update":  # Its client token has the record, and makes it idempotent.
+                claim_record(context, ops)
             try:
                 result, more = effect(run, *handle)
             finally:

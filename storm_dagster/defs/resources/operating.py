@@ -12,10 +12,10 @@ from storm_dagster.defs.keys import STAGED_BY_TAG
 from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
-from storm_dagster.model.dagster_names import REQUEST_TAG, TOKEN_TAG
+from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG, TOKEN_TAG
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, NotAlive
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.change_records import end_change
+from storm_dagster.operations.live.change_records import claim_change, end_change_of_run
 from storm_dagster.operations.submit.staging import newest_token_key, read_record
 from storm_dagster.operations.submit.submission import take_over
 
@@ -59,16 +59,30 @@ def operations(
         yield ops
 
 
+def claim_record(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
+) -> None:
+    """Claim the record of the operation that a leader launched this run for.
+
+    Two leaders may have launched a run each: only the first of them executes the operation, and the
+    other one fails by :class:`Conflict`. A re-execution was asked for by a user: it claims nothing.
+    """
+    tags = context.run.tags
+    request = tags.get(REQUEST_TAG)
+    if request is not None and context.run.parent_run_id is None:
+        claim_change(ops, request, context.run.run_id, is_recorded=RECORDED_TAG in tags)
+
+
 def end_record(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
 ) -> None:
     """Delete the record of the operation that this run executes, if a leader launched it.
 
-    A run that is lost leaves its record, which the leader deletes.
+    A run that is lost leaves its record, which the leader deletes. The record of another run stays.
     """
     request = context.run.tags.get(REQUEST_TAG)
     if request is not None:
-        end_change(ops, request)
+        end_change_of_run(ops, request, context.run.run_id)
 
 
 def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ from storm_dagster.defs.metadata import (
 )
 from storm_dagster.defs.resources.operating import (
     Handles,
+    claim_record,
     end_record,
     operations,
     tag_run,
@@ -229,6 +230,7 @@ def assignment(
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
         if context.run.job_name == names.name(REBALANCE_JOB):
+            claim_record(context, ops)
             try:
                 return _with_seconds(plan_rebalance(ops, name, config), began)
             except BaseException:
@@ -252,6 +254,7 @@ def published_assignment(
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
         if context.run.job_name == names.name(REBALANCE_JOB):
+            claim_record(context, ops)
             try:
                 return _with_seconds(publish_rebalance(context, ops, name, names), began)
             finally:

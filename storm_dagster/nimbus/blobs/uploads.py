@@ -156,7 +156,12 @@ class Uploads:
         return parts
 
     def require(self, handle: object) -> dict[Part, BlobMeta]:
-        """All parts of a handle that a submission refers to."""
+        """All parts of a handle that a submission refers to.
+
+        :class:`InvalidRequest` names parts that are missing, while the session is open. Parts come
+        to other nimbuses one by one: if this one has only some of an earlier leader's upload, that
+        is a :class:`KeyNotFound`, because another nimbus may hold all.
+        """
         if not isinstance(handle, str):
             raise InvalidRequest("'handle' must be the text that POST /v1/uploads returned")
         self.check(handle)
@@ -166,7 +171,13 @@ class Uploads:
         parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
             raise _gone(handle)
-        if lacking := [part for part in PARTS if part not in parts]:
+        lacking = [part for part in PARTS if part not in parts]
+        if lacking and handle not in self._open:
+            raise KeyNotFound(
+                f"this nimbus has no {', '.join(lacking)} of upload {handle}: another nimbus may "
+                "hold the whole upload; begin a new one if it does not return"
+            )
+        if lacking:
             raise InvalidRequest(
                 f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it"
             )

@@ -158,6 +158,8 @@ class LeaderTransitions(_Rounds):
         armed = self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs)
         late = self._backstop_secs if armed else 0.0
         now = boot_clock()
+        # Before the view is loaded: a removal that ends afterwards is in the view, but not due.
+        self._collect_removals()
         executed = self._nimbus.verb_executed
         if executed.is_set():
             executed.clear()
@@ -168,7 +170,6 @@ class LeaderTransitions(_Rounds):
         else:
             return
         self._next_due = now + _DUE_SECS
-        self._collect_removals()
         result = lifecycle.finish_due(
             ctx,
             self._due,
@@ -200,8 +201,9 @@ class LeaderTransitions(_Rounds):
             return
 
         def remove() -> None:
-            lifecycle.remove(ctx, topology_id)
-            self._note_due(ctx, lifecycle.DoneAction("remove", topology_id, name))
+            # A cached view may still show a topology that was removed a moment ago.
+            if lifecycle.remove(ctx, topology_id).changed:
+                self._note_due(ctx, lifecycle.DoneAction("remove", topology_id, name))
 
         self._removals[topology_id] = in_thread("nimbus-removal", remove)
 

@@ -48,7 +48,7 @@ class Launches:
 
 
 class KeyedLocks:
-    """One lock for each key in use: whoever holds it or waits for it keeps it there."""
+    """One lock for each key in use. It exists while a thread holds it or waits for it."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

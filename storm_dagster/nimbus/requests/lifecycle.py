@@ -16,7 +16,7 @@ from storm_dagster.core.authorization import REQUEST_USER
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.machine import check_ending
 from storm_dagster.core.upgrade.selection import Selection
-from storm_dagster.model.dagster_names import REQUEST_TAG
+from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG
 from storm_dagster.model.errors import (
     InvalidRequest,
     Misconfigured,
@@ -168,9 +168,10 @@ class LifecycleRequests:
         topology = topology_by_name(self._nimbus.cluster.load_view(), record.name)
         return self._launch(topology, VERBS["update"], record.request, epoch, is_promised=True)
 
-    def relaunch(self, request: str, record: OperationRecord) -> str:
+    def relaunch(self, request: str, record: OperationRecord, version: int) -> str:
         """Launch the run of a change that an earlier leader accepted; the id of the run.
 
+        :class:`Conflict` when its record has no longer the data ``version`` that was judged,
         :class:`NotAlive` when its topology is gone.
         """
         epoch = self._nimbus.status.require()
@@ -179,7 +180,7 @@ class LifecycleRequests:
         change = _AcceptedChange(
             topology, row, record.request, request, record.user, record.started_secs
         )
-        return self._launch_change(change, epoch, is_promised=True)
+        return self._launch_change(change, epoch, judged=version)
 
     def _launch(
         self,
@@ -214,7 +215,8 @@ class LifecycleRequests:
     ) -> str | None:
         """The run of an earlier request with the same token, unless it failed.
 
-        Of a gray upgrade only one that goes on: its operation knows the token of each batch.
+        Of a gray upgrade only a run that has not ended: its operation knows the token of each
+        batch.
         """
         token = fields.get("token")
         if not row.brings_code or token is None:
@@ -222,15 +224,15 @@ class LifecycleRequests:
         ctx = self._nimbus.operations(epoch)
         record: OperationRecord | TokenRecord
         if row.name == "update":
-            known_token = read_token(ctx, token, name)
-            if known_token is None:
+            stored_token = read_token(ctx, token, name)
+            if stored_token is None:
                 return None
-            record = known_token[0]
+            record = stored_token[0]
         else:
-            known_change = read_change(ctx, check_token(token))
-            if known_change is None:
+            stored_change = read_change(ctx, check_token(token))
+            if stored_change is None:
                 return None
-            record = known_change[0]
+            record = stored_change[0]
         if record.verb != row.name:
             return None
         run = self._nimbus.dagster.find_run(REQUEST_TAG, token, job=row.job, patience=LOOKUP_SECS)
@@ -239,9 +241,13 @@ class LifecycleRequests:
         return run.run_id
 
     def _launch_change(
-        self, change: "_AcceptedChange", epoch: int, *, is_promised: bool = False
+        self, change: "_AcceptedChange", epoch: int, *, judged: int | None = None
     ) -> str:
-        """Launch the run of a change, whose record is stored before; its id."""
+        """Launch the run of a change, whose record is stored before; its id.
+
+        With ``judged``, the data version of a record that is there, the leader takes the change
+        over: whatever the error, the record stays for its next round.
+        """
         ctx = self._nimbus.operations(epoch)
         request, name = change.request, change.topology.base.name
         record = OperationRecord(
@@ -257,28 +263,55 @@ class LifecycleRequests:
             run_id = self._earlier_run(change.row, name, change.fields, epoch)
             if run_id is not None:
                 return run_id
-            is_written: list[bool] = []
+            is_new = read_change(ctx, request) is None
+            attempts: list[bool] = []
+            versions: list[int] = []
 
             def write_record() -> None:
-                write_change(ctx, request, record)
-                is_written.append(True)
+                # Before: a reply that is lost leaves the record.
+                attempts.append(True)
+                versions.append(write_change(ctx, request, record, judged))
 
             try:
                 run_id = self._launch_once(change, write_record)
             except Unavailable as error:
                 # The run may exist: the record stays until that is known.
-                if is_written and not is_promised:
-                    release_change(ctx, request)
+                if not attempts or judged is not None:
+                    is_released = True
+                else:
+                    is_released = self._release(ctx, request)
                 if change.row.brings_code:
                     raise with_token(error, request) from error
+                if not is_released:
+                    raise Unavailable(
+                        f"{error.message}; the {change.row.name} of {name} may still take place: "
+                        "see `storm-dagster list` before you repeat it"
+                    ) from error
                 raise
             except (InvalidRequest, Misconfigured):
-                if is_written:
-                    end_change(ctx, request)
+                if versions and judged is None:
+                    if is_new:
+                        end_change(ctx, request, versions[-1])
+                    else:
+                        self._release(ctx, request)
                 raise
             self._nimbus.launches.note_run(request, run_id)
             self._note_run(ctx, request, run_id)
             return run_id
+
+    @staticmethod
+    def _release(ctx: OperationsContext, request: str) -> bool:
+        """Let no leader launch the run of the change; false if that cannot be stored."""
+        try:
+            release_change(ctx, request)
+        except StormDagsterError as error:
+            _log.warning(
+                "the run of request %s may be launched by a later leader: %s",
+                request,
+                error.message,
+            )
+            return False
+        return True
 
     @staticmethod
     def _note_run(ctx: OperationsContext, request: str, run_id: str) -> None:
@@ -293,6 +326,8 @@ class LifecycleRequests:
         dagster = self._nimbus.dagster
         row, name = change.row, change.topology.base.name
         tags = {"storm/topology": name, REQUEST_TAG: change.request}
+        if row.name != "update":
+            tags[RECORDED_TAG] = "true"
         if row.name == "rebalance":
             config: dict[str, Any] = dict(change.fields)
             op, partition = dagster.names.stage_op("assignment"), name

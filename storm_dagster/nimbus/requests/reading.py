@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -120,13 +119,9 @@ class ClusterReader:
     def _read_operations(self) -> Mapping[str, Any]:
         runs = self._nimbus.launches.runs
         operations = operations_under_way(
-            self._reading_context(), self.view(), self._operation_records
+            self._reading_context(), self.view(), self._operation_records, runs.get
         )
-        with_runs = [
-            replace(operation, run_id=operation.run_id or runs.get(operation.key) or "")
-            for operation in operations
-        ]
-        return {"operations": with_runs}
+        return {"operations": operations}
 
     def _topology(self, view: ClusterView, name: str) -> TopologyView:
         """The topology by name or id; a :class:`NotAlive` of one that is being submitted tells

@@ -87,15 +87,15 @@ class Submissions:
             self._refuse_under_way(name, token)
             view = self._nimbus.cluster.load_view()
             alive = view.topology_named(name)
-            own = (alive.id,) if alive is not None and alive.base.token == token else ()
-            check_name_free(view, name, own)
+            is_made = alive is not None and alive.base.token == token
+            check_name_free(view, name, (alive.id,) if alive is not None and is_made else ())
             try:
                 run_id = None if is_new else self._earlier_run(token, name, epoch)
             except (Misconfigured, Unavailable):
-                if not own:
+                if not is_made:
                     raise
                 run_id = None  # its topology runs: which run made it is not worth an error
-            if run_id is None and not own:
+            if run_id is None and not is_made:
                 self._nimbus.uploads.require(asked.handle)
                 config = asked.model_copy(update={"token": token}).model_dump(exclude={"name"})
                 run_id = self._launch(name, token, config, epoch, is_promised)
@@ -168,13 +168,16 @@ def accepted(
     The record stays if the run may exist: of an :class:`Unavailable` Dagster may have launched it
     before. Unless the submission ``is_promised``, no leader launches it then: the error names the
     token, with which the caller repeats the request. If the launch was refused for good, the
-    record goes, unless an earlier attempt wrote it.
+    record goes; one that an earlier attempt wrote stays, and no leader launches its run.
     """
     epoch = ctx.current_epoch()
     is_new = read_token(ctx, token, name) is None
+    attempts: list[bool] = []
     versions: list[int] = []
 
     def write_record() -> None:
+        # Before: a reply that is lost leaves the record.
+        attempts.append(True)
         _, version = allocate_topology_id(
             ctx, token, name, epoch, verb, request=request, user=REQUEST_USER.get()
         )
@@ -183,12 +186,14 @@ def accepted(
     try:
         yield write_record
     except Unavailable as error:
-        if versions and not is_promised:
+        if attempts and not is_promised:
             _release(ctx, token)
         raise with_token(error, token) from error
     except (InvalidRequest, Misconfigured):
         if is_new and versions:
             discard_token(ctx, token, versions[-1], epoch)
+        elif versions and not is_promised:
+            _release(ctx, token)
         raise
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from storm_dagster.host.clock import boot_clock
@@ -29,9 +30,10 @@ from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.change_records import end_change, read_changes
+from storm_dagster.operations.live.change_records import end_change, load_changes
 from storm_dagster.operations.read.under_way import OpenOperations, read_staging
 from storm_dagster.operations.submit.staging import allocate_topology_id, release_token
+from storm_dagster.operations.transactions import lost_race
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +42,15 @@ _OWN_SECS = 5.0
 """Seconds between two lookups of a run. One that this leader launched a moment ago is not looked
 up: most runs end within that time.
 """
+_MAX_POLL_SECS = 60.0
+"""Longest pause between two lookups of a run that has not ended; each is twice the one before."""
 _LATE_SECS = 60.0
-"""Seconds for which the run of an abandoned record may still appear."""
+"""Seconds for which a run may still appear whose launch was sent: by a former leader, or by this
+one without a response.
+"""
 _MAX_CHANGE_SECS = 600
 """A change of a running topology that was accepted longer ago, by this leader's wall clock, is not
-launched any more: who asked for it does not expect it now.
+launched: the user who asked for it does not expect it now.
 """
 _FORMER_PREFIX, _FORMER_SUFFIX = "upload.", ".pending"
 
@@ -61,153 +67,202 @@ class TakeOver:
         self._upload_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
         self._records = OpenOperations()
         self._epoch: int | None = None
+        self._pauses: dict[str, float] = {}
+        """Key -> seconds until the lookup after the next one, where its run has not ended."""
         self._seen: dict[str, float] = {}
         """Key -> boot clock at which this leader first saw its record."""
         self._next: dict[str, float] = {}
         """Key -> boot clock of the next lookup of its run."""
         self._problems: dict[str, str] = {}
-        """Key -> reason why its launch waits, as it was logged."""
+        """Key of the operation, or of the blob of a former release -> reason why it waits, as it
+        was logged.
+        """
 
     def run(self, ended: threading.Event) -> None:
         """Look after the records until ``ended``."""
         repeat(self.run_once, _POLL_SECS, ended, "accepted operations wait")
 
     def run_once(self) -> None:
-        """One round; nothing while this nimbus does not lead."""
+        """One round; without leadership nothing is read or changed."""
         epoch = self._nimbus.status.epoch
         if epoch != self._epoch:
             self._epoch = epoch
-            self._seen, self._next = {}, {}
+            self._seen, self._next, self._pauses = {}, {}, {}
         if epoch is None:
             return
         ctx = self._nimbus.operations(epoch)
-        self._adopt_former(ctx, epoch)
-        state = ctx.cluster.state
-        tokens = self._records.tokens(state)
-        changes = read_changes(state)
-        keys = tokens.keys() | changes.keys()
+        former = self._adopt_former(ctx, epoch)
+        operations = self._open_operations(ctx)
+        # First those of former leaders, whose runs may be missing.
+        operations.sort(key=lambda operation: operation.record.epoch == epoch)
+        keys = {operation.key for operation in operations}
         self._seen = {key: at for key, at in self._seen.items() if key in keys}
         self._next = {key: at for key, at in self._next.items() if key in keys}
-        self._problems = {key: text for key, text in self._problems.items() if key in keys}
-        for token, record in tokens.items():
-            if self._is_due(token, record.epoch, epoch) and not self._resolve(ctx, token, record):
+        self._pauses = {key: secs for key, secs in self._pauses.items() if key in keys}
+        self._problems = {
+            key: text for key, text in self._problems.items() if key in keys or key in former
+        }
+        for operation in operations:
+            if self._is_due(operation, epoch) and not self._resolve(ctx, operation):
                 return  # Dagster is away: the others are looked up in later rounds.
-        alive = {*(state.find_children(paths.TOPOLOGY) or ())} if changes else set[str]()
-        for request, change in changes.items():
-            if change.topology_id not in alive:
-                end_change(ctx, request)
-                continue
-            is_due = self._is_due(request, change.epoch, epoch)
-            if is_due and not self._resolve(ctx, request, change):
-                return
 
-    def _is_due(self, key: str, accepted_in: int, epoch: int) -> bool:
+    def _open_operations(self, ctx: OperationsContext) -> list["_Open"]:
+        """The operations that have not ended; records that no run needs are deleted."""
+        state = ctx.cluster.state
+        operations: list[_Open] = []
+        for token, (record, version) in self._records.stored_tokens(state).items():
+            operations.append(_Open(token, record, version))
+        changes = load_changes(state)
+        for request, reason in changes.damaged.items():
+            _log.error("the record of request %s is damaged and is deleted: %s", request, reason)
+            end_change(ctx, request, changes.versions[request])
+        newest: dict[str, int] = {}
+        for change in changes.records.values():
+            newest_secs = newest.get(change.topology_id, 0)
+            newest[change.topology_id] = max(newest_secs, change.started_secs)
+        alive = {*(state.find_children(paths.TOPOLOGY) or ())} if changes.records else set[str]()
+        for request, change in changes.records.items():
+            version = changes.versions[request]
+            if change.topology_id in alive:
+                newest_secs = newest[change.topology_id]
+                operations.append(_Open(request, change, version, newest_secs))
+            else:
+                end_change(ctx, request, version)
+        return operations
+
+    def _is_due(self, operation: "_Open", epoch: int) -> bool:
         """True when the run of the record is to be looked up now."""
+        key, record = operation.key, operation.record
         now = boot_clock()
         is_new = key not in self._seen
         self._seen.setdefault(key, now)
-        if is_new and accepted_in == epoch:
+        if is_new and record.epoch == epoch:
             self._next[key] = now + _OWN_SECS
+        elif is_new and isinstance(record, OperationRecord):
+            # The launch that a former leader sent may still be on its way. A second run of a
+            # submission does what is missing; one of a restart restarts again.
+            self._next[key] = now + _LATE_SECS
         if self._nimbus.launches.is_busy(key) or now < self._next.get(key, 0.0):
             return False
-        self._next[key] = now + _OWN_SECS
+        self._next[key] = now + self._pauses.get(key, _OWN_SECS)
         return True
 
-    def _resolve(
-        self, ctx: OperationsContext, key: str, record: TokenRecord | OperationRecord
-    ) -> bool:
+    def _resolve(self, ctx: OperationsContext, operation: "_Open") -> bool:
         """Launch the run that is missing, or end the record whose run has ended; false if Dagster
         does not respond.
         """
+        key, record = operation.key, operation.record
         try:
-            run = self._find_run(ctx, key, record)
+            run, was_deleted = self._find_run(ctx, key, record)
             if run is None:
-                self._launch_missing(ctx, key, record)
+                self._pauses.pop(key, None)
+                self._launch_missing(ctx, operation, was_deleted)
             elif run.finished:
-                self._end(ctx, key, record)
+                self._end(ctx, operation)
             else:
+                self._pauses[key] = min(2 * self._pauses.get(key, _OWN_SECS), _MAX_POLL_SECS)
                 self._nimbus.launches.note_run(key, run.run_id)
         except Fenced:
             raise
         except (Misconfigured, Unavailable) as error:
-            self._log_waiting(key, record, error)
+            self._log_waiting(operation, error)
             return False
         except KeyNotFound as error:
-            # A nimbus that is away may hold the upload.
+            # A nimbus that is away may hold the upload, or what is missing of it.
             if boot_clock() - self._seen[key] < self._upload_secs:
-                self._log_waiting(key, record, error)
+                self._log_waiting(operation, error)
             else:
-                self._give_up(ctx, key, record, error)
+                self._give_up(ctx, operation, error)
+                self._drop_upload(record)
         except StormDagsterError as error:
-            self._give_up(ctx, key, record, error)
+            # A record that was changed at that time is judged in the next round.
+            if not lost_race(error):
+                self._give_up(ctx, operation, error)
         return True
 
     def _give_up(
-        self,
-        ctx: OperationsContext,
-        key: str,
-        record: TokenRecord | OperationRecord,
-        error: StormDagsterError,
+        self, ctx: OperationsContext, operation: "_Open", error: StormDagsterError
     ) -> None:
-        """End an operation whose run cannot be launched."""
+        """End an operation whose run cannot be launched. The cleaner deletes its upload."""
+        record = operation.record
         _log.error(
             "%s of %s, which was accepted, failed: %s", record.verb, record.name, error.message
         )
-        self._end(ctx, key, record)
-        self._drop_upload(record)
+        self._end(ctx, operation)
 
     def _find_run(
         self, ctx: OperationsContext, key: str, record: TokenRecord | OperationRecord
-    ) -> FoundRun | None:
-        """The run of the record; ``None`` when Dagster has none."""
+    ) -> tuple[FoundRun | None, bool]:
+        """The run of the record, ``None`` when Dagster has none; true if it had one, which was
+        deleted.
+        """
         dagster = self._nimbus.dagster
-        if record.verb == "submit":
-            run = dagster.find_run(TOKEN_TAG, key, job=SUBMIT_JOB, patience=LOOKUP_SECS)
+        if isinstance(record, OperationRecord) and record.run_id:
+            run_id = record.run_id
         else:
-            job = VERBS[record.verb].job
-            run = dagster.find_run(REQUEST_TAG, key, job=job, patience=LOOKUP_SECS)
-        if run is not None or not isinstance(record, TokenRecord):
-            return run
-        # A run that a user launched in Dagster's UI has its token, and no tag of a request.
-        staged = read_staging(ctx, key)
-        if staged is None or not staged.run:
-            return None
+            if record.verb == "submit":
+                run = dagster.find_run(TOKEN_TAG, key, job=SUBMIT_JOB, patience=LOOKUP_SECS)
+            else:
+                job = VERBS[record.verb].job
+                run = dagster.find_run(REQUEST_TAG, key, job=job, patience=LOOKUP_SECS)
+            if run is not None or isinstance(record, OperationRecord):
+                return run, False
+            # A run that a user launched in Dagster's UI has its token, and no tag of a request.
+            staged = read_staging(ctx, key)
+            if staged is None or not staged.run:
+                return None, False
+            run_id = staged.run
         try:
-            document = dagster.run(staged.run)
+            document = dagster.run(run_id)
         except KeyNotFound:
-            return None
-        return FoundRun(staged.run, str(document["status"]))
+            return None, True
+        return FoundRun(run_id, str(document["status"])), False
 
     def _launch_missing(
-        self, ctx: OperationsContext, key: str, record: TokenRecord | OperationRecord
+        self, ctx: OperationsContext, operation: "_Open", was_deleted: bool
     ) -> None:
-        if isinstance(record, TokenRecord):
+        key, record = operation.key, operation.record
+        if was_deleted:
+            may_launch = False
+        elif isinstance(record, TokenRecord):
             may_launch = bool(record.request)
         else:
-            # One with a run was launched before: Dagster has deleted the run.
             age_secs = ctx.now_secs() - record.started_secs
-            may_launch = (
-                not record.is_abandoned and not record.run_id and age_secs <= _MAX_CHANGE_SECS
-            )
+            may_launch = not record.is_abandoned and age_secs <= _MAX_CHANGE_SECS
         if not may_launch:
             if boot_clock() - self._seen[key] >= _LATE_SECS:
-                self._end(ctx, key, record)
+                self._end(ctx, operation)
+            return
+        if isinstance(record, OperationRecord) and _is_superseded(ctx, operation, record):
+            _log.warning(
+                "%s of %s was accepted and has no run; it is not launched, because a later change "
+                "of the topology would be undone",
+                record.verb,
+                record.name,
+            )
+            self._end(ctx, operation)
             return
         _log.info("%s of %s was accepted and has no run: launching it", record.verb, record.name)
         if isinstance(record, OperationRecord):
-            run_id = self._lifecycle.relaunch(key, record)
+            # If its response is missing, the run may still appear.
+            self._next[key] = boot_clock() + _LATE_SECS
+            run_id = self._lifecycle.relaunch(key, record, operation.version)
+            self._next[key] = boot_clock() + _OWN_SECS
         elif record.verb == "submit":
             run_id = self._submissions.submit(record.request, is_promised=True)["run_id"]
         else:
             run_id = self._lifecycle.relaunch_update(record)
         self._nimbus.launches.note_run(key, str(run_id))
 
-    def _end(self, ctx: OperationsContext, key: str, record: TokenRecord | OperationRecord) -> None:
-        """End the record. The token of a submission stays bound to its topology id."""
-        if isinstance(record, TokenRecord):
-            release_token(ctx, key, ended=True)
+    def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
+        """End the record that was judged; one that was changed since is judged again.
+
+        The token of a submission stays bound to its topology id.
+        """
+        if isinstance(operation.record, TokenRecord):
+            release_token(ctx, operation.key, ended=True, version=operation.version)
         else:
-            end_change(ctx, key)
+            end_change(ctx, operation.key, operation.version)
 
     def _drop_upload(self, record: TokenRecord | OperationRecord) -> None:
         """Remove the upload of an operation that was refused for good."""
@@ -219,23 +274,28 @@ class TakeOver:
         except StormDagsterError as error:
             _log.info("upload %s expires later: %s", handle, error.message)
 
-    def _log_waiting(
-        self, key: str, record: TokenRecord | OperationRecord, error: StormDagsterError
-    ) -> None:
+    def _log_waiting(self, operation: "_Open", error: StormDagsterError) -> None:
         """Log why the operation waits, when that is a new reason."""
-        if self._problems.get(key) != error.message:
-            self._problems[key] = error.message
+        record = operation.record
+        if self._is_new_problem(operation.key, error.message):
             _log.warning("%s of %s waits: %s", record.verb, record.name, error.message)
 
-    def _adopt_former(self, ctx: OperationsContext, epoch: int) -> None:
+    def _is_new_problem(self, key: str, text: str) -> bool:
+        """True if this was not logged in the round before; it is remembered."""
+        if self._problems.get(key) == text:
+            return False
+        self._problems[key] = text
+        return True
+
+    def _adopt_former(self, ctx: OperationsContext, epoch: int) -> set[str]:
         """Make records of submissions that a leader of the release before accepted by Thrift.
 
-        It stored them as blobs ``upload.<handle>.pending``.
+        It stored them as blobs ``upload.<handle>.pending``. Returns the keys of those that there
+        were.
         """
         blobs = self._nimbus.blobs
-        for key in blobs.keys(_FORMER_PREFIX):
-            if not key.endswith(_FORMER_SUFFIX):
-                continue
+        former = {key for key in blobs.keys(_FORMER_PREFIX) if key.endswith(_FORMER_SUFFIX)}
+        for key in sorted(former):
             try:
                 document: Mapping[str, Any] = json.loads(blobs.read(key))
                 name, token = str(document["name"]), str(document["token"])
@@ -251,9 +311,34 @@ class TakeOver:
             except (ValueError, TypeError, KeyError) as error:
                 _log.error("%s is not a pending submission and is dropped: %s", key, error)
             except StormDagsterError as error:
-                _log.warning("the pending submission %s waits: %s", key, error.message)
+                if self._is_new_problem(key, error.message):
+                    _log.warning("the pending submission %s waits: %s", key, error.message)
                 continue
             try:
                 blobs.delete(key)
             except KeyNotFound:
                 pass
+        return former
+
+
+@dataclass(frozen=True)
+class _Open:
+    """An operation that has not ended, as its record was read."""
+
+    key: str
+    """Token or request."""
+    record: TokenRecord | OperationRecord
+    version: int
+    """Data version of the record."""
+    newest_secs: int = 0
+    """When the newest change of the topology was accepted, epoch seconds; 0 for a token."""
+
+
+def _is_superseded(ctx: OperationsContext, operation: _Open, record: OperationRecord) -> bool:
+    """True if a later change of the topology was accepted, or made."""
+    if operation.newest_secs > record.started_secs:
+        return True
+    assignment = ctx.cluster.assignment_info(record.topology_id)
+    if assignment is None:
+        return False
+    return any(change.at_secs > record.started_secs for change in assignment.history)

@@ -1,8 +1,8 @@
 """Submissions that were taken and whose Dagster run is still to be launched.
 
 Clients of Storm wait seven seconds at most, and Dagster may take longer. A submission is answered
-once it is stored whole, the record of its token included: whoever leads launches it, by its token
-exactly once (:mod:`storm_dagster.nimbus.requests.takeover`).
+once it is stored whole, the record of its token included: the leader at that time launches it, by
+its token exactly once (:mod:`storm_dagster.nimbus.requests.takeover`).
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from storm_dagster.core.authorization import REQUEST_USER
 from storm_dagster.host.futures import in_thread
-from storm_dagster.model.errors import AlreadyAlive, Unavailable
+from storm_dagster.model.errors import AlreadyAlive, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
@@ -93,8 +93,8 @@ class PendingSubmissions:
     def launch(self, pending: PendingSubmission, deadline: float) -> bool:
         """Launch what was added, and wait for it.
 
-        ``False`` when it is not known at ``deadline``: it goes on by itself then. Raises what the
-        launch raised; then nothing of the submission is left.
+        ``False`` when it is not known at ``deadline``: it continues by itself then. Raises what the
+        launch raised; then nothing of the submission is left, else errors as of :meth:`drop`.
         """
 
         def submit() -> None:
@@ -111,20 +111,32 @@ class PendingSubmissions:
         return True
 
     def drop(self, pending: PendingSubmission) -> None:
-        """Forget it, with everything that was stored for it."""
-        try:
-            self._discard(pending.token)
-        finally:
-            self._nimbus.uploads.cancel(pending.handle)
+        """Forget it, with everything that was stored for it.
 
-    def _discard(self, token: str) -> None:
+        :class:`Unavailable` when its record may be left, most often because this nimbus no longer
+        leads: the next leader then launches it, and needs the upload.
+        """
+        if not self._discard(pending.token):
+            raise Unavailable(
+                f"the launch of topology {pending.name!r} failed at this nimbus, but another leader "
+                "may still launch it: check with `storm-dagster list` before you submit it again"
+            )
+        self._nimbus.uploads.cancel(pending.handle)
+
+    def _discard(self, token: str) -> bool:
+        """Delete the record; false if it may be left."""
         epoch = self._nimbus.status.epoch
         if epoch is None:
-            return  # A later leader finds no upload, and ends the record.
+            return False
         ctx: OperationsContext = self._nimbus.operations(epoch)
-        known = read_token(ctx, token)
-        if known is not None and not known[0].published:
-            discard_token(ctx, token, known[1], epoch)
+        try:
+            stored = read_token(ctx, token)
+        except StormDagsterError as error:
+            _log.warning("the record of token %s is left: %s", token, error.message)
+            return False
+        if stored is None or stored[0].published:
+            return True
+        return discard_token(ctx, token, stored[1], epoch)
 
 
 def _being_submitted(name: str) -> AlreadyAlive:

@@ -6,6 +6,7 @@ ended, by that run or by the leader. An update has the record of its token inste
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError
@@ -14,16 +15,39 @@ from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.zk.state_protocol import ClusterState, read_children
 
+_MAX_ATTEMPTS = 5
+"""Attempts to write a record that other processes change at the same time."""
+
+
+@dataclass(frozen=True)
+class StoredChanges:
+    """The records of accepted changes, as they were read."""
+
+    records: Mapping[str, OperationRecord]
+    """Request -> record."""
+    versions: Mapping[str, int]
+    """Request -> data version of its node, damaged ones included."""
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Request -> reason why its record cannot be read."""
+
+
+def load_changes(state: ClusterState) -> StoredChanges:
+    """Read the records of all accepted changes."""
+    records: dict[str, OperationRecord] = {}
+    versions: dict[str, int] = {}
+    damaged: dict[str, str] = {}
+    for request, (raw, node) in read_children(state, paths.OPERATIONS).items():
+        versions[request] = node.version
+        try:
+            records[request] = decode_record(OperationRecord, raw, paths.operation(request))
+        except Corrupt as error:
+            damaged[request] = error.message
+    return StoredChanges(records, versions, damaged)
+
 
 def read_changes(state: ClusterState) -> Mapping[str, OperationRecord]:
     """Request -> record of each accepted change; damaged records are left out."""
-    records: dict[str, OperationRecord] = {}
-    for request, (raw, _) in read_children(state, paths.OPERATIONS).items():
-        try:
-            records[request] = decode_record(OperationRecord, raw, paths.operation(request))
-        except Corrupt:
-            continue
-    return records
+    return load_changes(state).records
 
 
 def read_change(ctx: OperationsContext, request: str) -> tuple[OperationRecord, int] | None:
@@ -35,58 +59,120 @@ def read_change(ctx: OperationsContext, request: str) -> tuple[OperationRecord, 
     return decode_record(OperationRecord, stored[0], path), stored[1].version
 
 
-def write_change(ctx: OperationsContext, request: str, record: OperationRecord) -> None:
-    """Create the record, or replace that of an earlier attempt of the same request.
+def write_change(
+    ctx: OperationsContext, request: str, record: OperationRecord, version: int | None = None
+) -> int:
+    """Create the record, or replace that of an earlier attempt of the same request; its data
+    version.
 
-    :class:`Conflict` when the request belongs to another topology.
+    With ``version`` the record that was judged must be unchanged. :class:`Conflict` when it is
+    not, or when the request belongs to another topology.
     """
     path = paths.operation(request)
     raw = encode_record(record)
-    known = read_change(ctx, request)
+    stored = read_change(ctx, request)
     transaction = ctx.cluster.fenced(record.epoch)
-    if known is None:
+    if stored is None:
+        if version is not None:
+            raise Conflict(f"the record {path} was deleted at that time: the change has ended")
         transaction.create(path, raw)
-    elif known[0].name != record.name:
+        transaction.commit()
+        return 0
+    former, stored_version = stored
+    if former.name != record.name:
         raise Conflict(
-            f"token {request!r} belongs to a change of topology {known[0].name!r}: change "
+            f"token {request!r} belongs to a change of topology {former.name!r}: change "
             f"{record.name!r} with a token of its own"
         )
-    else:
-        transaction.set(path, raw, known[1])
+    if version is None:
+        version = stored_version
+    transaction.set(path, raw, version)
     transaction.commit()
+    return version + 1
 
 
 def set_run(ctx: OperationsContext, request: str, run_id: str) -> None:
-    """Note the run of the change, if its record is still there."""
-    _update(ctx, request, {"run_id": run_id})
+    """Note the run of the change, if its record is still there and names no run."""
+    stored = read_change(ctx, request)
+    if stored is not None and not stored[0].run_id:
+        _update(ctx, request, stored, {"run_id": run_id})
+
+
+def claim_change(
+    ctx: OperationsContext, request: str, run_id: str, *, is_recorded: bool = True
+) -> None:
+    """Claim the change for this run, before it does anything: of several runs of one request, which
+    two leaders may have launched, only the first executes it.
+
+    :class:`Conflict` when another run has the record, or it is gone. With ``is_recorded`` false, of
+    a run that a leader of the release before launched, there need be no record.
+    """
+    path = paths.operation(request)
+    for _ in range(_MAX_ATTEMPTS):
+        stored = read_change(ctx, request)
+        if stored is None and not is_recorded:
+            return
+        if stored is None:
+            raise Conflict(
+                f"the record {path} of this change is gone, because another run executed it or it "
+                "was ended: to execute it again, launch the run without its tag storm/request"
+            )
+        if stored[0].run_id == run_id:
+            return
+        if stored[0].run_id:
+            raise Conflict(
+                f"run {stored[0].run_id} executes this change (record {path}): this run does "
+                "nothing; to execute it again, launch the run without its tag storm/request"
+            )
+        if _update(ctx, request, stored, {"run_id": run_id}):
+            return
+    raise Conflict(f"the record {path} is changed all the time: execute this run again")
 
 
 def release_change(ctx: OperationsContext, request: str) -> None:
     """Let no leader launch the run of the change from now on: its caller repeats the request."""
-    _update(ctx, request, {"is_abandoned": True})
+    stored = read_change(ctx, request)
+    if stored is not None:
+        _update(ctx, request, stored, {"is_abandoned": True})
 
 
-def _update(ctx: OperationsContext, request: str, changes: Mapping[str, object]) -> None:
-    known = read_change(ctx, request)
-    if known is None:
-        return
-    record, version = known
+def _update(
+    ctx: OperationsContext,
+    request: str,
+    stored: tuple[OperationRecord, int],
+    changes: Mapping[str, object],
+) -> bool:
+    """Change fields of the record that was read; false if it was changed in the meantime."""
+    record, version = stored
     transaction = ctx.cluster.fenced(ctx.current_epoch())
     raw = encode_record(record.model_copy(update=changes))
     try:
         transaction.set(paths.operation(request), raw, version).commit()
     except Conflict:
         ctx.log.info("the record of %s %s was changed at that time", record.verb, record.name)
+        return False
+    return True
 
 
-def end_change(ctx: OperationsContext, request: str) -> None:
-    """Delete the record of a change that has ended.
+def end_change(ctx: OperationsContext, request: str, version: int = -1) -> None:
+    """Delete the record of a change that has ended; with ``version``, if it is unchanged.
 
     One that is gone is no error, and one that cannot be deleted is left to the leader.
     """
     path = paths.operation(request)
     try:
         if ctx.cluster.state.exists(path):
-            ctx.cluster.fenced(ctx.current_epoch()).delete(path).commit()
+            ctx.cluster.fenced(ctx.current_epoch()).delete(path, version).commit()
     except StormDagsterError as error:
         ctx.log.info("the record %s is deleted later: %s", path, error.message)
+
+
+def end_change_of_run(ctx: OperationsContext, request: str, run_id: str) -> None:
+    """Delete the record of the change that this run executed; that of another run stays."""
+    try:
+        stored = read_change(ctx, request)
+    except StormDagsterError as error:
+        ctx.log.info("the record of request %s is deleted later: %s", request, error.message)
+        return
+    if stored is not None and stored[0].run_id in ("", run_id):
+        end_change(ctx, request, stored[1])

@@ -45,7 +45,7 @@ def explain_document(
     document["slots"] = {str(number): slot.key for number, slot in sorted(slots.items())}
     placement = _stored_placement(stored)
     workers = placement.workers if placement is not None else ()
-    placed = {each: worker.slot for worker in workers for each in worker.ids}
+    placed = {task_id: worker.slot for worker in workers for task_id in worker.ids}
     moved = {number for number, slot in slots.items() if placed.get(number, slot) != slot}
     if moved:
         document["reasons"] = {

@@ -1,7 +1,7 @@
 """Operations under way: submissions and changes that are accepted, not ended."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storm_dagster.model import paths
@@ -67,22 +67,27 @@ class OpenOperations:
 
         Those that have ended and damaged ones are left out.
         """
+        return {token: record for token, (record, _) in self.stored_tokens(state).items()}
+
+    def stored_tokens(self, state: ClusterState) -> dict[str, tuple[TokenRecord, int]]:
+        """:meth:`tokens`, with the data version of each record."""
         names = state.find_children(paths.TOKENS) or []
         self._published.intersection_update(names)
         unknown = [name for name in names if name not in self._published]
-        records: dict[str, TokenRecord] = {}
+        records: dict[str, tuple[TokenRecord, int]] = {}
         nodes = state.get_many([paths.token(name) for name in unknown])
         for name, node in zip(unknown, nodes, strict=True):
             if node is None:
                 continue
+            raw, versioned = node
             try:
-                record = decode_record(TokenRecord, node[0], paths.token(name))
+                record = decode_record(TokenRecord, raw, paths.token(name))
             except StormDagsterError:
                 continue
             if record.published:
                 self._published.add(name)
             elif not record.ended:
-                records[name] = record
+                records[name] = record, versioned.version
         return records
 
 
@@ -90,12 +95,14 @@ def operations_under_way(
     ctx: OperationsContext,
     view: ClusterView | None = None,
     records: OpenOperations | None = None,
+    run_of: Callable[[str], str | None] = lambda _: None,
 ) -> list[OperationStatus]:
     """Operations that are accepted and have not ended, oldest first.
 
     Records are read from ZooKeeper, steps from what is staged and from the topologies: any process
     sees the same, and a later leader finds what a former one accepted. ``view`` spares a read of
-    the cluster, ``records`` reads of tokens.
+    the cluster, ``records`` reads of tokens. ``run_of`` returns the run of a token or request whose
+    record names none, if the caller has launched it.
     """
     view = view or ctx.cluster.load_view()
     state = ctx.cluster.state
@@ -104,7 +111,11 @@ def operations_under_way(
     operations += _unfinished(ctx, view.topologies.values())
     for request, change in read_changes(state).items():
         if change.topology_id in view.topologies:
-            operations.append(_change(request, change, view.topologies[change.topology_id]))
+            operations.append(_change(request, change, view.topologies[change.topology_id], run_of))
+    operations = [
+        replace(operation, run_id=operation.run_id or run_of(operation.key) or "")
+        for operation in operations
+    ]
     return sorted(operations, key=lambda operation: (operation.started_secs, operation.key))
 
 
@@ -176,25 +187,31 @@ def _unfinished(
     return operations
 
 
-def _change(request: str, record: OperationRecord, topology: TopologyView) -> OperationStatus:
+def _change(
+    request: str,
+    record: OperationRecord,
+    topology: TopologyView,
+    run_of: Callable[[str], str | None],
+) -> OperationStatus:
+    run_id = record.run_id or run_of(request) or ""
     return OperationStatus(
         key=request,
         verb=record.verb,
         topology=record.name,
         topology_id=record.topology_id,
         started_secs=record.started_secs,
-        step=_step_of_change(record, topology.base.status),
-        run_id=record.run_id,
+        step=_step_of_change(record.verb, run_id, topology.base.status),
+        run_id=run_id,
         user=record.user,
     )
 
 
-def _step_of_change(record: OperationRecord, status: str) -> str:
+def _step_of_change(verb: str, run_id: str, status: str) -> str:
     """The step of a change, by the status of its topology."""
-    if not record.run_id:
+    if not run_id:
         return "launch"
-    if record.verb == "rebalance":
+    if verb == "rebalance":
         return "delay" if status == "REBALANCING" else "assignment"
-    if record.verb == "gray-upgrade":
+    if verb == "gray-upgrade":
         return "workers" if status == "UPGRADING" else "topology_code"
     return "workers"

@@ -127,15 +127,16 @@ def read_token(
     :class:`Conflict` when it belongs to a topology of another ``name``.
     """
     path = paths.token(check_token(token))
-    found = ctx.cluster.state.get_data_with_version(path)
-    if found is None:
+    stored = ctx.cluster.state.get_data_with_version(path)
+    if stored is None:
         return None
-    record = decode_record(TokenRecord, found[0], path)
+    raw, node = stored
+    record = decode_record(TokenRecord, raw, path)
     if name not in (None, record.name):
         raise Conflict(
             f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own"
         )
-    return record, found[1].version
+    return record, node.version
 
 
 def counter_version(ctx: OperationsContext) -> int:
@@ -163,15 +164,17 @@ def allocate_topology_id(
 
     A repetition after any crash, also after a lost reply, finds the same id. With ``request``, the
     fields of the request of ``user``, the leader of ``epoch`` accepts it: a record that has ended,
-    or that no leader launches, begins again. :class:`Conflict` when the token belongs to a topology
-    of another name.
+    or that no leader launches, begins again. Each record is then returned by a leader that was not
+    deposed: it launches the run. Without ``request``, for a run, a record that has ended is open
+    again. :class:`Conflict` when the token belongs to a topology of another name.
     """
     last: Exception | None = None
     for _ in range(50):
-        if (known := read_token(ctx, token, name)) is not None:
-            if request is None or known[0].published or known[0].request:
-                return known
-            return _accept_again(ctx, token, known, epoch, request, user)
+        stored = read_token(ctx, token, name)
+        if stored is not None:
+            if request is None:
+                return _reopen(ctx, token, stored, epoch)
+            return _accept_again(ctx, token, stored, epoch, request, user)
         version = counter_version(ctx)
         now = ctx.now_secs()
         record = TokenRecord(
@@ -202,38 +205,73 @@ def allocate_topology_id(
 def _accept_again(
     ctx: OperationsContext,
     token: str,
-    known: tuple[TokenRecord, int],
+    stored: tuple[TokenRecord, int],
     epoch: int,
     request: Mapping[str, Any],
     user: str,
 ) -> tuple[TokenRecord, int]:
-    """The record for a repetition with its token; as it was where a run changed it at that time."""
-    record, version = known
-    again = record.model_copy(
-        update={
+    """The record for a repetition with its token; as it was where a run changed it at that time.
+
+    Each way has a transaction of the epoch, :class:`Fenced` after it.
+    """
+    record, version = stored
+    if record.published or (record.request and record.epoch == epoch):
+        ctx.cluster.fenced(epoch).commit()
+        return stored
+    if record.request:
+        changes: dict[str, Any] = {"epoch": epoch}
+    else:
+        changes = {
             "epoch": epoch,
             "started_secs": ctx.now_secs(),
             "request": dict(request),
             "user": user,
             "ended": False,
         }
-    )
-    return (again, version + 1) if _set_token(ctx, token, again, version, epoch) else known
+    accepted = record.model_copy(update=changes)
+    if not _set_token(ctx, token, accepted, version, epoch):
+        return stored
+    return accepted, version + 1
 
 
-def release_token(ctx: OperationsContext, token: str, *, ended: bool) -> None:
+def _reopen(
+    ctx: OperationsContext, token: str, stored: tuple[TokenRecord, int], epoch: int
+) -> tuple[TokenRecord, int]:
+    """The record of a submission whose run continues, not ended."""
+    record, version = stored
+    if not record.ended or record.published:
+        return stored
+    reopened = record.model_copy(update={"ended": False})
+    if not _set_token(ctx, token, reopened, version, epoch):
+        return stored
+    return reopened, version + 1
+
+
+def reopen_token(ctx: OperationsContext, token: str, epoch: int) -> None:
+    """Note that the submission of a token continues, if its record says that it has ended."""
+    stored = read_token(ctx, token)
+    if stored is not None:
+        _reopen(ctx, token, stored, epoch)
+
+
+def release_token(
+    ctx: OperationsContext, token: str, *, ended: bool, version: int | None = None
+) -> None:
     """Let no leader launch the token's run from now on: its caller repeats the request, or the run
     has ``ended``.
 
-    A token that was published, or that expired, is left as it is.
+    A token that was published, or that expired, is left as it is; with ``version``, also one whose
+    record was changed since it had that data version.
     """
-    known = read_token(ctx, token)
-    if known is None or known[0].published:
+    stored = read_token(ctx, token)
+    if stored is None or stored[0].published:
         return
-    record, version = known
+    record, stored_version = stored
+    if version is not None and stored_version != version:
+        return
     released = record.model_copy(update={"request": {}, "ended": ended})
     if released != record:
-        _set_token(ctx, token, released, version, ctx.current_epoch())
+        _set_token(ctx, token, released, stored_version, ctx.current_epoch())
 
 
 def _set_token(
@@ -249,8 +287,9 @@ def _set_token(
     return True
 
 
-def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) -> None:
-    """Delete the token's record, of data version ``version``, when no run was launched for it.
+def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) -> bool:
+    """Delete the token's record, of data version ``version``, when no run was launched for it;
+    false if it is left.
 
     One that was changed or deleted in the meantime is left as it is, and so is one that cannot be
     deleted: the cleaner deletes it when it expires.
@@ -259,6 +298,8 @@ def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) 
         ctx.cluster.fenced(epoch).delete(paths.token(token), version).commit()
     except StormDagsterError as error:
         ctx.log.info("the record of token %s expires later: %s", token, error.message)
+        return False
+    return True
 
 
 def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) -> None:
@@ -283,12 +324,12 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
     try:
         return ctx.blobs.read(key)
     except KeyNotFound:
-        step = {"tasks": "storm/task_info", "placement": "storm/assignment"}.get(
+        stage = {"tasks": "storm/task_info", "placement": "storm/assignment"}.get(
             part, "storm/topology_conf"
         )
         raise NotAlive(
             f"submission {token!r} has no staged {part}, it never got there or has expired: "
-            f"materialize {step} first, or submit again"
+            f"materialize {stage} first, or submit again"
         ) from None
 
 

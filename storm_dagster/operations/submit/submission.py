@@ -34,6 +34,7 @@ from storm_dagster.operations.context import (
     check_name_free,
     decode_json,
     load_runnable,
+    load_stored_conf,
 )
 from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
@@ -91,16 +92,17 @@ def stage_conf(
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
-    known = staging.read_token(ctx, token)
-    if known is not None and replaces is None:
+    stored = staging.read_token(ctx, token)
+    earlier = None if stored is None else stored[0]
+    if earlier is not None and replaces is None:
         replaces = _staged_replaces(ctx, token)
     view = ctx.cluster.load_view()
-    published = known is not None and known[0].published
-    if known is not None and published and known[0].topology_id not in view.topologies:
+    published = earlier is not None and earlier.published
+    if earlier is not None and published and earlier.topology_id not in view.topologies:
         raise Conflict(
-            f"token {token!r} was used for {known[0].topology_id}, which has been killed since: submit with a new token"
+            f"token {token!r} was used for {earlier.topology_id}, which has been killed since: submit with a new token"
         )
-    check_name_free(view, name, (replaces, known[0].topology_id if known is not None else None))
+    check_name_free(view, name, (replaces, None if earlier is None else earlier.topology_id))
     alive = view.topology_named(name)
     if replaces is not None and not published and (alive is None or alive.id != replaces):
         raise NotAlive(
@@ -148,11 +150,17 @@ def stage_conf(
 
 
 def _conf_result(
-    token: str, record: staging.StagingRecord, conf: dict[str, Any], spec: TopologySpec, **more: Any
+    token: str,
+    record: staging.StagingRecord,
+    conf: dict[str, Any],
+    spec: TopologySpec,
+    **fields: Any,
 ) -> ConfResult:
     ids = {"topology_id": record.topology_id, "name": record.name, "epoch": record.epoch}
-    own = merge_conf({"stored": conf})
-    return ConfResult(**ids, token=token, conf=own, topology=spec, replaces=record.replaces, **more)
+    conf = merge_conf({"stored": conf})
+    return ConfResult(
+        **ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **fields
+    )
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
@@ -163,7 +171,9 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
     of :func:`stage_conf`.
     """
     record = staging.read_record(ctx, token)
-    if record.epoch == ctx.current_epoch():
+    epoch = ctx.current_epoch()
+    staging.reopen_token(ctx, token, epoch)
+    if record.epoch == epoch:
         return False
     stage_conf(
         ctx,
@@ -242,8 +252,9 @@ def read_source(
         lists = merge_conf({"author": spec.conf, "submission": conf})
         former_conf = None if old is None else old.conf
         layers["owner"] = limited_conf(submitter.decode(), lists, former_conf)
-    if old is not None and not whole:
-        layers["former"] = kept_conf(ctx.values(), old.conf, old.submitted_keys, document)
+    if former is not None and old is not None and not whole:
+        stored_conf = load_stored_conf(ctx, former.code_dir)
+        layers["former"] = kept_conf(ctx.values(), stored_conf, old.submitted_keys, document)
     return overlay(layers), spec, warnings, staging.upload_key(handle, "archive")
 
 
