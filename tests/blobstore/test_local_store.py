@@ -16,6 +16,14 @@ def sha(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
+def test_a_key_file_that_names_no_hash_is_damaged() -> None:
+    meta = BlobMeta("k", 1, sha(b"x"))
+    assert BlobMeta.of_key_file(meta.key_file()) == meta
+    # The hash becomes a path: this one would lead out of the store.
+    raw = BlobMeta("k", 1, "../x").key_file()
+    assert BlobMeta.of_key_file(raw) is None
+
+
 def test_damaged_description_is_reported_and_protects_contents(tmp_path: Path) -> None:
     store = LocalBlobStore(tmp_path)
     store.put("k", b"1")

@@ -1,4 +1,4 @@
-"""Copies to other nimbuses: one that hangs holds up nobody else."""
+"""Copies to other nimbuses: how many a client asks for; one that hangs holds up nobody else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from io import BytesIO
 import pytest
 
 from storm_dagster.blobstore import BlobMeta
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.nimbus.blobs import replication
 from storm_dagster.nimbus.blobs.replication import NimbusPeer, Replicator
+from storm_rigs.servers.blob_server import serve_blobs
 
 META = BlobMeta("wc-1-1-stormjar.jar", 3, "0" * 64)
 
@@ -77,3 +79,12 @@ def test_a_follower_that_wakes_takes_copies_again(monkeypatch: pytest.MonkeyPatc
         peers[:] = [NimbusPeer("one:6627", good.http)]
         assert replicator.push(META, epoch=1, minimum=2, allow_degraded=False) == 2
         replicator.close()
+
+
+def test_a_client_that_accepts_fewer_copies_says_how_many() -> None:
+    with serve_blobs() as server, NimbusBlobClient(server.url, min_replication=3) as client:
+        client.put("k", b"x")
+        client.accepting_fewer().put("k", b"x")
+        client.accepting_fewer(minimum=1).put("k", b"x")
+        client.put("k", b"x")
+        assert server.copies == ["3", "3", "1", "3"]

@@ -100,6 +100,20 @@ def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -
     assert first == "rebalance words" and re.fullmatch(r"  \.\.\. assignment \d+ s", second)
 
 
+def test_steps_of_more_than_a_second_are_shown_as_they_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = Steps("rebalance words")
+    steps._started += 20
+    steps.done("lock")
+    assert capsys.readouterr().err == "", "what is short shows nothing"
+    steps._started -= 22
+    steps.done("assignment")
+    title, lock, assignment = capsys.readouterr().err.splitlines()
+    assert title == "rebalance words"
+    assert lock.split()[0] == "lock" and assignment.split()[0] == "assignment"
+
+
 def test_every_command_that_a_module_has_is_a_verb() -> None:
     from storm_dagster.cli.app import FORMER_VERBS, VERBS
 

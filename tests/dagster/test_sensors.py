@@ -12,6 +12,7 @@ import yaml
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
+from storm_dagster.defs.healing.heartbeat_sensor import _Watch
 from storm_dagster.defs.healing.memory import HealingCursor
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle.sensor import removed_by_leader
@@ -509,3 +510,12 @@ def test_the_leader_is_observed_on_change(world: DagsterWorld) -> None:
     known = world.cluster.epoch()
     assert known is not None and shown(event)["epoch"] == known[0]
     assert evaluate(world, "leader_sensor", result.cursor).skipped
+
+
+def test_one_interruption_of_the_connection_is_told_once(zk_cluster: StormClusterState) -> None:
+    watch = _Watch(zk_cluster)
+    watch._on_connection("CONNECTED")
+    assert not watch.interrupted()
+    watch._on_connection("SUSPENDED")
+    assert watch.interrupted()
+    assert not watch.interrupted(), "what is missing later is evidence again"

@@ -205,9 +205,10 @@ def test_a_container_that_goes_takes_nimbus_along(tmp_path: Path) -> None:
     beats.tick()
     for path in container.iterdir():
         path.unlink()
+    for _ in range(30):
+        beats.tick()  # the misses before the container's beats do not count
     with pytest.raises(Unavailable, match="after 31 checks"):
-        for _ in range(31):
-            beats.tick()
+        beats.tick()
 
 
 @pytest.mark.zookeeper

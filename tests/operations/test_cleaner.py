@@ -155,6 +155,16 @@ def test_a_deposed_cleaner_deletes_nothing(world: World) -> None:
 
 
 @pytest.mark.zookeeper
+def test_a_deposed_cleaner_ends_at_the_first_node(world: World) -> None:
+    old = world.context(epoch=world.context().current_epoch())
+    world.cluster.state.mkdirs(paths.tasks("wc-9-9"))
+    world.lead("127.0.0.1:6628")
+    with pytest.raises(Fenced):
+        clean(old, boot_now=0.0, grace_secs=0)
+    assert world.cluster.state.exists(paths.tasks("wc-9-9"))
+
+
+@pytest.mark.zookeeper
 def test_an_emptied_root_deletes_no_blob(world: World) -> None:
     """The wrong root, or a wiped ZooKeeper, is no order to delete code."""
     topology_id = world.submit("wc")

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,22 @@ def test_a_worker_over_its_memory_is_ended_and_the_error_names_both_numbers(
     assert error[:2] == ("wc-1-1", 6900)
     assert "used 20" in error[2] and "its placement allows 100.0 MiB" in error[2]
     assert modest.process.alive()
+
+
+def test_a_worker_that_outlives_its_end_is_reported_once(
+    eat: Callable[[int], LiveWorker], tmp_path: Path
+) -> None:
+    told: list[tuple[str, int, str]] = []
+    watching = guard(told, tmp_path / "no" / "cgroups")
+    greedy = eat(200 * MIB)
+    # A KILL takes effect only when the kernel gives the process up, which may wait for a disk.
+    # This one is not reached by it, since its record has another start.
+    greedy.process = replace(greedy.process, start_ticks=-1)
+    assert greedy.process.child is not None
+    for now in (1.0, 2.0, 3.0):
+        watching.check([greedy], now, SIZE)
+        assert greedy.process.child.poll() is None
+        assert [error[:2] for error in told] == [("wc-1-1", 6900)]
 
 
 def test_each_worker_has_the_size_that_it_is_placed_with(

@@ -319,6 +319,26 @@ def test_tuples_for_a_task_that_never_starts_time_out_and_are_replayed() -> None
         assert all(str(error) == "prepare" for _, error in harness.errors)
 
 
+class RaisesAtOne(Bolt):
+    def process(self, tup: Tuple) -> None:
+        if tup.values == [1]:
+            raise ValueError("one is no number")
+
+
+class OneRaises(Topology):
+    numbers = Numbers.spec()
+    raises = RaisesAtOne.spec(inputs=[numbers])
+
+
+def test_a_tuple_that_fails_does_not_count_as_acked() -> None:
+    with TopologyHarness(OneRaises, {"numbers": [[0], [1], [2], [3]]}) as harness:
+        result = harness.run(timeout=60)
+        assert result.failed["numbers"] == [1] and sorted(result.acked["numbers"]) == [0, 2, 3]
+        runners = harness.engine.runners.values()
+        stats = next(runner.stats for runner in runners if runner.component == "raises")
+        assert (stats.executed, stats.acked, stats.failed) == (4, 3, 1)
+
+
 class Typed(Bolt):
     outputs = {"word": str, "count": int, "share": float, "rest": object}
 

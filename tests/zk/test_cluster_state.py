@@ -488,3 +488,13 @@ def test_after_a_sync_the_latest_write_is_read(
     zk_state.set_data("/s", b"1")
     other.sync_path("/s")
     assert other.get_data("/s") == b"1"
+
+
+def test_a_look_that_the_server_refuses_finds_no_node(zk_state: ZooKeeperClusterState) -> None:
+    zk_state.set_data("/there", b"1")
+    there, away = (zk_state.session.full(path) for path in ("/there", "/away"))
+    stats = zk_state._stats([there, away], "a look")
+    assert stats[0] is not None and stats[1] is None
+    # The server takes no NUL in a name: its refusal is neither a node nor that there is none.
+    with pytest.raises(Conflict, match="BadArguments"):
+        zk_state._stats([there, f"{away}\0"], "a look")

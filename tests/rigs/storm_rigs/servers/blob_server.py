@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from storm_dagster.blobstore import BlobMeta
 from storm_dagster.testing.waiting import eventually
 
 _FOR_EVER_SECS = 3600.0
@@ -39,6 +40,8 @@ class BlobServer:
     arrive.
     """
     requests: list[tuple[str, str]] = field(default_factory=list)
+    copies: list[str | None] = field(default_factory=list)
+    """How many copies each put asked for; ``None``: as many as the conf of nimbus says."""
     url: str = ""
 
     def put_code(
@@ -60,6 +63,11 @@ class BlobServer:
         if self.failures > 0:
             self.failures -= 1
             return Response("{}", 503)
+        if request.method == "PUT":
+            self.copies.append(request.headers.get("X-Storm-Min-Replication"))
+            content = self.blobs[key] = await request.body()
+            meta = BlobMeta(key, len(content), hashlib.sha256(content).hexdigest())
+            return Response(json.dumps(meta.to_document()))
         if key not in self.blobs:
             return Response('{"error": {"type": "KeyNotFound", "message": "no blob"}}', 404)
         content = self.blobs[key]
@@ -91,7 +99,8 @@ def zip_bytes(entries: dict[str, bytes]) -> bytes:
 def serve_blobs() -> Iterator[BlobServer]:
     """A real HTTP server on a free port of loopback."""
     blobs = BlobServer()
-    app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=["GET", "HEAD"])])
+    methods = ["GET", "HEAD", "PUT"]
+    app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=methods)])
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(
