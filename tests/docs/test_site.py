@@ -87,8 +87,7 @@ def test_every_public_name_is_described(site: Path) -> None:
     described = set(re.findall(r"storm_dagster(?:\.\w+)+", "".join(pages)))
     public = public_packages()
     assert {
-        f"storm_dagster.{name}"
-        for name in ("api", "client", "connectors", "defs", "launcher", "testing")
+        f"storm_dagster.{name}" for name in ("api", "client", "connectors", "defs", "testing")
     } <= public.keys()
     names = [
         f"{package}.{name}"
