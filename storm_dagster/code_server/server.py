@@ -22,6 +22,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.code_server.lost_runs import report_lost_runs
+from storm_dagster.host.forks import fork_folder
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def _use_own_folder(socket: str | None) -> None:
     configuration: Any = getattr(multiprocessing.process.current_process(), "_config", None)
     if socket is None or not isinstance(configuration, dict):
         return
-    folder = os.path.abspath(socket) + ".forks"
+    folder = str(fork_folder(socket))
     if len(os.fsencode(folder)) + _MAX_NAME > _MAX_ADDRESS:
         return
     try:

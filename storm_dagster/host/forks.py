@@ -10,6 +10,11 @@ from pathlib import Path
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 
 
+def fork_folder(socket: str | Path) -> Path:
+    """Folder of the fork server's own socket, beside the ``socket`` of a code server."""
+    return Path(os.path.abspath(socket) + ".forks")
+
+
 def threads() -> int:
     """Number of threads of this process, including those of libraries; 2 where they cannot be
     counted.

@@ -20,10 +20,10 @@ from storm_dagster.cli.dev.plan import (
     HOST,
     PLACED,
     ClusterPlan,
-    code_socket,
     daemon_environment,
     prepare_dagster_home,
 )
+from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.client.waiting import Progress
 from storm_dagster.host import endpoints
 from storm_dagster.host.endpoints import DevFile
@@ -438,8 +438,8 @@ class DevCluster:
         socket = code_socket(self._home)
         for path in (self._home / "cluster.json", socket):
             path.unlink(missing_ok=True)
-        if self._home not in socket.parents and socket.parent.is_dir():
-            socket.parent.rmdir()
+        if self._home not in socket.parents:
+            shutil.rmtree(socket.parent, ignore_errors=True)
         self._progress("ending", "SUCCESS")
         if left:
             log.error(

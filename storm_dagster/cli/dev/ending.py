@@ -1,6 +1,7 @@
 """End every process of a cluster: workers first, then TERM, ten seconds, KILL. None survives."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import psutil
 
+from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.host.clock import boot_id
+from storm_dagster.host.forks import fork_folder
 from storm_dagster.host.processes import Process, RunFile, processes, run_dir, signal_exactly
 from storm_dagster.host.waiting import poll
 
@@ -140,6 +143,9 @@ def end_cluster(
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's
     # Python.
     left = kill_family(home, records, reap)
+    if not left:
+        # A code server that a signal ends does not remove it.
+        shutil.rmtree(fork_folder(code_socket(home)), ignore_errors=True)
     for path in run_dir(home).glob("*.json"):
         record = RunFile.read(path)
         if record is None or (record.pid != os.getpid() and not record.alive()):

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import sys
-import tempfile
 from dataclasses import KW_ONLY, dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any, Literal
 
 from storm_dagster.cli.dev.daemon import DaemonSpec
 from storm_dagster.cli.dev.ports import DevPorts
+from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.host.files import write_atomically
-from storm_dagster.host.processes import run_dir
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.packaging.target import target_roots
 from storm_dagster.security.exposure import make_private
@@ -24,7 +23,6 @@ from storm_dagster.security.peers import can_tell_users
 from storm_dagster.security.settings import Security, zookeeper_payload
 
 HOST = "127.0.0.1"
-_LONGEST_SOCKET = 100
 PLACED = "the first placement is made"
 """Line of the process that warms Spark up."""
 
@@ -70,17 +68,6 @@ def daemon_environment(home: Path, mark: str) -> dict[str, str]:
     for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "STORM_JAR"):
         env.pop(name, None)
     return env
-
-
-def code_socket(home: Path) -> Path:
-    """Socket of the code server, in a folder of this user alone; not in HOME if its path is too
-    long for the kernel.
-    """
-    path = run_dir(home) / "code.sock"
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
-        return path
-    mark = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    return Path(tempfile.gettempdir(), f"storm-dagster-{mark}", "code.sock")
 
 
 def prepare_dagster_home(home: Path) -> Path:
