@@ -19,7 +19,7 @@ from thriftpy2.thrift import TApplicationException
 
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.host.processes import RunFile
-from storm_rigs.servers.blob_store_machine import CONTENTS, KEYS, BlobStoreMachine, sha256_of
+from storm_rigs.servers.blob_store_machine import CONTENTS, KEYS, LARGE, BlobStoreMachine, sha256_of
 from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = pytest.mark.zookeeper
@@ -61,12 +61,17 @@ class NimbusMachine(BlobStoreMachine):
 
     def prepare(self) -> None:
         self.open_sessions: list[Session] = []
+        self.open_downloads: list[Download] = []
         self.read_count = 0
         self.clients: list[NimbusBlobClient] = []
         # What an example left that failed.
         with NimbusBlobClient(self.url) as client:
             for meta in client.list():
                 client.delete(meta.key)
+            for key, content in {"large": LARGE, "staging.hidden": b"of the system"}.items():
+                client.put(key, content)
+                self.model[key] = content
+        self.download("large")
 
     def open_store(self) -> NimbusBlobClient:
         self.clients.append(NimbusBlobClient(self.url))
@@ -75,6 +80,8 @@ class NimbusMachine(BlobStoreMachine):
     def clean_up(self) -> None:
         for session in self.open_sessions:
             self.thrift.cancelBlobUpload(session.id)
+        for download in list(self.open_downloads):
+            self.download_rest(download)
         for key in self.model:
             self.clients[0].delete(key)
         for client in self.clients:
@@ -138,7 +145,7 @@ class NimbusMachine(BlobStoreMachine):
         self.open_sessions.append(session)
         return session
 
-    @rule(session=sessions, chunk=CONTENTS)
+    @rule(session=sessions, chunk=CONTENTS | st.just(LARGE))
     def append_chunk(self, session: Session, chunk: bytes) -> None:
         """Readers see none of it yet."""
         if session.has_ended:
@@ -159,6 +166,8 @@ class NimbusMachine(BlobStoreMachine):
         self.thrift.finishBlobUpload(session.id)
         self.end_session(session)
         self.model[session.key] = session.sent
+        self.check_description(session.key)
+        self.download_rest(self.download(session.key))
 
     @rule(session=sessions)
     def cancel_session(self, session: Session) -> None:
@@ -182,14 +191,20 @@ class NimbusMachine(BlobStoreMachine):
     @rule(target=downloads, data=st.data())
     def begin_download(self, data: st.DataObject) -> Download:
         """A download keeps the version that it began with."""
-        key = data.draw(st.sampled_from(self.visible_keys()))
+        return self.download(data.draw(st.sampled_from(self.visible_keys())))
+
+    def download(self, key: str) -> Download:
+        """Begin a download."""
         begun = self.thrift.beginBlobDownload(key)
         assert begun.data_size == len(self.model[key])
-        return Download(begun.session, self.model[key])
+        download = Download(begun.session, self.model[key])
+        self.open_downloads.append(download)
+        return download
 
     @rule(download=consumes(downloads))
     def download_rest(self, download: Download) -> None:
         """Chunks end with an empty one, and the session with it."""
+        self.open_downloads.remove(download)
         chunks = list(iter(lambda: self.thrift.downloadBlobChunk(download.id), b""))
         assert b"".join(chunks) == download.content
         with pytest.raises(TApplicationException, match="KeyNotFound"):
@@ -216,11 +231,8 @@ class NimbusMachine(BlobStoreMachine):
                 getattr(self.thrift, call)(key)
         assert not self.ours.isRemoteBlobExists(key)
 
-    @precondition(lambda self: self.visible_keys())
-    @rule(data=st.data(), copies=st.integers(2, 5), access=st.integers(0, 6))
-    def describe(self, data: st.DataObject, copies: int, access: int) -> None:
+    def check_description(self, key: str) -> None:
         """The version is of the content; other rights and other numbers of copies are refused."""
-        key = data.draw(st.sampled_from(self.visible_keys()))
         meta = self.thrift.getBlobMeta(key)
         assert meta.version == int(sha256_of(self.model[key])[:15], 16)
         (entry,) = meta.settable.acl
@@ -231,8 +243,8 @@ class NimbusMachine(BlobStoreMachine):
         assert self.thrift.updateBlobReplication(key, 1) == 1
         assert self.thrift.getBlobReplication(key) == 1
         with pytest.raises(storm.AuthorizationException, match="number of copies"):
-            self.thrift.updateBlobReplication(key, copies)
-        rights = storm.AccessControl(type=storm.AccessControlType.USER, name="bob", access=access)
+            self.thrift.updateBlobReplication(key, 3)
+        rights = storm.AccessControl(type=storm.AccessControlType.USER, name="bob", access=1)
         with pytest.raises(storm.AuthorizationException, match="not be enforced"):
             self.thrift.setBlobMeta(key, storm.SettableBlobMeta(acl=[rights]))
 

@@ -73,6 +73,8 @@ class LogOfATask(RuleBasedStateMachine):
         """Remove the state."""
         if hasattr(self, "root"):
             self.state.close()
+            # Its thread makes the folder again.
+            join_compaction(self.log)
             for patched in self.patches:
                 patched.stop()
             shutil.rmtree(self.root)
@@ -256,8 +258,8 @@ class LogsOfDividedState(RuleBasedStateMachine):
         """Remove the state."""
         if hasattr(self, "root"):
             for log in [*self.logs.values(), *self.former]:
-                join_compaction(log)
                 log.close()
+                join_compaction(log)
             self.patched.stop()
             shutil.rmtree(self.root)
 
@@ -369,6 +371,8 @@ class LogsOfDividedState(RuleBasedStateMachine):
             pytest.raises(Killed),
         ):
             log.append(Checkpoint(values=[("a", encode_value("never acknowledged", "a"))]))
+        log.close()
+        join_compaction(log)
         self.open_share(index)
 
     @rule(

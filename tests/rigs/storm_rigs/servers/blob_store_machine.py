@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 from unittest.mock import patch
@@ -387,6 +388,9 @@ class CleanedStoreMachine(BlobStoreMachine):
         """Go on with files that were copied."""
         raise NotImplementedError
 
+    def discard_files(self, copied: Any) -> None:
+        """Remove files that were copied."""
+
     def named(self) -> set[str]:
         """Hashes of the contents that a key has."""
         return {sha256_of(content) for content in self.model.values()}
@@ -440,42 +444,59 @@ class CleanedStoreMachine(BlobStoreMachine):
             upload.is_cleaned = self.uploads_have_files
 
     @rule(
-        step=st.integers(0, 12),
+        last_step=st.integers(0, 8),
         call=st.sampled_from(["put", "put_existing", "delete", "clean"]),
         key=KEYS,
         content=CONTENTS,
         data=st.data(),
     )
-    def crash(self, step: int, call: str, key: str, content: bytes, data: st.DataObject) -> None:
-        """The process ends before its ``step``-th change of a file: the blob is old or new."""
-        store = self.stores[0]
+    def crash(
+        self, last_step: int, call: str, key: str, content: bytes, data: st.DataObject
+    ) -> None:
+        """The process ends before a change of a file: the blob is old or new.
+
+        Before each change up to ``last_step``; the store goes on with the files of the last crash.
+        """
         if self.model and call != "put":
             key = data.draw(st.sampled_from(sorted(self.model)))
             content = self.model[data.draw(st.sampled_from(sorted(self.model)))]
         before = self.model.get(key)
-        calls: dict[str, Callable[[], object]] = {
-            "put": lambda: store.put(key, content),
-            "put_existing": lambda: store.put_existing(key, sha256_of(content)),
-            "delete": lambda: store.delete(key),
-            "clean": lambda: store.clean_abandoned(-10.0),
-        }
         after = {"put": content, "put_existing": content, "delete": None, "clean": before}[call]
-        files = self.files_after_crash(calls[call], step)
-        is_over = files is None
-        if files is None:
-            files = self.copy_files()
+        is_possible = call != "put_existing" or self.is_named(content)
+        calls: dict[str, Callable[[Any], object]] = {
+            "put": lambda store: store.put(key, content),
+            "put_existing": lambda store: store.put_existing(key, sha256_of(content)),
+            "delete": lambda store: store.delete(key),
+            "clean": lambda store: store.clean_abandoned(-10.0),
+        }
+        files = self.copy_files()
+        # Of the uploads, the copy has what a crash leaves.
         self.end_calls()
-        self.use_files(files)
-        self.has_garbage = True
-        self.stores = [self.open_store(), self.open_store()]
-        stored = self.stores[1].read(key) if self.stores[1].exists(key) else None
-        if is_over and (call != "put_existing" or self.is_named(content)):
-            assert stored == after
-        assert stored in (before, after)
-        if stored is None:
+        for step in range(last_step + 1):
+            self.use_files(files)
+            files = self.copy_files()
+            self.has_garbage = True
+            crashed = self.files_after_crash(partial(calls[call], self.open_store()), step)
+            is_over = crashed is None
+            self.use_files(self.copy_files() if is_over else crashed)
+            self.stores = [self.open_store(), self.open_store()]
+            stored = self.stores[1].read(key) if self.stores[1].exists(key) else None
+            assert stored in (before, after)
+            self.note(key, stored)
+            if is_over:
+                assert stored == after or not is_possible
+                break
+            if step < last_step:
+                self.clean(0)
+                self.note(key, before)
+        self.discard_files(files)
+
+    def note(self, key: str, content: bytes | None) -> None:
+        """Note a blob in the map, or that it is not there."""
+        if content is None:
             self.model.pop(key, None)
         else:
-            self.model[key] = stored
+            self.model[key] = content
 
     def files_after_crash(self, call: Callable[[], object], step: int) -> Any:
         """The files as they are before a change of ``call``; ``None`` if it has no such change."""
