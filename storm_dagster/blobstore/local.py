@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
 from storm_dagster.host.files import lock_file
-from storm_dagster.model.errors import Corrupt, Unavailable
+from storm_dagster.model.errors import Corrupt, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key
 
 _CHUNK = 1 << 20
@@ -73,27 +73,31 @@ class LocalBlobStore:
         leaves nothing.
         """
         check_blob_key(key)
-        temporary, digest, size = self._temporary_path(), hashlib.sha256(), 0
-        with _on_disk(key):
+        problem = f"blob {key!r} cannot be stored"
+        temporary = self._temporary_path()
+        digest = hashlib.sha256()
+        size = 0
+        with _on_disk(problem):
             stream = open(temporary, "xb")  # noqa: SIM115 (its errors, not those of the source, are the disk's)
         try:
             for chunk in chunked(chunks):
-                with _on_disk(key):
+                with _on_disk(problem):
                     stream.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
             meta = BlobMeta(key, size, digest.hexdigest())
             meta.check_announced(expected_sha256)
-            with _on_disk(key):
+            with _on_disk(problem):
                 stream.flush()
                 os.fsync(stream.fileno())
                 return self._commit(temporary, meta)
         finally:
-            with suppress(
-                OSError
-            ):  # It was said already: closing writes once more what the disk has no room for.
+            # A full disk has been reported: closing writes the rest once more.
+            with suppress(OSError):
                 stream.close()
-            temporary.unlink(missing_ok=True)
+            # On a broken disk it stays, for clean_abandoned.
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
         """Take the file ``path``, whose hash the caller has computed, over as the content of
@@ -103,7 +107,7 @@ class LocalBlobStore:
         """
         check_blob_key(key)
         check_sha256(sha256)
-        with _on_disk(key):
+        with _on_disk(f"blob {key!r} cannot be stored"):
             try:
                 with open(path, "rb") as stream:
                     os.fsync(stream.fileno())
@@ -120,7 +124,7 @@ class LocalBlobStore:
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         check_blob_key(key)
         source = self._objects / check_sha256(sha256)
-        with _on_disk(key), self._exclusive():
+        with _on_disk(f"blob {key!r} cannot be stored"), self._exclusive():
             try:
                 meta = BlobMeta(key, source.stat().st_size, sha256)
             except FileNotFoundError:
@@ -131,7 +135,7 @@ class LocalBlobStore:
     def delete(self, key: str) -> None:
         """Remove the blob, and its content when no other key has it."""
         path = self._key_path(key)
-        with self._exclusive():
+        with _on_disk(f"blob {key!r} cannot be deleted"), self._exclusive():
             meta = self._read_key(path)
             if meta is None:
                 raise no_such_blob(key, str(self.directory))
@@ -143,7 +147,9 @@ class LocalBlobStore:
     # reading
 
     def meta(self, key: str) -> BlobMeta:
-        if (meta := self._read_key(self._key_path(key))) is None:
+        with _on_disk(f"blob {key!r} cannot be read"):
+            meta = self._read_key(self._key_path(key))
+        if meta is None:
             raise no_such_blob(key, str(self.directory))
         return meta
 
@@ -165,9 +171,11 @@ class LocalBlobStore:
         meta = self.meta(key)
         for _ in range(5):
             try:
-                return meta, open(self._objects / meta.sha256, "rb")
+                with _on_disk(f"blob {key!r} cannot be read", FileNotFoundError):
+                    return meta, open(self._objects / meta.sha256, "rb")
             except FileNotFoundError:
-                meta = self.meta(key)  # replaced between the two reads: read again
+                # It was replaced between the two reads.
+                meta = self.meta(key)
         raise Corrupt(
             f"blob {key!r} names content {meta.sha256} that is not in {self.directory}: "
             "delete the blob, or let this nimbus fetch it from another one"
@@ -178,12 +186,13 @@ class LocalBlobStore:
         :class:`Corrupt`.
         """
         meta, stream = self.open_with_meta(key)
-        with stream:
+        with _on_disk(f"blob {key!r} cannot be read"), stream:
             raw = stream.read()
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
-            self._quarantine.mkdir(exist_ok=True)
-            with self._exclusive(), suppress(FileNotFoundError):
-                os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
+            with _on_disk(f"damaged blob {key!r} cannot be moved to quarantine"):
+                self._quarantine.mkdir(exist_ok=True)
+                with self._exclusive(), suppress(FileNotFoundError):
+                    os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
             raise Corrupt(
                 f"blob {key!r} in {self.directory} no longer has its hash {meta.sha256}: it was moved to "
                 "quarantine; another nimbus may still hold it, otherwise store it again"
@@ -191,23 +200,28 @@ class LocalBlobStore:
         return raw
 
     def keys(self, prefix: str = "") -> list[str]:
-        found: list[str] = []
-        for name in os.listdir(self._keys):
-            if name.startswith(_HASHED_NAME):
-                meta = self._read_key(self._keys / name)
-                key = meta.key if meta else None
-            elif name.startswith("."):
-                continue
-            else:
-                key = unquote(name)
-            if key is not None and key.startswith(prefix):
-                found.append(key)
-        return sorted(found)
+        keys: list[str] = []
+        with _on_disk(f"the blobs in {self.directory} cannot be listed"):
+            for name in os.listdir(self._keys):
+                if name.startswith(_HASHED_NAME):
+                    meta = self._read_key(self._keys / name)
+                    key = meta.key if meta else None
+                elif name.startswith("."):
+                    continue
+                else:
+                    key = unquote(name)
+                if key is not None and key.startswith(prefix):
+                    keys.append(key)
+        return sorted(keys)
 
     def list(self, prefix: str = "") -> list[BlobMeta]:
         """Descriptions of all blobs whose key starts with ``prefix``, by key."""
-        found = (self._read_key(self._key_path(key)) for key in self.keys(prefix))
-        return [meta for meta in found if meta is not None]
+        blobs: list[BlobMeta] = []
+        for key in self.keys(prefix):
+            # One that was deleted since the keys were listed is left out.
+            with suppress(KeyNotFound):
+                blobs.append(self.meta(key))
+        return blobs
 
     # upkeep
 
@@ -217,7 +231,10 @@ class LocalBlobStore:
 
         The age protects uploads that other threads or processes are in the middle of.
         """
-        horizon = time.time() - older_than_secs
+        with _on_disk(f"abandoned files in {self.directory} cannot be removed"):
+            return self._clean_older_than(time.time() - older_than_secs)
+
+    def _clean_older_than(self, horizon: float) -> int:
         removed = 0
         for path in self._tmp.iterdir():
             with suppress(FileNotFoundError):
@@ -332,13 +349,17 @@ class LocalBlobStore:
 
 
 @contextmanager
-def _on_disk(key: str) -> Iterator[None]:
-    """:class:`Unavailable` when the disk is full or gone."""
+def _on_disk(problem: str, *passed: type[OSError]) -> Iterator[None]:
+    """:class:`Unavailable`, which begins with the ``problem``, when the disk is full or gone. The
+    errors of the types ``passed`` stay as they are.
+    """
     try:
         yield
+    except passed:
+        raise
     except OSError as error:
         raise Unavailable(
-            f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk"
+            f"{problem} ({error.strerror}): free space on the blob store's disk, or check that disk"
         ) from error
 
 

@@ -27,7 +27,7 @@ _CODE_BLOB = re.compile(
     rf"(?P<code_dir>(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?)"
     r"-(stormjar\.jar|stormconf\.ser|stormcode\.ser|placement\.json)"
 )
-_BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
+_BLOB_KEY = re.compile(r"[\w .:\-]{1,255}", re.ASCII)
 
 
 def check_topology_name(name: object) -> str:
@@ -171,7 +171,10 @@ def id_of_blob_key(key: str) -> str | None:
 
 
 def check_blob_key(key: object) -> str:
-    """A blob key, checked against Storm's character set: no path can be expressed in it."""
+    """A blob key, checked against Storm's character set: no path can be expressed in it.
+
+    Storm's set has the tab, too; ZooKeeper, where each blob is registered, refuses it in a name.
+    """
     if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
         raise InvalidRequest(
             f"blob key {key!r:.80} may hold 1 to 255 letters, digits, blanks and any of ._:- and not be '.' or '..'"

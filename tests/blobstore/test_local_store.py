@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,34 @@ def test_unusable_folder_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match=r"blobstore\.dir"):
         LocalBlobStore(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.put("k", b"2"),
+        lambda store: store.put_existing("k", sha(b"1")),
+        lambda store: store.delete("k"),
+        lambda store: store.meta("k"),
+        lambda store: store.open("k"),
+        lambda store: store.read("k"),
+        lambda store: store.keys(),
+        lambda store: store.list(),
+        lambda store: store.clean_abandoned(older_than_secs=-1),
+    ],
+    ids=["put", "put_existing", "delete", "meta", "open", "read", "keys", "list", "clean"],
+)
+def test_a_disk_that_breaks_later_is_unavailable(
+    tmp_path: Path, call: Callable[[LocalBlobStore], object]
+) -> None:
+    """Every method has the one error; none lets an ``OSError`` of the disk through."""
+    store = LocalBlobStore(tmp_path)
+    store.put("k", b"1")
+    for folder in ("keys", "tmp"):
+        (tmp_path / folder).rename(tmp_path / f"former-{folder}")
+        (tmp_path / folder).write_text("")
+    with pytest.raises(Unavailable, match="blob store's disk"):
+        call(store)
 
 
 def test_deleting_reads_no_other_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

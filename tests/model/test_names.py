@@ -83,7 +83,7 @@ def test_a_blob_key_leads_back_to_its_topology() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["", ".", "..", "a/b", "a?b", "a\\b", "../x", "x" * 300, "a\x00b", "ü"]
+    "key", ["", ".", "..", "a/b", "a?b", "a\\b", "../x", "x" * 300, "a\x00b", "a\tb", "ü"]
 )
 def test_keys_that_could_name_a_path_are_refused(key: str) -> None:
     with pytest.raises(InvalidRequest):

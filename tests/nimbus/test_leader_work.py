@@ -26,6 +26,8 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import REQUEST_TAG, TOKEN_TAG
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.records import (
+    Assignment,
+    AssignmentChange,
     StormBase,
     SupervisorInfo,
     TopologyStatus,
@@ -41,6 +43,7 @@ from storm_dagster.nimbus.leadership.duties import (
 )
 from storm_dagster.nimbus.requests import takeover
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.healing import HEALING
 from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
@@ -273,6 +276,25 @@ def test_a_change_is_listed_until_its_run_has_ended(
     assert cluster().state.find_children(paths.OPERATIONS) == []
 
 
+def add_changed_assignment(
+    cluster: StormClusterState, topology_id: str, action: str, at_secs: int
+) -> None:
+    """A topology whose newest change of its placement is the ``action``."""
+    add_base(cluster, topology_id)
+    assignment = Assignment(
+        topology_id=topology_id,
+        code_dir=topology_id,
+        node_host={},
+        workers=(),
+        task_start_secs={},
+        timestamp_ms=at_secs * 1000,
+        history=(AssignmentChange(at_secs=at_secs, action=action),),
+    )
+    path = paths.assignment(topology_id)
+    cluster.state.mkdirs(paths.ASSIGNMENTS)
+    cluster.state.create_node(path, encode_record(assignment))
+
+
 @pytest.mark.dagster
 def test_a_leader_launches_what_a_lost_leader_accepted(
     dagster_server: DagsterServer,
@@ -305,8 +327,12 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
         request=submitted,
     )
     state.state.create_node(paths.token("lost-1"), encode_record(token))
+    add_changed_assignment(state, "healed-1-100", HEALING, started_secs + 1)
+    add_changed_assignment(state, "moved-1-100", "rebalanced", started_secs + 1)
     for request, topology_id, more in (
         ("req-lost", "wc-1-100", {}),
+        ("req-healed", "healed-1-100", {"name": "healed"}),
+        ("req-moved", "moved-1-100", {"name": "moved"}),
         ("req-abandoned", "wc-1-100", {"is_abandoned": True}),
         ("req-old", "wc-1-100", {"started_secs": started_secs - 3600}),
         ("req-superseded", "wc-1-100", {"started_secs": started_secs - 30}),
@@ -326,11 +352,12 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
 
     eventually(lambda: runs(TOKEN_TAG, "lost-1"), timeout=120, what="the run of the submission")
     eventually(lambda: runs(REQUEST_TAG, "req-lost"), timeout=120, what="the run of the restart")
+    eventually(lambda: runs(REQUEST_TAG, "req-healed"), timeout=120, what="the run after a healing")
     # The runs of this Dagster do nothing.
     eventually(lambda: operations(later) == [], timeout=180, what="the end of all records")
     assert len(runs(TOKEN_TAG, "lost-1")) == len(runs(REQUEST_TAG, "req-lost")) == 1
     assert state.state.find_children(paths.OPERATIONS) == [], "the damaged one is deleted, too"
-    for request in ("req-abandoned", "req-old", "req-superseded", "req-gone"):
+    for request in ("req-abandoned", "req-old", "req-superseded", "req-moved", "req-gone"):
         assert runs(REQUEST_TAG, request) == []
     record = operation_of(state, "lost-1")
     assert record is not None and record.ended and record.topology_id == "lost-7-100"

@@ -200,7 +200,8 @@ class LifecycleRequests:
         change = _AcceptedChange(topology, row, fields, request, REQUEST_USER.get())
         if row.name != "update":
             return self._launch_change(change, epoch)
-        token, name = request, topology.base.name
+        token = request
+        name = topology.base.name
         ctx = self._nimbus.operations(epoch)
         with (
             self._nimbus.launches.hold(token),
@@ -246,10 +247,11 @@ class LifecycleRequests:
         """Launch the run of a change, whose record is stored before; its id.
 
         With ``judged``, the data version of a record that is there, the leader takes the change
-        over: whatever the error, the record stays for its next round.
+        over: after each error the record stays for its next round.
         """
         ctx = self._nimbus.operations(epoch)
-        request, name = change.request, change.topology.base.name
+        request = change.request
+        name = change.topology.base.name
         record = OperationRecord(
             topology_id=change.topology.id,
             name=name,
@@ -324,16 +326,19 @@ class LifecycleRequests:
     def _launch_once(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
         """Launch the run, whose record is written right before."""
         dagster = self._nimbus.dagster
-        row, name = change.row, change.topology.base.name
+        row = change.row
+        name = change.topology.base.name
         tags = {"storm/topology": name, REQUEST_TAG: change.request}
         if row.name != "update":
             tags[RECORDED_TAG] = "true"
         if row.name == "rebalance":
             config: dict[str, Any] = dict(change.fields)
-            op, partition = dagster.names.stage_op("assignment"), name
+            op = dagster.names.stage_op("assignment")
+            partition = name
         else:
             config = {"name": name, **change.fields}
-            op, partition = dagster.names.name(f"{row.job}_op"), None
+            op = dagster.names.name(f"{row.job}_op")
+            partition = None
         return dagster.launch_once(
             row.job,
             {"ops": {op: {"config": config}}},

@@ -31,6 +31,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import end_change, load_changes
+from storm_dagster.operations.live.healing import HEALING
 from storm_dagster.operations.read.under_way import OpenOperations, read_staging
 from storm_dagster.operations.submit.staging import allocate_topology_id, release_token
 from storm_dagster.operations.transactions import lost_race
@@ -52,7 +53,8 @@ _MAX_CHANGE_SECS = 600
 """A change of a running topology that was accepted longer ago, by this leader's wall clock, is not
 launched: the user who asked for it does not expect it now.
 """
-_FORMER_PREFIX, _FORMER_SUFFIX = "upload.", ".pending"
+_FORMER_PREFIX = "upload."
+_FORMER_SUFFIX = ".pending"
 
 
 class TakeOver:
@@ -83,11 +85,13 @@ class TakeOver:
         repeat(self.run_once, _POLL_SECS, ended, "accepted operations wait")
 
     def run_once(self) -> None:
-        """One round; without leadership nothing is read or changed."""
+        """One round. A nimbus that does not lead reads and changes no record."""
         epoch = self._nimbus.status.epoch
         if epoch != self._epoch:
             self._epoch = epoch
-            self._seen, self._next, self._pauses = {}, {}, {}
+            self._seen = {}
+            self._next = {}
+            self._pauses = {}
         if epoch is None:
             return
         ctx = self._nimbus.operations(epoch)
@@ -132,7 +136,8 @@ class TakeOver:
 
     def _is_due(self, operation: "_Open", epoch: int) -> bool:
         """True when the run of the record is to be looked up now."""
-        key, record = operation.key, operation.record
+        key = operation.key
+        record = operation.record
         now = boot_clock()
         is_new = key not in self._seen
         self._seen.setdefault(key, now)
@@ -140,7 +145,7 @@ class TakeOver:
             self._next[key] = now + _OWN_SECS
         elif is_new and isinstance(record, OperationRecord):
             # The launch that a former leader sent may still be on its way. A second run of a
-            # submission does what is missing; one of a restart restarts again.
+            # submission completes the first; one of a restart is a second restart.
             self._next[key] = now + _LATE_SECS
         if self._nimbus.launches.is_busy(key) or now < self._next.get(key, 0.0):
             return False
@@ -151,7 +156,8 @@ class TakeOver:
         """Launch the run that is missing, or end the record whose run has ended; false if Dagster
         does not respond.
         """
-        key, record = operation.key, operation.record
+        key = operation.key
+        record = operation.record
         try:
             run, was_deleted = self._find_run(ctx, key, record)
             if run is None:
@@ -168,7 +174,7 @@ class TakeOver:
             self._log_waiting(operation, error)
             return False
         except KeyNotFound as error:
-            # A nimbus that is away may hold the upload, or what is missing of it.
+            # A nimbus that is away may hold the upload, or its missing parts.
             if boot_clock() - self._seen[key] < self._upload_secs:
                 self._log_waiting(operation, error)
             else:
@@ -221,7 +227,8 @@ class TakeOver:
     def _launch_missing(
         self, ctx: OperationsContext, operation: "_Open", was_deleted: bool
     ) -> None:
-        key, record = operation.key, operation.record
+        key = operation.key
+        record = operation.record
         if was_deleted:
             may_launch = False
         elif isinstance(record, TokenRecord):
@@ -255,7 +262,7 @@ class TakeOver:
         self._nimbus.launches.note_run(key, str(run_id))
 
     def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
-        """End the record that was judged; one that was changed since is judged again.
+        """End the record that was judged. One that was changed since is judged in the next round.
 
         The token of a submission stays bound to its topology id.
         """
@@ -298,7 +305,8 @@ class TakeOver:
         for key in sorted(former):
             try:
                 document: Mapping[str, Any] = json.loads(blobs.read(key))
-                name, token = str(document["name"]), str(document["token"])
+                name = str(document["name"])
+                token = str(document["token"])
                 request = {
                     "name": name,
                     "token": token,
@@ -335,10 +343,14 @@ class _Open:
 
 
 def _is_superseded(ctx: OperationsContext, operation: _Open, record: OperationRecord) -> bool:
-    """True if a later change of the topology was accepted, or made."""
+    """True if a later change of the topology was accepted, or made.
+
+    A healing is none: it restores the placement that the change begins with.
+    """
     if operation.newest_secs > record.started_secs:
         return True
     assignment = ctx.cluster.assignment_info(record.topology_id)
     if assignment is None:
         return False
-    return any(change.at_secs > record.started_secs for change in assignment.history)
+    later = [change for change in assignment.history if change.at_secs > record.started_secs]
+    return any(change.action != HEALING for change in later)

@@ -38,8 +38,7 @@ class LeaderOutbox:
         self._record = UnreportedEvents()
         """The record as it was taken over, with the fields of a newer release."""
         self._is_uncertain = False
-        """The reply to a change of the record was lost: the record is read again before it is
-        changed."""
+        """The reply to a change of the record was lost: the next change reads the record first."""
         self._silence: str | None = None
         """Reason why the last report was not taken, as it was logged."""
         self._lock = threading.Lock()
@@ -62,7 +61,8 @@ class LeaderOutbox:
             record = decode_record(UnreportedEvents, raw, paths.UNREPORTED) if raw else record
         except Corrupt as error:
             _log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
-        self._record, self._events = record, list(record.events)
+        self._record = record
+        self._events = list(record.events)
         self._is_uncertain = False
 
     def take_noted(self, ctx: OperationsContext) -> None:

@@ -93,8 +93,8 @@ class PendingSubmissions:
     def launch(self, pending: PendingSubmission, deadline: float) -> bool:
         """Launch what was added, and wait for it.
 
-        ``False`` when it is not known at ``deadline``: it continues by itself then. Raises what the
-        launch raised; then nothing of the submission is left, else errors as of :meth:`drop`.
+        ``False`` when the launch has not ended at ``deadline``: it continues by itself then. An
+        error of the launch is raised after the submission was dropped, or an error of :meth:`drop`.
         """
 
         def submit() -> None:
@@ -103,7 +103,7 @@ class PendingSubmissions:
         try:
             within(deadline, submit, f"the launch of {pending.name}, which is tried again and")
         except Late:
-            # The caller has been answered: an outage of Dagster is a reason to try again.
+            # The caller has its answer: after an outage of Dagster the launch is retried.
             return False
         except BaseException:
             self.drop(pending)
@@ -111,7 +111,7 @@ class PendingSubmissions:
         return True
 
     def drop(self, pending: PendingSubmission) -> None:
-        """Forget it, with everything that was stored for it.
+        """Delete its record and its upload.
 
         :class:`Unavailable` when its record may be left, most often because this nimbus no longer
         leads: the next leader then launches it, and needs the upload.

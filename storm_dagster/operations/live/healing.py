@@ -33,6 +33,8 @@ from storm_dagster.operations.transactions import (
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "reassign", "store.placement.json")
+HEALING = "healed"
+"""Action of a reassignment in the history of an assignment."""
 
 
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
@@ -119,7 +121,7 @@ def _reassign_one(
         assignment = with_change(
             ctx,
             assignment,
-            "healed",
+            HEALING,
             "; ".join(dict.fromkeys(cause.words() for cause in true)),
             moved=placement.moved,
             outage_secs=round(max(cause.silent_secs for cause in true)),

@@ -123,7 +123,9 @@ def stage_conf(
     else:
         staged = _read_staged_record(ctx, name, token, handle)
         conf, spec = staging.read_topology(ctx, token)
-        archive, former, keys = staged.archive, staged.former, staged.submitted_keys
+        archive = staged.archive
+        former = staged.former
+        keys = staged.submitted_keys
     verb = "submit" if replaces is None else "update"
     topology_id = staging.allocate_topology_id(ctx, token, name, epoch, verb)[0].topology_id
     conf["topology.id"] = topology_id

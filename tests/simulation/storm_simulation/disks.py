@@ -27,6 +27,12 @@ def broken_disk() -> OSError:
     return OSError(errno.EIO, "Input/output error")
 
 
+def _unavailable(problem: str, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{problem} ({error.strerror}): free space on the blob store's disk, or check that disk"
+    )
+
+
 class MemoryBlobStore(LocalBlobStore):
     """:class:`LocalBlobStore` on ``host.files``; raises what that raises on a disk in the same
     state.
@@ -39,26 +45,22 @@ class MemoryBlobStore(LocalBlobStore):
         self._metas: dict[str, tuple[BlobMeta, float]] = stored["keys"]
         self._contents: dict[str, bytes] = stored["contents"]
 
-    def _reading(self) -> None:
+    def _reading(self, problem: str) -> None:
         if self._host.disk == "broken":
-            raise broken_disk()
+            raise _unavailable(problem, broken_disk())
 
-    def _writing(self, key: str | None = None) -> None:
-        if self._host.disk == "well":
-            return
-        error = broken_disk() if self._host.disk == "broken" else full_disk()
-        if key is None:
-            raise error
-        raise Unavailable(
-            f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk"
-        )
+    def _writing(self, problem: str) -> None:
+        if self._host.disk == "broken":
+            raise _unavailable(problem, broken_disk())
+        if self._host.disk == "full":
+            raise _unavailable(problem, full_disk())
 
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
         check_blob_key(key)
         raw = b"".join(chunked(chunks))
-        self._writing(key)
+        self._writing(f"blob {key!r} cannot be stored")
         actual = hashlib.sha256(raw).hexdigest()
         if expected_sha256 is not None and actual != expected_sha256:
             raise InvalidRequest(
@@ -80,22 +82,22 @@ class MemoryBlobStore(LocalBlobStore):
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
         check_blob_key(key)
-        self._writing(key)
+        self._writing(f"blob {key!r} cannot be stored")
         raw = path.read_bytes()
         path.unlink(missing_ok=True)
         return self._store(BlobMeta(key, len(raw), check_sha256(sha256)), raw)
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         check_blob_key(key)
-        self._reading()
+        self._reading(f"blob {key!r} cannot be stored")
         raw = self._contents.get(check_sha256(sha256))
         if raw is None:
             return None
-        self._writing()
+        self._writing(f"blob {key!r} cannot be stored")
         return self._store(BlobMeta(key, len(raw), sha256), raw)
 
     def delete(self, key: str) -> None:
-        self._reading()
+        self._reading(f"blob {key!r} cannot be deleted")
         found = self._metas.pop(key, None)
         if found is None:
             raise no_such_blob(key, str(self.directory))
@@ -104,7 +106,7 @@ class MemoryBlobStore(LocalBlobStore):
             observe(self._host, key)
 
     def meta(self, key: str) -> BlobMeta:
-        self._reading()
+        self._reading(f"blob {key!r} cannot be read")
         found = self._metas.get(key)
         if found is None:
             raise no_such_blob(key, str(self.directory))
@@ -131,12 +133,12 @@ class MemoryBlobStore(LocalBlobStore):
         return raw
 
     def keys(self, prefix: str = "") -> list[str]:
-        self._reading()
+        self._reading(f"the blobs in {self.directory} cannot be listed")
         return sorted(key for key in self._metas if key.startswith(prefix))
 
     def list(self, prefix: str = "") -> Any:
         return [self._metas[key][0] for key in self.keys(prefix)]
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        self._writing()
+        self._writing(f"abandoned files in {self.directory} cannot be removed")
         return 0
