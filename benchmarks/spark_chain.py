@@ -16,7 +16,7 @@ from typing import Any
 import chain_topology
 import pyarrow.parquet as parquet
 
-from storm_dagster.api.spark_fused import make_loader
+from storm_dagster.api.spark.fused import make_loader
 from storm_dagster.security.spark_remote import with_spark_token
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually

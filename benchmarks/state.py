@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from storm_dagster.api import Grouping, Spout, StatefulBolt, Topology, Tuple
-from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
 from storm_dagster.testing.task_state import open_task_state
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.worker.state.log import StateLog, state_folder

@@ -7,8 +7,7 @@ use, so that a worker process stays small.
 from typing import TYPE_CHECKING
 
 from storm_dagster.host.resolve import lazy_names
-
-__version__ = "0.1.0"
+from storm_dagster.model.version import __version__
 
 if TYPE_CHECKING:
     from storm_dagster.api import (

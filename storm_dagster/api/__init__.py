@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from storm_dagster.api.functions import Emit, bolt, spout
     from storm_dagster.api.joins import Join, JoinBolt
     from storm_dagster.api.spark import SparkBolt, SparkSpout
-    from storm_dagster.api.spark_query import SparkQuery
+    from storm_dagster.api.spark.query import SparkQuery
     from storm_dagster.api.specs import Grouping, Spec, Stream
     from storm_dagster.api.spouts import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 import click
 
-from storm_dagster import __version__
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.tables import load_table
 from storm_dagster.model.verbs import VERBS as CHANGES
+from storm_dagster.model.version import __version__
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
             streams |= mine
             bolts[name] = bolt.model_copy(
                 update={
-                    "object": ComponentObject(python="storm_dagster.api.spark_fused:FusedBolt"),
+                    "object": ComponentObject(python="storm_dagster.api.spark.fused:FusedBolt"),
                     "inputs": tuple(
                         InputSpec(component=root, stream=each, grouping=Grouping.SHUFFLE)
                         for each in mine

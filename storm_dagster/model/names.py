@@ -5,6 +5,7 @@ ZooKeeper paths, file names, Dagster partition keys and web pages, so everything
 """
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,13 @@ _CODE_BLOB = re.compile(
     r"-(stormjar\.jar|stormconf\.ser|stormcode\.ser|placement\.json)"
 )
 _BLOB_KEY = re.compile(r"[\w .:\-]{1,255}", re.ASCII)
+_API = "storm_dagster.api"
+FORMER_MODULES = {
+    f"{_API}.spark_bolt": f"{_API}.spark.bolt",
+    f"{_API}.spark_fused": f"{_API}.spark.fused",
+    f"{_API}.spark_query": f"{_API}.spark.query",
+}
+"""Modules of components that topologies of earlier releases name -> modules of this release."""
 
 
 def check_topology_name(name: object) -> str:
@@ -84,17 +92,21 @@ def check_stream_id(stream_id: object) -> str:
 def code_name(target: Any, what: str) -> str:
     """``"module:QualName"`` of a class or function that a worker can import.
 
-    :class:`InvalidTopology` for a lambda, for anything defined inside a function, and for what
-    lives in ``__main__``: a worker could not import it.
+    A component of this library is named by its public package, which each release has.
+    :class:`InvalidTopology` for a lambda, a definition inside a function, and a definition in
+    ``__main__``: a worker could not import them.
     """
     if isinstance(target, str):
         module, colon, name = target.partition(":")
         if not (module and colon and name):
             raise InvalidTopology(f"{what} {target!r} must be of the form 'module:name'")
     else:
-        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+        module = getattr(target, "__module__", None)
+        name = getattr(target, "__qualname__", None)
         if not module or not name:
             raise InvalidTopology(f"{what} {target!r:.80} must be a class or function of a module")
+        if module.startswith(f"{_API}.") and getattr(sys.modules.get(_API), name, None) is target:
+            module = _API
     return check_importable(f"{module}:{name}", what)
 
 

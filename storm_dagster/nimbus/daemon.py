@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import storm_dagster
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.files import hold_folder
 from storm_dagster.host.memory import return_free_memory
@@ -22,6 +21,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.version import __version__
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import Replicator
@@ -107,7 +107,7 @@ def _serve(
         host=host,
         thrift_port=int(thrift_listener.getsockname()[1]),
         http_port=int(listener.getsockname()[1]),
-        version=storm_dagster.__version__,
+        version=__version__,
         scheme=security.scheme,
     )
     nimbus, sync = _open(conf, home, folder, identity, stack)

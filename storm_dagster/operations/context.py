@@ -28,7 +28,6 @@ from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_inimbus
-from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
@@ -50,6 +49,12 @@ def decode_json(raw: bytes, what: str) -> Any:
 
 
 Planner = Callable[[PlacementBatch], PlacementResult]
+
+
+def no_observer(point: str) -> None:
+    """Observer of steps in production. :func:`~storm_dagster.operations.steps.step` does not
+    call it.
+    """
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.context import OperationsContext, no_observer
 
 _declared: dict[str, Operation] = {}
-
-
-def no_observer(point: str) -> None:
-    """The observer in production: it does nothing, and :func:`step` does not even call it."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import storm_dagster
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.host.clock import boot_clock, boot_id
@@ -25,6 +24,7 @@ from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import SupervisorInfo
+from storm_dagster.model.version import __version__
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
@@ -236,7 +236,7 @@ class Supervisor:
             ports=self._offered,
             started=self._started,
             count=count,
-            version=storm_dagster.__version__,
+            version=__version__,
             cpu=self._conf["supervisor.cpu.capacity"],
             memory_mb=self._conf["supervisor.memory.capacity.mb"],
             rack=self._conf["supervisor.rack"],

@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import storm_dagster
 from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import read_json_object
@@ -117,8 +116,12 @@ def worker_environment(
         "PYTHONUNBUFFERED": "1",
         **{name: str(value) for name, value in wanted.items()},
     }
-    ours = str(Path(storm_dagster.__file__).parents[1])
-    path = [str(archive_root or ""), *environment.get("PYTHONPATH", "").split(os.pathsep), ours]
+    own_folder = str(Path(__file__).parents[2])
+    path = [
+        str(archive_root or ""),
+        *environment.get("PYTHONPATH", "").split(os.pathsep),
+        own_folder,
+    ]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
     environment["STORM_DAGSTER_HOME"] = str(home)
     return environment

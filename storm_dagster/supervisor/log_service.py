@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-import storm_dagster
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
@@ -19,6 +18,7 @@ from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.version import __version__
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.peers import owners_only
 from storm_dagster.security.settings import Security
@@ -78,13 +78,13 @@ class LogService:
     def _app(self, host: str) -> Any:
         conf = self._conf
         logs = LogRoutes(self._home / "logs", self._stacks, conf.values)
-        api = HttpApi("storm_dagster supervisor", storm_dagster.__version__)
+        api = HttpApi("storm_dagster supervisor", __version__)
         logs.add_to(api)
         handlers = {
             "health": lambda: {
                 "status": "ok",
                 "id": self._id,
-                "version": storm_dagster.__version__,
+                "version": __version__,
             },
             "workers": lambda: {
                 "workers": [

@@ -21,7 +21,7 @@ from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.specs import Grouping
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.event_outbox import ReportResponse
+from storm_dagster.core.dataplane.event_outbox import ReportResponse
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.dagster_events import DagsterEvent

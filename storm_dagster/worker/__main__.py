@@ -51,7 +51,7 @@ def main() -> int:
             del sys.argv[2]
         code = run_worker(Path(sys.argv[1]))
         # Its process ends without exit hooks. A worker without Spark components has not loaded it.
-        if (spark := sys.modules.get("storm_dagster.api.spark_session")) is not None:
+        if (spark := sys.modules.get("storm_dagster.api.spark.session")) is not None:
             spark.release_sessions()
         return code
     except StormDagsterError as error:

@@ -23,14 +23,14 @@ from storm_dagster.api import (
     Window,
     WindowedBolt,
 )
-from storm_dagster.core.keyed_state import Contents
+from storm_dagster.core.dataplane.keyed_state import Contents
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.records import StateHome
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
+from storm_dagster.worker.state import driver as stateful
 from storm_dagster.worker.state.log import StateLog
 from storm_dagster.worker.state.storage import marker_path
-from storm_dagster.worker.tasks import stateful
 from storm_rigs.components import Words
 from storm_rigs.worker.first_error import first_error
 
@@ -593,7 +593,7 @@ def test_tuples_wait_for_state_that_is_being_read(
 
 
 def test_a_worker_that_lost_its_task_cannot_change_its_state(tmp_path: Path) -> None:
-    from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+    from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
     from storm_dagster.model.errors import Unavailable
 
     owns = [True]
@@ -629,7 +629,7 @@ def test_a_worker_that_lost_its_task_cannot_change_its_state(tmp_path: Path) -> 
 def test_a_log_that_cannot_be_opened_again_writes_into_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+    from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
 
     folder = tmp_path / "state"
     log = StateLog(
@@ -662,7 +662,7 @@ def test_a_log_that_cannot_be_opened_again_writes_into_no_other_file(
 
 
 def test_long_logs_are_rewritten(tmp_path: Path) -> None:
-    from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+    from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
 
     def opened() -> StateLog:
         return StateLog(

@@ -20,7 +20,7 @@ from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_ta
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import change_topology, drain_hosts
 from storm_dagster.client.leader import UnavailableAtLeader
-from storm_dagster.core.event_outbox import ReportResponse
+from storm_dagster.core.dataplane.event_outbox import ReportResponse
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import seed_urls
 from storm_dagster.model.errors import (
@@ -32,7 +32,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive
-from storm_dagster.worker.tasks.events import EventSender
+from storm_dagster.worker.dataplane.events import EventSender
 
 LOST_REPLY = 0
 """Status of a response that never arrives: the connection is closed instead."""

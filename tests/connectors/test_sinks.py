@@ -23,7 +23,13 @@ from storm_dagster.connectors import (
     SourceRecord,
     SourceSpout,
 )
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
+from storm_dagster.core.dataplane.keyed_state import (
+    Checkpoint,
+    Contents,
+    Partitioning,
+    frame,
+    read_log,
+)
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually

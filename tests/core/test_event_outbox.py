@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.event_outbox import MOST_BATCH, MOST_EVENTS, EventOutbox, ReportResponse
+from storm_dagster.core.dataplane.event_outbox import (
+    MOST_BATCH,
+    MOST_EVENTS,
+    EventOutbox,
+    ReportResponse,
+)
 from storm_dagster.model.dagster_events import DagsterEvent
 
 

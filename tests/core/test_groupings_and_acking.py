@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.acking import AckTracker, PendingMap
+from storm_dagster.core.dataplane.acking import AckTracker, PendingMap
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import (
     GROUPINGS,

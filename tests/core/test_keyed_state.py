@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storm_dagster.core.keyed_state import (
+from storm_dagster.core.dataplane.keyed_state import (
     Checkpoint,
     Contents,
     LargeMap,
@@ -13,7 +13,7 @@ from storm_dagster.core.keyed_state import (
     join_encoded,
     read_log,
 )
-from storm_dagster.core.window_state import HeldTuple, Position
+from storm_dagster.core.dataplane.window_state import HeldTuple, Position
 from storm_dagster.model.errors import Corrupt
 
 

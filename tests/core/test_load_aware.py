@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.load_aware import LoadAwareShuffle, smooth_turns
+from storm_dagster.core.dataplane.load_aware import LoadAwareShuffle, smooth_turns
 
 
 def test_without_loads_it_goes_strictly_in_turn() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.keyed_state import Contents, Partitioning, encode_entry
-from storm_dagster.core.window_state import HeldTuple, Position, WindowShape, window_shape
-from storm_dagster.core.windowing import Windows
+from storm_dagster.core.dataplane.keyed_state import Contents, Partitioning, encode_entry
+from storm_dagster.core.dataplane.window_state import HeldTuple, Position, WindowShape, window_shape
+from storm_dagster.core.dataplane.windowing import Windows
 from storm_dagster.model.errors import InvalidTopology
 
 END = 10**6

@@ -125,7 +125,7 @@ def test_a_verb_names_the_part_that_it_lacks(
             "pyarrow",
         ),
         (
-            "import storm_dagster.api.spark_session as s; s._connect(('local', 'local[1]'), {})",
+            "import storm_dagster.api.spark.session as s; s._connect(('local', 'local[1]'), {})",
             "pyspark",
         ),
     ],

@@ -115,6 +115,30 @@ def test_packages_import_one_way() -> None:
     assert tuple(TopologicalSorter(EDGES).static_order())
 
 
+def module_name(path: Path) -> str:
+    """Dotted name of a module of ours."""
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def test_files_import_one_way() -> None:
+    """Imports inside functions and for type checkers count, too: files of a circle know each
+    other.
+    """
+    modules = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+    edges: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        edges[module] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or node.module not in modules:
+                continue
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                edges[module].add(submodule if submodule in modules else node.module)
+        edges[module].discard(module)
+    assert tuple(TopologicalSorter(edges).static_order())
+
+
 @pytest.mark.parametrize(
     "package", sorted(path.name for path in PACKAGE.iterdir() if path.is_dir())
 )

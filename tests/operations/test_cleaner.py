@@ -201,7 +201,7 @@ def test_a_spark_that_does_not_answer_keeps_no_topology(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     args = {"query": "m:f", "checkpoint": "/c", "path": "/p"}
-    query = {"object": {"python": "storm_dagster.api.spark_query:SparkQuery", "args": args}}
+    query = {"object": {"python": "storm_dagster.api.spark.query:SparkQuery", "args": args}}
     topology_id = world.submit(
         "wc",
         topology={"spouts": {"q": query}, "bolts": {}},

@@ -17,9 +17,10 @@ import pytest
 import storm_dagster.operations
 from storm_dagster.core.invariants.rules import RULES, ClusterSnapshot, violations
 from storm_dagster.model.errors import Conflict, NotAlive
+from storm_dagster.operations.context import no_observer
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.read.inspection import take_snapshot
-from storm_dagster.operations.steps import all_operations, no_observer
+from storm_dagster.operations.steps import all_operations
 from storm_rigs.operations.acting import Actor, finish_due
 from storm_rigs.operations.scenes import SCENES, scene_of
 from storm_rigs.servers.request_counts import server_metrics

@@ -14,7 +14,8 @@ from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import paths
 from storm_dagster.model.records import WorkerNode, WorkerSlot
 from storm_dagster.worker.dataplane.routes import Placement
-from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
+from storm_dagster.worker.runtime.cluster_sync import ClusterSync
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.stage.records import World
 

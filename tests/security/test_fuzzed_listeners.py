@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.api.spark_bridge import make_deliver
+from storm_dagster.api.spark.bridge import make_deliver
 from storm_dagster.host.processes import RunFile
 from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
@@ -61,7 +61,7 @@ service.stop()
 """
 ENDPOINT = """
 import json, sys, threading, time
-from storm_dagster.api.spark_bridge import BatchEndpoint
+from storm_dagster.api.spark.bridge import BatchEndpoint
 
 endpoint = BatchEndpoint("127.0.0.1")
 ended = threading.Event()

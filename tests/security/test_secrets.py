@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api.spark_session import worker_session
+from storm_dagster.api.spark.session import worker_session
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import (
     CONF_KEYS,

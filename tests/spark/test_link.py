@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.api.spark_session import is_session_loss
+from storm_dagster.api.spark.session import is_session_loss
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.spark_remote import host_and_port, spark_token, with_spark_token
 from storm_dagster.spark.link import (

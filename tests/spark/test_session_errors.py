@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from storm_dagster.api import spark_session
+from storm_dagster.api.spark import session as spark_session
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 from storm_dagster.spark.session import as_unavailable

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
+from storm_dagster.cli.dev.options import DevOptions
+from storm_dagster.cli.dev.plan import ClusterPlan
 from storm_dagster.cli.dev.ports import choose_ports
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.endpoints import DevFile

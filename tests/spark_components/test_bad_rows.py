@@ -18,8 +18,8 @@ import pytest
 
 from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple, spark_bolt
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
-from storm_dagster.api.spark_session import drop_worker_session
+from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark.session import drop_worker_session
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.waiting import eventually

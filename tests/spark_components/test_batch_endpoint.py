@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storm_dagster.api import spark_bridge
-from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark import bridge as spark_bridge
+from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
 from storm_dagster.testing.waiting import eventually
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Grouping, SparkBolt, SparkSpout, TopologyBuilder, Tuple
-from storm_dagster.api.spark_fused import FusedBolt, make_chain, make_loader
-from storm_dagster.api.spark_session import worker_session
+from storm_dagster.api.spark.fused import FusedBolt, make_chain, make_loader
+from storm_dagster.api.spark.session import worker_session
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_ROWS, fuse, fused_components
 from storm_dagster.model.topology import TopologySpec

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from storm_dagster.api import SparkBolt, SparkSpout, Tuple
-from storm_dagster.api.spark_session import drop_worker_session, spark_target, worker_session
+from storm_dagster.api.spark.session import drop_worker_session, spark_target, worker_session
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.waiting import eventually
@@ -247,7 +247,7 @@ def test_a_process_that_ends_leaves_no_session_on_the_server(conf: dict[str, Any
     from pyspark.sql import SparkSession
 
     script = f"""
-from storm_dagster.api.spark_session import worker_session
+from storm_dagster.api.spark.session import worker_session
 print(worker_session({conf!r}).session_id)
 """
     ended = subprocess.run(
@@ -366,7 +366,7 @@ def test_classic_spark_in_the_worker_with_an_injected_conf(tmp_path: Path) -> No
     script = """
 import sys
 from pathlib import Path
-from storm_dagster.api.spark_session import drop_worker_session, worker_session
+from storm_dagster.api.spark.session import drop_worker_session, worker_session
 conf = {"spark.master": "local[1]", "topology.spark.conf": {"spark.sql.shuffle.partitions": 3}}
 for code in ("first-1-1", ""):
     session = worker_session(conf, Path(sys.argv[1]), code)

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import SparkQuery, SparkSpout, TopologyBuilder
-from storm_dagster.api.spark_progress import metrics_of
-from storm_dagster.api.spark_session import drop_worker_session, query_error, worker_session
+from storm_dagster.api.spark.progress import metrics_of
+from storm_dagster.api.spark.session import drop_worker_session, query_error, worker_session
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.snapshot.windows import ALL_TIME, task_windows
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import TopologyBuilder
-from storm_dagster.api.spark_session import drop_worker_session, worker_session
+from storm_dagster.api.spark.session import drop_worker_session, worker_session
 from storm_dagster.security.spark_remote import remote_with_session
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import open_connect
@@ -66,7 +66,7 @@ def rig(tmp_path: Path, stage: Stage, conf: dict[str, Any]) -> Iterator[WorkerRi
         "checkpoint": str(tmp_path / "checkpoint"),
         "trigger": "100 milliseconds",
     }
-    builder.set_spout("lines", "storm_dagster.api.spark_query:SparkQuery", args=args)
+    builder.set_spout("lines", "storm_dagster.api.spark.query:SparkQuery", args=args)
     tasks = {"__acker": "1", "__topology_master": "2", "lines": "3"}
     made = stage.workers(builder, tasks, code={"rig_query.py": CODE}, conf=conf)
     with zipfile.ZipFile(made.code_dir / "stormjar.jar", "w") as packed:

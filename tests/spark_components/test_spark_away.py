@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, Tuple
-from storm_dagster.api.spark_session import drop_worker_session, worker_session
+from storm_dagster.api.spark.session import drop_worker_session, worker_session
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.servers.ports import free_port

@@ -29,8 +29,8 @@ from storm_dagster.api import (
     TopologyBuilder,
     Tuple,
 )
-from storm_dagster.core.acking import BoundedMap
-from storm_dagster.core.keyed_state import Partitioning
+from storm_dagster.core.dataplane.acking import BoundedMap
+from storm_dagster.core.dataplane.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.nimbus.requests.running_workers import dead_letters

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple, Window, WindowedBolt
-from storm_dagster.core.event_outbox import MOST_EVENTS
+from storm_dagster.core.dataplane.event_outbox import MOST_EVENTS
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.testing.topology_harness import TopologyHarness

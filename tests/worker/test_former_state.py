@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from storm_dagster.api import Bolt, TaskState, TopologyBuilder, Tuple
-from storm_dagster.core.keyed_state import Partitioning
+from storm_dagster.core.dataplane.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.records import StateHome
 from storm_dagster.model.values import encode_value

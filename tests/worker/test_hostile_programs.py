@@ -15,7 +15,7 @@ import pytest
 from storm_dagster.api import Bolt, ShellBolt, ShellSpout, TopologyBuilder, Tuple
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.tasks.multilang import ShellProcess
+from storm_dagster.worker.multilang.process import ShellProcess
 from storm_rigs.components import RangeSpout, SleepBolt
 from storm_rigs.stage.local_workers import LocalWorkers
 from storm_rigs.worker.shell_programs import BEGINNING

@@ -14,7 +14,7 @@ from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.slot import Slot
 from storm_dagster.testing.task_state import open_task_state, read_task_states
-from storm_dagster.worker.runtime.cluster_sync import WorkerLease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.process import ErrorReporter, error_group
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
@@ -137,7 +137,7 @@ def test_a_worker_imports_no_heavy_package() -> None:
     code = (
         "import sys, storm_dagster.worker.__main__\n"
         "assert 'asyncio' not in sys.modules\n"
-        "import storm_dagster.worker.tasks.thread_bolts, storm_dagster.worker.tasks.thread_spouts, storm_dagster.worker.tasks.shells\n"
+        "import storm_dagster.worker.threads.bolts, storm_dagster.worker.threads.spouts, storm_dagster.worker.multilang.shells\n"
         "bad = {'dagster', 'pyspark', 'pandas', 'pyarrow', 'numpy', 'httpx', 'grpc'} & set(sys.modules)\n"
         "bad |= {'email', 'importlib.metadata', 'difflib'} & set(sys.modules)\n"
         "assert not bad, bad"

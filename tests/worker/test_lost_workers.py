@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Stream, TopologyBuilder
-from storm_dagster.core.acking import AckerResult, AckTracker
+from storm_dagster.core.dataplane.acking import AckerResult, AckTracker
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.slot import Slot
 from storm_dagster.operations.live.worker_requests import ask_worker

@@ -15,7 +15,7 @@ import pytest
 from storm_dagster.api import Grouping, ShellBolt, ShellSpout, Stream, Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.tasks.multilang import ShellProcess, read_message
+from storm_dagster.worker.multilang.process import ShellProcess, read_message
 from storm_rigs.components import CountBolt, Sentences
 from storm_rigs.worker.shell_programs import BEGINNING
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storm_dagster.api.state import TaskState
-from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.values import decode_value

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.core.keyed_state import Contents, Partitioning, read_log
+from storm_dagster.core.dataplane.keyed_state import Contents, Partitioning, read_log
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.nimbus.requests.running_workers import read_state
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.tasks.stateful import KeyedState
+from storm_dagster.worker.state.driver import KeyedState
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig

@@ -20,7 +20,7 @@ from storm_dagster.api import ShellBolt, Spout, Topology
 from storm_dagster.api.tuples import Values
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.tasks.named_values import _by_position
+from storm_dagster.worker.dataplane.named_values import _by_position
 from storm_rigs.components import CollectBolt
 
 # Each emits one text for each pair that it gets.

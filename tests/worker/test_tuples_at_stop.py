@@ -21,7 +21,7 @@ from storm_dagster.api import (
     TopologyBuilder,
     Tuple,
 )
-from storm_dagster.core.acking import AckerResult, AckTracker
+from storm_dagster.core.dataplane.acking import AckerResult, AckTracker
 from storm_dagster.model.names import ACKER
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually

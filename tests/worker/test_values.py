@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from storm_dagster.api import Bolt, Grouping, StatefulBolt, TopologyBuilder, Tuple
-from storm_dagster.core.keyed_state import Checkpoint, Contents, frame, read_log
+from storm_dagster.core.dataplane.keyed_state import Checkpoint, Contents, frame, read_log
 from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
@@ -42,8 +42,8 @@ from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.dataplane.tree import Tree
 from storm_dagster.worker.engine.native import NativeEngine
+from storm_dagster.worker.multilang.shells import ShellBoltRunner
 from storm_dagster.worker.tasks.runner import Shared
-from storm_dagster.worker.tasks.shells import ShellBoltRunner
 from storm_rigs.components import CollectBolt, InputSpout, QueueSpout
 
 

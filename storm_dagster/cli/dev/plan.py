@@ -8,9 +8,10 @@ import sys
 from dataclasses import KW_ONLY, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from storm_dagster.cli.dev.daemon import DaemonSpec
+from storm_dagster.cli.dev.options import DevOptions
 from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.cli.log_setup import QUIET_STDERR
@@ -25,31 +26,6 @@ from storm_dagster.security.settings import Security, zookeeper_payload
 HOST = "127.0.0.1"
 PLACED = "the first placement is made"
 """Line of the process that warms Spark up."""
-
-
-@dataclass(frozen=True)
-class DevOptions:
-    """Options of ``dev``."""
-
-    supervisors: int = 2
-    slots: int = 4
-    nimbuses: int = 1
-    ports: Literal["auto", "default"] = "default"
-    timeout: float = 240.0
-    """Longest wait for readiness, seconds."""
-    zookeepers: int = 1
-    """Servers of the ZooKeeper ensemble."""
-    warm_runs: bool = True
-    """Whether Dagster's runs start in forks of a process that has loaded their libraries."""
-    spark_workers: int = 0
-    """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run
-    in the server.
-    """
-
-    @property
-    def size(self) -> tuple[int, int, int, int]:
-        """Supervisors, slots of each, nimbuses, ZooKeeper servers."""
-        return self.supervisors, self.slots, self.nimbuses, self.zookeepers
 
 
 def daemon_environment(home: Path, mark: str) -> dict[str, str]:

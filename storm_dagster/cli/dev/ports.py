@@ -8,16 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from storm_dagster.cli.dev.options import DevOptions
 from storm_dagster.host.endpoints import DevFile
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
-
-if TYPE_CHECKING:
-    from storm_dagster.cli.dev.plan import DevOptions
 
 # Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so
 # that a daemon that is being restarted does not find its port taken by some client.
@@ -68,7 +66,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _default(conf: ClusterConf, options: "DevOptions") -> DevPorts:
+def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
     first = sorted(conf["supervisor.slots.ports"])
     # The conf's ports are those of the first supervisor; further ones on this host follow above
@@ -95,7 +93,7 @@ def _default(conf: ClusterConf, options: "DevOptions") -> DevPorts:
     )
 
 
-def _auto(options: "DevOptions") -> DevPorts:
+def _auto(options: DevOptions) -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
     wanted = (
         3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers + bool(options.spark_workers)
@@ -133,7 +131,7 @@ def _busy(ports: Iterable[int]) -> list[int]:
     return sorted({port for port in ports if not is_free(port)})
 
 
-def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPorts:
+def choose_ports(options: DevOptions, conf: ClusterConf, home: Path) -> DevPorts:
     """The ports of a cluster with these options.
 
     ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from storm_dagster.core.dataplane.window_state import window_shape
 from storm_dagster.core.scheduling.build import user_workers
 from storm_dagster.core.submission.conf import normalize_conf, submitted_keys, total_conf
 from storm_dagster.core.submission.tasks import (
@@ -16,7 +17,6 @@ from storm_dagster.core.submission.tasks import (
     number_tasks,
     with_system_components,
 )
-from storm_dagster.core.window_state import window_shape
 from storm_dagster.model.conf import Conf, check_value, validate_conf
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from storm_dagster.core.acking import BoundedMap
+from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.core.liveness.causes import Attempt, FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG

@@ -11,9 +11,9 @@ from typing import Any
 import thriftpy2
 from thriftpy2.thrift import TApplicationException
 
-import storm_dagster
 from storm_dagster.model import errors
 from storm_dagster.model.tables import load_table
+from storm_dagster.model.version import __version__
 
 try:
     # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000
@@ -24,7 +24,7 @@ except ImportError:
     from thriftpy2.protocol.binary import TBinaryProtocol as _Protocol
     from thriftpy2.transport.memory import TMemoryBuffer as _Buffer
 
-STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
+STORM_VERSION = f"2.6.0+storm.dagster.{__version__}"
 """The version of a nimbus in summaries: clients compare it with versions of Storm to choose what
 they may call.
 """

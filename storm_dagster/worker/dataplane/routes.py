@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from storm_dagster.core.load_aware import LoadAwareShuffle
+from storm_dagster.core.dataplane.load_aware import LoadAwareShuffle
 from storm_dagster.host.requirements import missing_part
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser, fields_chooser
 from storm_dagster.model.multimap import multimap
+from storm_dagster.model.names import FORMER_MODULES
 from storm_dagster.model.records import StateHome
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec
@@ -57,7 +58,7 @@ def resolve(name: str) -> Any:
     """The object that ``"module:QualName"`` names; :class:`InvalidTopology` when there is none."""
     module, _, attribute = name.partition(":")
     try:
-        return attrgetter(attribute)(importlib.import_module(module))
+        return attrgetter(attribute)(importlib.import_module(FORMER_MODULES.get(module, module)))
     except (ImportError, AttributeError) as error:
         part = missing_part(error, repr(name)) if isinstance(error, ModuleNotFoundError) else None
         raise part or InvalidTopology(

@@ -1,6 +1,6 @@
 """Tuple trees inside one worker, and the acks and fails of a pass of the loop.
 
-Between workers every edge is a random number that is XORed (``core.acking``). Inside a worker no
+Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a worker no
 tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the part of a
 tuple tree below one edge into this worker. When its count reaches zero, one number acks that edge
 and adds the edges to other workers below it. A tree that never left its worker sends nothing to an
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.core.acking import BoundedMap
+from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096

@@ -5,7 +5,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from storm_dagster.core.acking import AckerResult
+from storm_dagster.core.dataplane.acking import AckerResult
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import Frame, decode_frame
 from storm_dagster.worker.dataplane.routes import Placement

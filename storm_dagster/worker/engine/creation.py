@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.api.spark_fused import FusedBolt
+from storm_dagster.api.spark.fused import FusedBolt
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
 from storm_dagster.worker.dataplane.routes import resolve
 from storm_dagster.worker.tasks.bolts import BoltRunner, FusedBoltRunner
@@ -24,7 +24,7 @@ def make_runner(
     A class that cannot be imported gets a plain runner, which reports the error when it starts.
     """
     if part.object.shell is not None:
-        from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
+        from storm_dagster.worker.multilang.shells import ShellBoltRunner, ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
     code: Any = None
@@ -35,8 +35,8 @@ def make_runner(
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
         threaded = concurrent or bool(getattr(code, "blocking", False))
     if threaded:
-        from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
-        from storm_dagster.worker.tasks.thread_spouts import BlockingSpoutRunner
+        from storm_dagster.worker.threads.bolts import AsyncBoltRunner, BlockingBoltRunner
+        from storm_dagster.worker.threads.spouts import BlockingSpoutRunner
 
         if is_spout:
             spout = BlockingSpoutRunner(shared, context, part)

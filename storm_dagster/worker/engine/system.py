@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.core.acking import AckerResult, AckTracker
+from storm_dagster.core.dataplane.acking import AckerResult, AckTracker
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.slot import Slot

@@ -11,12 +11,11 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from storm_dagster.host.clock import boot_clock
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.errors import Conflict, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
@@ -24,66 +23,10 @@ from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, StateHome, StormBase, WorkerNode
 from storm_dagster.model.slot import Slot
 from storm_dagster.worker.dataplane.routes import Placement
+from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.loop import Loop
 from storm_dagster.worker.state.storage import marker_path
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-if TYPE_CHECKING:
-    from storm_dagster.worker.runtime.loop import Loop
-
-
-class WorkerLease:
-    """Permission to run tasks while the ZooKeeper session is certainly alive
-    (``docs/decisions.md#one-owner``).
-
-    Reading is cheap and safe from any thread; only ``ClusterSync`` grants. An expired lease stays
-    expired, even if the session survived, until that has read the assignment again: a worker that
-    was cut off or frozen must not continue with a stale one.
-    """
-
-    def __init__(self, lease_end: Callable[[int | None], float]) -> None:
-        """``lease_end(session id)``: boot clock until which that session (``None``: the current
-        one) certainly lives.
-        """
-        self._lease_end = lease_end
-        self._owner = 0
-        """Session that the worker's node was written under; 0: not granted."""
-        self._until = 0.0
-        self.pauses: int = 0
-        """How often the lease expired."""
-
-    def grant(self, session_id: int) -> None:
-        """Start the lease: this session owns the worker's node, and the assignment names the
-        worker.
-        """
-        self._until = self._lease_end(session_id)
-        self._owner = session_id
-
-    def revoke(self) -> None:
-        """End the lease now."""
-        self._owner = 0
-
-    @property
-    def granted(self) -> bool:
-        """Whether the lease was granted and not found expired since."""
-        return self._owner != 0
-
-    def valid(self) -> bool:
-        """Whether tasks may run now. The first call after the expiry revokes the lease."""
-        owner = self._owner
-        if not owner:
-            return False
-        now = boot_clock()
-        if now < self._until:
-            return True
-        # The server may have confirmed the session since. If it is still the same session, the
-        # worker's node has existed all the time, and no other worker can have opened the tasks.
-        self._until = end = self._lease_end(owner)
-        if now < end:
-            return True
-        self._owner = 0
-        self.pauses += 1
-        return False
-
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +54,7 @@ class ClusterSync:
     conf: Mapping[str, Any]
     cluster: StormClusterState
     lease: WorkerLease
-    loop: "Loop"
+    loop: Loop
 
     def __post_init__(self) -> None:
         self.slot: Slot = Slot(self.spec.node, self.spec.port)

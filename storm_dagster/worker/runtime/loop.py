@@ -25,7 +25,7 @@ from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.system import TopologyMasterTable
-from storm_dagster.worker.runtime.cluster_sync import WorkerLease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
 from storm_dagster.worker.tasks.spouts import SpoutBase
 

@@ -29,12 +29,13 @@ from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.security.spark_remote import cluster_spark_servers
+from storm_dagster.worker.dataplane.events import EventSender
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
+from storm_dagster.worker.runtime.cluster_sync import ClusterSync
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
-from storm_dagster.worker.tasks.events import EventSender
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState

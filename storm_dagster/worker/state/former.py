@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.core.keyed_state import Contents
+from storm_dagster.core.dataplane.keyed_state import Contents
 from storm_dagster.host.files import write_atomically
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.values import encode_value

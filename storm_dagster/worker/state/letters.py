@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.worker.state.former import FormerLetters, letter_indexes, read_letters
 from storm_dagster.worker.state.log import Stamp, StateLog, division_numbers, state_folder

@@ -28,7 +28,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote
 
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
+from storm_dagster.core.dataplane.keyed_state import (
+    Checkpoint,
+    Contents,
+    Partitioning,
+    frame,
+    read_log,
+)
 from storm_dagster.model.errors import Corrupt, Unavailable
 
 _LOG = re.compile(r"(\d+)\.(\d+)\.log")

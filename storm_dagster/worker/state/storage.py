@@ -13,7 +13,12 @@ from typing import Any
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.state import TaskState
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value
+from storm_dagster.core.dataplane.keyed_state import (
+    Checkpoint,
+    Contents,
+    Partitioning,
+    encode_value,
+)
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.groupings import reader_of
 from storm_dagster.model.records import StateHome

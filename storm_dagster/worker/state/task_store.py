@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from storm_dagster.api.state import StateChanges
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning
+from storm_dagster.core.dataplane.keyed_state import Checkpoint, Contents, Partitioning
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.state.log import StateLog
 

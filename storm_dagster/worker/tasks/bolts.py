@@ -11,6 +11,7 @@ from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
+from storm_dagster.worker.dataplane.named_values import namer_of
 from storm_dagster.worker.dataplane.sending import (
     check_values,
     route_of,
@@ -18,8 +19,7 @@ from storm_dagster.worker.dataplane.sending import (
     send_to_targets,
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree
-from storm_dagster.worker.tasks.drivers import StateOpening, acks_itself, open_state
-from storm_dagster.worker.tasks.named_values import namer_of
+from storm_dagster.worker.state.opening import StateOpening, acks_itself, open_state
 from storm_dagster.worker.tasks.runner import (
     PULSE_DUE,
     TICK_DUE,

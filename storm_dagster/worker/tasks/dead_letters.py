@@ -4,22 +4,23 @@ emitted again.
 
 import base64
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from storm_dagster.core.acking import BoundedMap
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.values import copy_value, decode_value, encode_value
 from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.worker.dataplane.tree import Reason
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import dead_letter_log
-from storm_dagster.worker.tasks.runner import shown
-
-if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.spouts import SpoutBase
+from storm_dagster.worker.tasks.runner import Shared, shown
+from storm_dagster.worker.tasks.stats import TaskStats
 
 _log = logging.getLogger(__name__)
 Verdict = bool | Literal["lost"] | None
@@ -53,10 +54,37 @@ def _as_json(value: Any) -> Any:
         return shown(value, 1000)
 
 
+class LetterSpout(Protocol):
+    """A spout's task, whose letters are kept; ``SpoutBase`` of ``worker/tasks/spouts.py``."""
+
+    task_id: int
+    component: str
+    context: TopologyContext
+    conf: Mapping[str, Any]
+    part: ComponentSpec
+    shared: Shared
+    stats: TaskStats
+    pending: PendingMap[Any]
+    send: Callable[..., Any]
+    """Emit of the spout, which is made when it opens."""
+
+    def report(self, error: BaseException, where: str) -> None:
+        """Log and record an error."""
+        ...
+
+    def metric(self, name: str, value: Any) -> None:
+        """Keep the newest value of a metric."""
+        ...
+
+    def reason_of(self, cause: Any) -> Reason:
+        """The reason of a failure in this task."""
+        ...
+
+
 class DeadLetters:
     """Tries of the tuples of one spout's task, and its letters. Used only by the loop."""
 
-    def __init__(self, runner: "SpoutBase") -> None:
+    def __init__(self, runner: LetterSpout) -> None:
         self._runner = runner
         conf, context = runner.conf, runner.context
         self.most_tries = int(conf.get("topology.dead.letter.tries") or 0)

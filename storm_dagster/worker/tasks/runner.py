@@ -15,6 +15,7 @@ from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.worker.dataplane.events import EventDelivery
 from storm_dagster.worker.dataplane.routes import Route, resolve
 from storm_dagster.worker.dataplane.sending import (
     check_types,
@@ -24,13 +25,13 @@ from storm_dagster.worker.dataplane.sending import (
     sent_and_received,
 )
 from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason
+from storm_dagster.worker.state.host import MAX_RETRY_SECS
 from storm_dagster.worker.state.storage import StateStorage
-from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.stateful import StateDriver
-    from storm_dagster.worker.tasks.windows import ResultTracker
+    from storm_dagster.worker.state.driver import StateDriver
+    from storm_dagster.worker.state.windows import ResultTracker
 
 _log = logging.getLogger("storm_dagster.component")
 
@@ -45,8 +46,6 @@ MOST_QUOTA = 20_000
 """Largest quota of a task, whatever its readers take."""
 TURN_SECS = 0.05
 """Pause of a held task in a cycle after a call that emitted more than it took."""
-MOST_RETRY_SECS = 60.0
-"""Longest pause between two tries to initialize a component."""
 _METRIC_BYTES = 16 << 10
 _LEAST_KEPT = 32
 _MOST_REASON = 500
@@ -218,7 +217,7 @@ class Runner:
         self.crashed = False
         """Whether the engine is to restart the task. Any thread."""
         self._retry_at = 0.0
-        self._pauses = Backoff(1.0, MOST_RETRY_SECS)
+        self._pauses = Backoff(1.0, MAX_RETRY_SECS)
 
     # -- life --------------------------------------------------------------------------------------
 

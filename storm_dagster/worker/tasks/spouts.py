@@ -5,7 +5,7 @@ from typing import Any
 
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.acking import PendingMap
+from storm_dagster.core.dataplane.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.values import ATOMIC, own_values

@@ -20,7 +20,7 @@ from storm_dagster.model.wire import TaskReport, WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.system import ListeningClock, TopologyMasterTable
 from storm_dagster.worker.runtime import cluster_sync
-from storm_dagster.worker.runtime.cluster_sync import WorkerLease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_simulation.kernel import Host, Process

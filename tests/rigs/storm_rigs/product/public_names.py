@@ -40,7 +40,7 @@ Names = dict[str, list[str]]
 DOCUMENT_MODULES = (
     "blobstore.store",
     "cli.dev.ports",
-    "core.keyed_state",
+    "core.dataplane.keyed_state",
     "host.endpoints",
     "model.groupings",
     "model.operation_record",

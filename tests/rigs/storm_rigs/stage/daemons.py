@@ -33,9 +33,8 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerNode
 from storm_dagster.model.slot import Slot
-from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.context import OperationsContext, no_observer
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
-from storm_dagster.operations.steps import no_observer
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.acting import submit as submit_stages

@@ -1,13 +1,36 @@
 """Batches that a bolt writes to a sink, in the checkpoints of its state."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.keyed_state import Checkpoint, stored_key
+from storm_dagster.core.dataplane.keyed_state import Checkpoint, stored_key
+from storm_dagster.worker.state.host import StateTask
+from storm_dagster.worker.state.log import StateLog
 
-if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.stateful import StateDriver
+
+class SinkState(Protocol):
+    """State of a sink's task; ``StateDriver`` of ``worker/state/driver.py``."""
+
+    runner: StateTask
+    log: StateLog
+    pending_acks: list[Tuple]
+
+    def checkpoint(self) -> None:
+        """Save the state. If that fails, the task restarts."""
+        ...
+
+    def key_hash(self, tup: Tuple) -> int:
+        """Hash of the grouping key of a tuple."""
+        ...
+
+    def id_of(self, tup: Tuple) -> Any:
+        """The id by which a repeated tuple is recognized; ``None`` without one."""
+        ...
+
+    def crash(self, error: Exception) -> None:
+        """Restart the task, because its state could not be saved."""
+        ...
 
 
 class SinkBatches:
@@ -18,9 +41,11 @@ class SinkBatches:
     restarts.
     """
 
-    def __init__(self, driver: "StateDriver") -> None:
-        self._driver, self._log = driver, driver.log
-        context, (division, _) = driver.runner.context, driver.log.position
+    def __init__(self, driver: SinkState) -> None:
+        self._driver = driver
+        self._log = driver.log
+        context = driver.runner.context
+        division, _ = driver.log.position
         self.owner = f"{context.topology_name}/{context.component}/{division}.{driver.log.index}"
         """Name of this task at the sink, the same until the number of tasks changes."""
         self.save = driver.checkpoint

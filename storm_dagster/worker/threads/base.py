@@ -24,11 +24,11 @@ from storm_dagster.host.futures import fulfill
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.values import own_values
+from storm_dagster.worker.dataplane.named_values import namer_of
 from storm_dagster.worker.dataplane.sending import sent_and_received
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
+from storm_dagster.worker.state.opening import open_state
 from storm_dagster.worker.tasks.bolts import BaseCollector, check_received
-from storm_dagster.worker.tasks.drivers import open_state
-from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import Runner, make_component
 from storm_dagster.worker.tasks.stacks import component_stack
 

@@ -9,29 +9,48 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.event_outbox import EventOutbox, ReportResponse
+from storm_dagster.core.dataplane.event_outbox import EventOutbox, ReportResponse
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security
-from storm_dagster.worker.dataplane.tree import LOST
+from storm_dagster.worker.dataplane.tree import LOST, Ledger
 
 if TYPE_CHECKING:
     import httpx
 
     from storm_dagster.worker.dataplane.tree import Tree
-    from storm_dagster.worker.tasks.runner import Runner, Shared
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 
 _REQUEST_SECS = 20.0
 _EXPIRE_SECS = 5.0
+
+
+class EventTask(Protocol):
+    """A task that reports events; ``Runner`` of ``worker/tasks/runner.py``."""
+
+    task_id: int
+    component: str
+
+    def report(self, error: BaseException, where: str) -> None:
+        """Log and record an error."""
+        ...
+
+
+class EventWorker(Protocol):
+    """The worker of such tasks; ``Shared`` of ``worker/tasks/runner.py``."""
+
+    conf: Mapping[str, Any]
+    wake: Callable[[], None]
+    clock: Callable[[], float]
+    ledger: Ledger
 
 
 class EventDelivery:
@@ -41,9 +60,9 @@ class EventDelivery:
     stored it, so that the tuple is replayed if the worker dies, whenever the bolt acks it.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: EventWorker) -> None:
         self._shared = shared
-        self._runners: dict[int, Runner] = {}
+        self._runners: dict[int, EventTask] = {}
         self.outbox: EventOutbox[Tuple] = EventOutbox(
             2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
         )
@@ -63,7 +82,7 @@ class EventDelivery:
         self._responses.append(response)
         self._shared.wake()
 
-    def add(self, runner: Runner, event: DagsterEvent, tree: Tree | None) -> None:
+    def add(self, runner: EventTask, event: DagsterEvent, tree: Tree | None) -> None:
         """Add an event of a task. If the outbox is full, its tuple fails, or without one it is
         dropped; both are reported.
         """
@@ -133,7 +152,7 @@ class EventDelivery:
                 )
                 self._report(self._runners[entry.task], error)
 
-    def _report(self, runner: Runner, error: Exception) -> None:
+    def _report(self, runner: EventTask, error: Exception) -> None:
         runner.report(error, "events for Dagster")
 
 

@@ -5,28 +5,30 @@ of what they emit.
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, WindowedBolt
-from storm_dagster.core.acking import PendingMap
-from storm_dagster.core.keyed_state import Checkpoint, Contents, encode_value, join_encoded, key_of
-from storm_dagster.core.window_state import HeldTuple, window_shape
-from storm_dagster.core.windowing import Windows
+from storm_dagster.core.dataplane.acking import PendingMap
+from storm_dagster.core.dataplane.keyed_state import (
+    Checkpoint,
+    Contents,
+    encode_value,
+    join_encoded,
+    key_of,
+)
+from storm_dagster.core.dataplane.window_state import HeldTuple, window_shape
+from storm_dagster.core.dataplane.windowing import Windows
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
+from storm_dagster.worker.dataplane.named_values import namer_of
 from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import Tree, next_edge
-from storm_dagster.worker.tasks.named_values import namer_of
-from storm_dagster.worker.tasks.runner import MOST_RETRY_SECS
-
-if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.runner import Runner
-    from storm_dagster.worker.tasks.stateful import StateDriver
+from storm_dagster.worker.state.host import MAX_RETRY_SECS, StateTask
 
 
 class ResultTracker:
@@ -34,7 +36,7 @@ class ResultTracker:
     thread that runs the bolt, all else to the loop.
     """
 
-    def __init__(self, runner: "Runner") -> None:
+    def __init__(self, runner: StateTask) -> None:
         self._runner = runner
         self.task_id = runner.task_id
         self.pending: PendingMap[Any] = PendingMap(
@@ -123,6 +125,18 @@ time.
 """
 
 
+class WindowState(Protocol):
+    """State of a windowed task; ``StateDriver`` of ``worker/state/driver.py``."""
+
+    def owner_hash(self, tup: Tuple) -> int:
+        """Hash of the grouping key, which decides the task that the tuple belongs to."""
+        ...
+
+    def defer_ack(self, tup: Tuple) -> None:
+        """Ack the tuple after the next checkpoint."""
+        ...
+
+
 class WindowDriver:
     """Windows of one task. Used by the thread that runs the bolt.
 
@@ -131,7 +145,7 @@ class WindowDriver:
     tree is complete.
     """
 
-    def __init__(self, bolt: WindowedBolt, runner: "Runner") -> None:
+    def __init__(self, bolt: WindowedBolt, runner: StateTask) -> None:
         self.bolt = bolt
         self.runner = runner
         conf = runner.conf
@@ -142,7 +156,7 @@ class WindowDriver:
         if late is not None and late not in runner.part.outputs:
             what = f"sends late tuples to stream {late!r}, which it does not declare"
             raise InvalidTopology(f"bolt {runner.component!r} {what}")
-        self._pauses_ms = Backoff(100, MOST_RETRY_SECS * 1000)
+        self._pauses_ms = Backoff(100, MAX_RETRY_SECS * 1000)
         self._retry_at = 0
         self._tries = 0
         self._next_watermark = self._pulsed_at = 0
@@ -198,7 +212,7 @@ class WindowDriver:
             name_values([entry.item for entry in entries])
         self.windows = Windows(self.shape, (), contents.windows, entries)
 
-    def attach(self, state: "StateDriver") -> None:
+    def attach(self, state: WindowState) -> None:
         """Take tuples from now on."""
         self._state, contents = state, self._contents
         self.runner.results = self.results = ResultTracker(self.runner)

@@ -11,10 +11,10 @@ from typing import Any
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
+from storm_dagster.worker.state.opening import acks_itself
 from storm_dagster.worker.tasks.bolts import count_inputs
-from storm_dagster.worker.tasks.drivers import acks_itself
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, TURN_SECS
-from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin
+from storm_dagster.worker.threads.base import PULSE, STOP, TICK, ThreadMixin
 
 _COUNTED = 64
 """Most tuples that are counted in one call of the loop."""

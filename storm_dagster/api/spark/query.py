@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from storm_dagster.api.spark import SparkSpout
-from storm_dagster.api.spark_fused import make_loader
+from storm_dagster.api.spark.fused import make_loader
+from storm_dagster.api.spark.spout import SparkSpout
 from storm_dagster.model.errors import InvalidTopology
 
 _MODES = ("append", "complete", "update")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from storm_dagster.core.window_state import HeldTuple, Position, detach, in_order, join
+from storm_dagster.core.dataplane.window_state import HeldTuple, Position, detach, in_order, join
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.values import ATOMIC, decode_extension, decode_value

@@ -8,7 +8,7 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.tasks.spouts import VERDICTS, SpoutBase
-from storm_dagster.worker.tasks.threads import STOP, ThreadMixin
+from storm_dagster.worker.threads.base import STOP, ThreadMixin
 
 _CLOCK_SECS = 0.1
 _RETIRE = object()

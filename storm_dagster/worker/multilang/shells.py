@@ -16,9 +16,9 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.values import ATOMIC
 from storm_dagster.worker.dataplane.sending import send_to_targets
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
+from storm_dagster.worker.multilang.process import LOG_LEVELS, ShellProcess
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.dead_letters import Verdict
-from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess
 from storm_dagster.worker.tasks.runner import Runner, metric_value
 from storm_dagster.worker.tasks.spouts import SpoutBase
 

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from storm_dagster.api.bolts import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import WindowedBolt
-from storm_dagster.core.keyed_state import (
+from storm_dagster.core.dataplane.keyed_state import (
     Checkpoint,
     Contents,
     Partitioning,
@@ -21,12 +21,10 @@ from storm_dagster.core.keyed_state import (
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
+from storm_dagster.worker.state.host import StateTask
 from storm_dagster.worker.state.log import StateLog
-from storm_dagster.worker.tasks.sink_batches import SinkBatches
-
-if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.runner import Runner
-    from storm_dagster.worker.tasks.windows import WindowDriver
+from storm_dagster.worker.state.sink_batches import SinkBatches
+from storm_dagster.worker.state.windows import WindowDriver
 
 _PAUSE_SECS = 0.01
 """Least time between two checkpoints; one costs about 50 microseconds."""
@@ -186,9 +184,9 @@ class StateDriver:
     def __init__(
         self,
         bolt: StatefulBolt | WindowedBolt,
-        runner: "Runner",
+        runner: StateTask,
         log: StateLog,
-        windows: "WindowDriver | None" = None,
+        windows: WindowDriver | None = None,
     ) -> None:
         self.bolt = bolt
         self.runner = runner
@@ -522,7 +520,7 @@ class StateDriver:
             self.log.close()
 
 
-def grouped_by_fields(runner: "Runner") -> dict[tuple[str, str], list[int]] | None:
+def grouped_by_fields(runner: StateTask) -> dict[tuple[str, str], list[int]] | None:
     """(component, stream) -> indices of the fields that the input is grouped by; ``None`` if one is
     not.
     """

@@ -12,11 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from storm_dagster.api import spark_session
-from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
-from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
-from storm_dagster.api.spark_fused import make_chain
-from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
+from storm_dagster.api.spark import session as spark_session
+from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark.fused import make_chain
+from storm_dagster.api.spark.progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spouts import Spout
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Set
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.api import spark_session
 from storm_dagster.api.bolts import Bolt
-from storm_dagster.api.spark_bridge import rows_of
+from storm_dagster.api.spark import session as spark_session
+from storm_dagster.api.spark.bridge import rows_of
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.host.waiting import Backoff

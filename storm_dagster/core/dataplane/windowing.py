@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from storm_dagster.core.window_state import (
+from storm_dagster.core.dataplane.window_state import (
     HeldTuple,
     Position,
     WindowShape,

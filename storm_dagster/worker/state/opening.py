@@ -7,15 +7,15 @@ from concurrent.futures import Future
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.core.keyed_state import Partitioning
+from storm_dagster.core.dataplane.keyed_state import Partitioning
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.worker.state.host import StateTask
 
 if TYPE_CHECKING:
     from storm_dagster.api.bolts import StatefulBolt
     from storm_dagster.api.windows import WindowedBolt
     from storm_dagster.worker.state.log import StateLog
-    from storm_dagster.worker.tasks.runner import Runner
-    from storm_dagster.worker.tasks.windows import WindowDriver
+    from storm_dagster.worker.state.windows import WindowDriver
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class StateOpening:
     """
 
     bolt: StatefulBolt | WindowedBolt
-    runner: Runner
+    runner: StateTask
     windows: WindowDriver | None
     inline: InitVar[bool]
 
@@ -54,7 +54,7 @@ class StateOpening:
 
     def _opened(self) -> StateLog:
         # In the thread: it takes 10 ms, and the loop goes on.
-        from storm_dagster.worker.tasks.stateful import grouped_by_fields
+        from storm_dagster.worker.state.driver import grouped_by_fields
 
         context, storage = self.runner.context, self.runner.shared.storage
         if context._state_dir is None:
@@ -74,7 +74,7 @@ class StateOpening:
         """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises
         if the state cannot be opened.
         """
-        from storm_dagster.worker.tasks.stateful import StateDriver
+        from storm_dagster.worker.state.driver import StateDriver
 
         log = self.log.result()
         try:
@@ -100,14 +100,14 @@ def acks_itself(bolt: Any) -> bool:
     return bool(getattr(bolt, "_gathers", False)) or hasattr(type(bolt), "process_again")
 
 
-def open_state(bolt: Any, runner: Runner, *, inline: bool = False) -> StateOpening | None:
+def open_state(bolt: Any, runner: StateTask, *, inline: bool = False) -> StateOpening | None:
     """Begin to open the state of a windowed or stateful bolt; in this thread with ``inline``.
 
     Raises if its conf is not valid.
     """
     windows = None
     if hasattr(type(bolt), "process_window"):
-        from storm_dagster.worker.tasks.windows import WindowDriver
+        from storm_dagster.worker.state.windows import WindowDriver
 
         bolt._driver = windows = WindowDriver(bolt, runner)
     elif not hasattr(type(bolt), "process_again") or not getattr(bolt, "exactly_once", True):

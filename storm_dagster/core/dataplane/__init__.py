@@ -1,0 +1,1 @@
+"""Decisions of the data plane: acks, state, windows and load."""

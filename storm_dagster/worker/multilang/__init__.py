@@ -1,0 +1,1 @@
+"""Components in other languages, by Storm's multilang protocol."""

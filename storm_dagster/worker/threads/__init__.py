@@ -1,0 +1,1 @@
+"""Components that block, each in a thread of its own."""
