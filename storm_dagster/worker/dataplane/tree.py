@@ -1,10 +1,10 @@
 """Tuple trees inside one worker, and the acks and fails of a pass of the loop.
 
-Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a worker no
-tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the part of a
-tuple tree below one edge into this worker. When its count reaches zero, one number acks that edge
-and adds the edges to other workers below it. A tree that never left its worker sends nothing to an
-acker.
+Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a
+worker no tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the
+part of a tuple tree below one edge into this worker. When its count reaches zero, one number acks
+that edge and adds the edges to other workers below it. A tree that never left its worker sends
+no message to an acker.
 """
 
 import os
