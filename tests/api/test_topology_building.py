@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import storm_dagster.api
 from storm_dagster.api import (
     BatchingBolt,
     Bolt,
@@ -16,7 +17,9 @@ from storm_dagster.api import (
     TopologyBuilder,
 )
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.names import code_name
 from storm_dagster.model.topology import decode_topology
+from storm_dagster.worker.dataplane.routes import resolve
 from storm_rigs.components import Words
 
 
@@ -194,3 +197,24 @@ def test_two_attributes_with_one_id_are_refused() -> None:
 
     with pytest.raises(InvalidTopology, match="count"):
         Doubled.to_spec()
+
+
+@pytest.mark.parametrize("name", ["SparkBolt", "SparkQuery", "SparkSpout", "ShellBolt", "JoinBolt"])
+def test_a_component_of_the_library_is_named_by_its_public_package(name: str) -> None:
+    """Modules of the package may move. Workers of each release know the public name."""
+    component = getattr(storm_dagster.api, name)
+    assert code_name(component, "a component") == f"storm_dagster.api:{name}"
+
+
+@pytest.mark.parametrize(
+    "former",
+    [
+        "storm_dagster.api.spark:SparkBolt",
+        "storm_dagster.api.spark:SparkSpout",
+        "storm_dagster.api.spark_bolt:SparkBolt",
+        "storm_dagster.api.spark_fused:FusedBolt",
+        "storm_dagster.api.spark_query:SparkQuery",
+    ],
+)
+def test_workers_load_components_by_the_names_of_earlier_releases(former: str) -> None:
+    assert resolve(former).__name__ == former.partition(":")[2]
