@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -24,16 +25,20 @@ from storm_rigs.protocols.thrift_calls import encode_call
 
 
 class Handler:
-    """Stands behind the port in these tests: two of the methods."""
+    """Stands behind the port in these tests: getNimbusConf and getTopologyConf."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
         self.leave = threading.Event()
+        self.pages = SimpleNamespace(conf_text=self._topology_conf)
 
-    def getNimbusConf(self) -> str:
+    def nimbus_conf(self) -> str:
         return "{}"
 
-    def getTopologyConf(self, topology_id: str) -> str:
+    def find_by_id(self, topology_id: str) -> str:
+        return topology_id
+
+    def _topology_conf(self, topology_id: str) -> str:
         if topology_id.startswith("wait"):
             self.entered.release()
             assert self.leave.wait(30)
@@ -49,7 +54,7 @@ class Port:
         self.handler = Handler()
         listener = listen("127.0.0.1", 0, "test")
         self.address = listener.getsockname()
-        answer = Dispatcher(self.handler).answer
+        answer = Dispatcher(self.handler).answer  # type: ignore[arg-type]
         self.server = ThriftServer(answer, listener, ServerLimits(**limits), tls=tls)  # type: ignore[arg-type]
         self.server.start()
         self.sockets: list[socket.socket] = []

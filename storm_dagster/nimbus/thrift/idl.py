@@ -3,7 +3,6 @@ exceptions.
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,6 @@ from thriftpy2.thrift import TApplicationException
 
 import storm_dagster
 from storm_dagster.model import errors
-from storm_dagster.model.tables import load_table
 
 try:
     # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000
@@ -31,10 +29,6 @@ they may call.
 
 _REPLY, _EXCEPTION = 2, 3
 _MOST_DEPTH = 64
-
-
-METHODS: Mapping[str, Mapping[str, Any]] = load_table(__name__, "methods")
-"""The rows of ``methods.yaml``, by method."""
 
 
 @functools.cache

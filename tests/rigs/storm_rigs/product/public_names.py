@@ -485,14 +485,15 @@ def _metrics() -> Names:
 
 
 def _thrift() -> Names:
-    from storm_dagster.nimbus.thrift.idl import METHODS, load_idl
+    from storm_dagster.nimbus.thrift.idl import load_idl
+    from storm_dagster.nimbus.thrift.methods import METHODS, Method
 
     idl = load_idl()
     found: Names = {
         "served": [
             f"Nimbus.{name}"
             for name in idl.Nimbus.thrift_services
-            if "refused" not in METHODS[name]
+            if isinstance(METHODS[name], Method)
         ]
     }
     for name in idl.Nimbus.thrift_services:
