@@ -14,7 +14,7 @@ import httpx
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.reassignment import Runnable
-from storm_dagster.core.snapshot.cluster import supervisors_of
+from storm_dagster.core.snapshot.cluster import SupervisorSnapshot, supervisors_of
 from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
@@ -26,7 +26,6 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
@@ -321,12 +320,13 @@ class ClusterReader:
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors and whether a healing sensor is armed."""
         view = self.view()
-        found = sorted(supervisors_of(view, now_secs=int(time.time())), key=lambda one: one.id)
+        supervisors = supervisors_of(view, now_secs=int(time.time()))
+        supervisors.sort(key=lambda supervisor: supervisor.id)
         healer = self._nimbus.cluster.state.get_data(paths.HEALER)
         return {
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
-            "supervisors": [fields_of("supervisor of /v1/cluster", one) for one in found],
+            "supervisors": [_supervisor_row(supervisor) for supervisor in supervisors],
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
@@ -395,7 +395,7 @@ class ClusterReader:
         nimbus = self._nimbus
         leader = nimbus.leadership.current()
         rows = [
-            _row(address, False, detail)
+            _nimbus_row(address, False, detail)
             for address, detail in sorted(nimbus.leadership.followers().items())
             if address != leader
         ]
@@ -403,7 +403,7 @@ class ClusterReader:
         if leader is not None and known is not None and known[1].leader == leader:
             http = known[1].http
             detail = self.health() if leader == nimbus.identity.address else self._ask_health(http)
-            rows.insert(0, _row(leader, True, {**detail, "http": http}))
+            rows.insert(0, _nimbus_row(leader, True, {**detail, "http": http}))
         return rows
 
     def _ask_health(self, http: str) -> Mapping[str, Any]:
@@ -430,7 +430,21 @@ def _alarm_of(healer: bytes | None) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
+def _supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
+    info = supervisor.info
+    return {
+        "id": supervisor.id,
+        "host": info.host,
+        "ports": info.ports,
+        "used": supervisor.used,
+        "uptime_secs": supervisor.uptime_secs,
+        "version": info.version,
+        "http": info.http,
+        "blacklisted": supervisor.blacklisted,
+    }
+
+
+def _nimbus_row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
     uptime, started = detail.get("uptime_secs"), detail.get("started_secs")
     if uptime is None and isinstance(started, int):

@@ -15,7 +15,6 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
@@ -32,17 +31,30 @@ def version_number(meta: BlobMeta) -> int:
     return int(meta.sha256[:15], 16)
 
 
-def resources(one: TopologySize | WorkerSnapshot) -> dict[str, float]:
-    """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from
-    that.
+def resources(assigned: TopologySize | WorkerSnapshot) -> dict[str, float]:
+    """Fields 521 to 526: resources that the workers of a topology were given.
+
+    Topologies request no resources: those stand in both places.
     """
-    return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
+    return {
+        "requested_memonheap": assigned.memory_mb,
+        "requested_cpu": assigned.cpu,
+        "assigned_memonheap": assigned.memory_mb,
+        "assigned_cpu": assigned.cpu,
+        "requested_memoffheap": 0.0,
+        "assigned_memoffheap": 0.0,
+    }
 
 
 def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
-        **fields_of("WorkerSummary", worker),
+        supervisor_id=worker.node,
+        host=worker.host,
+        port=worker.port,
+        topology_id=worker.topology_id,
+        topology_name=worker.topology_name,
+        num_executors=worker.executors,
         component_to_num_tasks={
             component: count
             for component, count in worker.tasks_by_component.items()
@@ -101,8 +113,13 @@ class Summaries:
             copies = self.copies(code_key(topology.code_dir))
         size = TopologySize.of(topology)
         return load_idl().TopologySummary(
-            **fields_of("TopologySummary", topology),
-            **fields_of("sizes", size),
+            id=topology.id,
+            name=topology.base.name,
+            status=topology.base.status,
+            owner=topology.base.owner,
+            num_tasks=size.tasks,
+            num_executors=size.executors,
+            num_workers=size.workers,
             uptime_secs=i32(max(0, time.time() - topology.base.launch_time_secs)),
             storm_version=STORM_VERSION,
             topology_version=self.topology_version(topology),
@@ -112,19 +129,31 @@ class Summaries:
         )
 
     def owners(self, owner: str | None) -> list[Any]:
-        """An OwnerResourceSummary for each owner, or of this one: what the workers of his
-        topologies were given.
+        """An OwnerResourceSummary for each owner, or for this one alone.
+
+        Topologies request no resources: those that their workers were given stand in both places.
         """
-        found = topologies_by_owner(self._reader.view(), owner or None)
-        return [
-            load_idl().OwnerResourceSummary(
+        summaries: list[Any] = []
+        by_owner = topologies_by_owner(self._reader.view(), owner or None)
+        for name, topologies in by_owner.items():
+            size = TopologySize.of(*topologies)
+            summary = load_idl().OwnerResourceSummary(
                 owner=name,
                 total_topologies=len(topologies),
-                **fields_of("OwnerResourceSummary", TopologySize.of(*topologies)),
-                **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
+                total_executors=size.executors,
+                total_workers=size.workers,
+                total_tasks=size.tasks,
+                memory_usage=size.memory_mb,
+                requested_on_heap_memory=size.memory_mb,
+                requested_total_memory=size.memory_mb,
+                requested_off_heap_memory=0.0,
+                assigned_on_heap_memory=size.memory_mb,
+                assigned_off_heap_memory=0.0,
+                cpu_usage=size.cpu,
+                requested_cpu=size.cpu,
             )
-            for name, topologies in found.items()
-        ]
+            summaries.append(summary)
+        return summaries
 
     def sched_status(self, topology: TopologyView) -> str:
         """Description of the placement's outcome."""
@@ -158,7 +187,12 @@ class Summaries:
     def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
-            **fields_of("SupervisorSummary", snapshot),
+            supervisor_id=snapshot.id,
+            host=snapshot.info.host,
+            version=snapshot.info.version,
+            used_mem=snapshot.used_memory_mb,
+            used_cpu=snapshot.used_cpu,
+            blacklisted=snapshot.blacklisted,
             uptime_secs=i32(snapshot.uptime_secs),
             num_workers=len(snapshot.info.ports),
             num_used_workers=len(snapshot.used),
