@@ -262,7 +262,7 @@ def test_half_frames_of_many_clients_take_no_more_than_the_limit(
 
     def quiet() -> bool:
         """All that was sent is read, or its sender dropped."""
-        held = [connection.held for connection in list(port.server.connections)]
+        held = [connection.held_bytes for connection in list(port.server.connections)]
         gone = sum(select.select([half], [], [], 0)[0] == [half] for half in halves)
         return len(held) + gone == len(halves) and set(held) == {400_000}
 
@@ -278,7 +278,8 @@ def test_what_a_dropped_client_had_sent_pushes_out_no_other(open_port: Callable[
     def held(*counts: int) -> None:
         eventually(
             lambda: (
-                sorted(connection.held for connection in port.server.connections) == sorted(counts)
+                sorted(connection.held_bytes for connection in port.server.connections)
+                == sorted(counts)
             ),
             30,
             f"{counts} bytes held",
@@ -303,7 +304,7 @@ def test_large_calls_in_progress_push_out_nobody(open_port: Callable[..., Port])
     for _ in range(3):
         send(port.connect(), encode_call("getTopologyConf", 5, id="wait" * 200_000))
         assert port.handler.entered.acquire(timeout=20)
-    port.server._most_held = port.server.held_bytes + 10
+    port.server._max_held_bytes = port.server.held_bytes + 10
     assert [port.ask() for _ in range(20)] == ["{}"] * 20
 
 
