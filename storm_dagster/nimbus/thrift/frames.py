@@ -36,7 +36,7 @@ _map = struct.Struct("!bbi").unpack_from
 
 
 class MalformedFrame(Exception):
-    """The bytes are not a message of this protocol, or not one that a client would send."""
+    """The bytes are not a message that a client of this protocol would send."""
 
 
 class _Walk:

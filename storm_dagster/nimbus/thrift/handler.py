@@ -210,7 +210,10 @@ class NimbusHandler:
         self._levels.change(self._find_by_id_or_name(name), changes)
 
     def log_config(self, name: str | None) -> Any:
-        """Return a LogConfig: the changed levels in all workers that respond, and for how long."""
+        """Return a LogConfig: the changed levels in all workers that respond.
+
+        Each has the seconds that it stays changed.
+        """
         idl = load_idl()
         changes = self._levels.current(self._find_by_id_or_name(name))
         levels: dict[str, Any] = {}
@@ -236,7 +239,7 @@ class NimbusHandler:
 
 
 def _level_change(logger: str, entry: Any) -> LevelChange | None:
-    """Change of one logger; ``None`` if the entry leaves it as it is."""
+    """Change of one logger; ``None`` if the entry does not change it."""
     action = load_idl().LogLevelAction
     if entry.action == action.REMOVE:
         return level_change(logger, None, 0, None)
@@ -261,9 +264,10 @@ def _text(value: str | None) -> str:
 
 
 def _not_alive(view: ClusterView, name: str | None) -> NotAlive:
-    """Error for an id in place of a name or the reverse, a client's mistake that Storm reports.
+    """Error for an id in place of a name, or the reverse.
 
-    Raises the error of :func:`topology_by_name` if no topology has this name or id at all.
+    Storm reports this mistake of a client as well. If no topology has this name or id at all, the
+    error of :func:`topology_by_name` is raised.
     """
     topology = topology_by_name(view, _text(name))
     return NotAlive(

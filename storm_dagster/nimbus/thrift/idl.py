@@ -1,4 +1,4 @@
-"""Structures of ``storm.thrift``, their encoding, and our errors as its exceptions."""
+"""Structures of ``storm.thrift``, their encoding, and its exceptions."""
 
 import functools
 from pathlib import Path

@@ -23,24 +23,24 @@ class Method:
     changes: bool = False
     """True if the audit log has a line for each call."""
     find_topology_by: Literal["id", "name"] | None = None
-    """What the first argument is if the function takes the topology instead of it."""
+    """Meaning of the first argument, in place of which the function takes the topology."""
 
     def call(self, handler: NimbusHandler, arguments: Sequence[Any]) -> Any:
         """Call the function; an argument that the client left out is ``None``."""
         function = self.function(handler)
         if self.find_topology_by is None:
             return function(*arguments)
-        name, *others = arguments
+        name, *options = arguments
         if self.find_topology_by == "id":
             topology = handler.find_by_id(name)
         else:
             topology = handler.find_by_name(name)
-        return function(topology, *others)
+        return function(topology, *options)
 
 
 @dataclass(frozen=True)
 class RefusedMethod:
-    """One method that is answered with an error, because silence would promise an effect."""
+    """One method that is not served: silence would promise an effect."""
 
     reason: str
     """Reason and remedy."""
@@ -90,7 +90,7 @@ METHODS: Mapping[str, Method | RefusedMethod] = {
     "updateBlobReplication": Method(lambda handler: handler.blobs.update_replication, changes=True),
     "createStateInZookeeper": Method(lambda handler: handler.blobs.register, changes=True),
     "isRemoteBlobExists": Method(lambda handler: handler.blobs.exists),
-    # Files. An uploaded file changes nothing before its submission.
+    # Files. The upload of a file is not a change: its submission is.
     "beginFileUpload": Method(lambda handler: handler.archives.begin, operation="submit"),
     "uploadChunk": Method(lambda handler: handler.archives.append, operation="submit"),
     "finishFileUpload": Method(lambda handler: handler.archives.finish, operation="submit"),

@@ -1,4 +1,4 @@
-"""Thrift server: framed messages of many connections, with bounded memory and threads.
+"""Thrift server: framed messages, with bounded memory and threads.
 
 Neither Thrift library has a server that survives untrusted clients: each trusts the length in front
 of a frame, gives every connection a thread, or waits without a limit. Here one event loop reads and
@@ -297,9 +297,10 @@ class ThriftServer:
     # -- the limits --------------------------------------------------------------------------------
 
     def _hold(self, connection: _Connection, count: int) -> None:
-        """Count bytes that are held for a connection, and drop the slowest above the limit.
+        """Count bytes that are held for a connection.
 
-        A connection that holds no more than its share is not dropped.
+        Above the limit of all connections the slowest one is dropped, but none that holds at most
+        its share.
         """
         connection.held_bytes += count
         self.held_bytes += count

@@ -58,9 +58,9 @@ _SUBMISSIONS = ("submitTopology", "submitTopologyWithOpts")
 
 
 def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
-    """Operation that the caller must be allowed; unknown methods are for administrators.
+    """Operation that the caller must be allowed.
 
-    Conf keys turn a submission into a change of the topology that runs under its name.
+    Unknown methods are for administrators. Conf keys turn a submission into a change of the topology that runs under its name.
     """
     if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
         return "topology"
@@ -115,9 +115,10 @@ class Access:
 
 
 class Dispatcher:
-    """Call the functions of a handler by the names of the service; safe for many threads.
+    """Call the functions of a handler by the names of the service.
 
-    ``check(peer, method, arguments)`` raises for a peer that must not call the method.
+    ``check(peer, method, arguments)`` raises for a peer that must not call the method. Safe for many
+    threads.
     """
 
     def __init__(
