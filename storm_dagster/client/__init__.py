@@ -1,4 +1,4 @@
-"""Client of a cluster, for the command line, the code location and users' programs.
+"""Client of a cluster for the command line, the code location and users.
 
 Every verb that changes a topology has its function: ``kill_topology(nimbus, "wc", wait_secs=5)``.
 """

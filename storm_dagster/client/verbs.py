@@ -3,9 +3,9 @@
 All of them take these options:
 
 ``dry_run``
-    Change nothing; :attr:`~storm_dagster.client.changes.Change.planned` describes the effect.
+    Only describe the effect, in :attr:`~storm_dagster.client.changes.Change.planned`.
 ``wait``
-    Return when the change has its effect, else as soon as it is accepted.
+    Return when the change has its effect; otherwise, return when it is accepted.
 ``timeout``
     Seconds that the wait may take; ``wait_secs`` is added.
 ``progress``
@@ -112,7 +112,7 @@ def restart_topology(
     timeout: float = _TIMEOUT_SECS,
     progress: Progress | None = None,
 ) -> Change:
-    """Start the workers of a topology again; id, places, code and conf stay.
+    """Restart the workers of a topology; id, places, code and conf stay.
 
     With ``wait`` the call returns when all tasks run.
     """
@@ -144,8 +144,8 @@ def rebalance_topology(
 
     ``workers`` is the new number of workers, ``executors`` the new parallelism by component; what
     is left out stays. ``wait_secs`` is the time before the change, so that tuples finish; by
-    default the topology's message timeout. The fewest tasks move; with ``reassign`` all tasks are
-    placed again. With ``wait`` the call returns when all tasks run. The ``planned`` result of a
+    default the topology's message timeout. The fewest tasks move; with ``reassign`` all tasks get
+    new places. With ``wait`` the call returns when all tasks run. The ``planned`` result of a
     ``dry_run`` has the plan.
     """
     return change_topology(
