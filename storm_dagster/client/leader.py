@@ -56,8 +56,8 @@ def is_nimbus(http: httpx.Client, url: str, timeout_secs: float) -> bool:
 def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, str]:
     """Return the base URL of the leader, or the states of the nimbuses.
 
-    Without a leader the URL is ``None``. The states are in words. The leader that a follower names is called as well, since ``urls`` need
-    not list it.
+    Without a leader the URL is ``None``. The states are in words. The leader that a follower names
+    is called as well, since ``urls`` need not list it.
     """
     states: list[str] = []
     for url in urls:
