@@ -165,7 +165,7 @@ def api_page() -> list[str]:
     for name in sorted(storm_dagster.client.__all__):
         lines += autodoc(_kind(getattr(storm_dagster.client, name)), f"storm_dagster.client.{name}")
     lines += [
-        "Every verb that changes a topology has a function, which is `change_topology` of that verb:",
+        "Every verb that changes a topology has a function:",
         "",
     ]
     lines += rows(

@@ -73,4 +73,37 @@ __all__ = [
     "submit_topology",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "Alert": "storm_dagster.defs.observe.alerts",
+    "BatchingBolt": "storm_dagster.api",
+    "Bolt": "storm_dagster.api",
+    "Emit": "storm_dagster.api",
+    "Grouping": "storm_dagster.api",
+    "ReliableSpout": "storm_dagster.api",
+    "ShellBolt": "storm_dagster.api",
+    "ShellSpout": "storm_dagster.api",
+    "SparkBolt": "storm_dagster.api",
+    "SparkQuery": "storm_dagster.api",
+    "SparkSpout": "storm_dagster.api",
+    "Spout": "storm_dagster.api",
+    "StormAsset": "storm_dagster.defs.translator",
+    "StormTopologyComponent": "storm_dagster.defs.declared.component",
+    "StormTranslator": "storm_dagster.defs.translator",
+    "Stream": "storm_dagster.api",
+    "TicklessBatchingBolt": "storm_dagster.api",
+    "Topology": "storm_dagster.api",
+    "TopologyBuilder": "storm_dagster.api",
+    "Tuple": "storm_dagster.api",
+    "bolt": "storm_dagster.api",
+    "build_alert_sensor": "storm_dagster.defs.observe.alerts",
+    "build_heartbeat_sensor": "storm_dagster.defs.healing.heartbeat_sensor",
+    "build_reassign_job": "storm_dagster.defs.healing.reassign_job",
+    "build_rebalance_schedule": "storm_dagster.defs.lifecycle.rebalance_schedule",
+    "build_storm_defs": "storm_dagster.defs",
+    "build_storm_resources": "storm_dagster.defs.build",
+    "spout": "storm_dagster.api",
+    "submit_topology": "storm_dagster.client",
+}
+
+if not TYPE_CHECKING:  # Else a type checker accepts every name.
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,7 +1,6 @@
 """Public API for topology authors: components, groupings, topologies."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storm_dagster.host.resolve import lazy_names
 
@@ -57,6 +56,41 @@ __all__ = [
     "spout",
 ]
 
-__getattr__: Callable[[str], Any]
-__dir__: Callable[[], list[str]]
-__getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "BatchingBolt": "storm_dagster.api.batching",
+    "Bolt": "storm_dagster.api.bolts",
+    "Component": "storm_dagster.api.component",
+    "DagsterReports": "storm_dagster.api.bolts",
+    "Emit": "storm_dagster.api.functions",
+    "Grouping": "storm_dagster.api.specs",
+    "Join": "storm_dagster.api.joins",
+    "JoinBolt": "storm_dagster.api.joins",
+    "KeyValueState": "storm_dagster.api.bolts",
+    "ReliableSpout": "storm_dagster.api.spouts",
+    "ShellBolt": "storm_dagster.api.component",
+    "ShellSpout": "storm_dagster.api.component",
+    "SparkBolt": "storm_dagster.api.spark",
+    "SparkQuery": "storm_dagster.api.spark_query",
+    "SparkSpout": "storm_dagster.api.spark",
+    "Spec": "storm_dagster.api.specs",
+    "Spout": "storm_dagster.api.spouts",
+    "StatefulBolt": "storm_dagster.api.bolts",
+    "Stream": "storm_dagster.api.specs",
+    "TaskState": "storm_dagster.api.state",
+    "TicklessBatchingBolt": "storm_dagster.api.batching",
+    "Topology": "storm_dagster.api.builder",
+    "TopologyBuilder": "storm_dagster.api.builder",
+    "TopologyContext": "storm_dagster.api.context",
+    "Tuple": "storm_dagster.api.tuples",
+    "TupleWindow": "storm_dagster.api.windows",
+    "Window": "storm_dagster.api.windows",
+    "WindowedBolt": "storm_dagster.api.windows",
+    "bolt": "storm_dagster.api.functions",
+    "is_tick": "storm_dagster.api.tuples",
+    "log": "storm_dagster.api.component",
+    "logger": "storm_dagster.api.component",
+    "spout": "storm_dagster.api.functions",
+}
+
+if not TYPE_CHECKING:  # Else a type checker accepts every name.
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -31,9 +31,9 @@ _WRITE_SECS = 30.0  # Of these a nimbus waits up to 20 for copies.
 class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     """A :class:`~storm_dagster.blobstore.store.BlobStore` over HTTP to the leader.
 
-    ``leader_url`` is asked before every try, so that a change of leader is followed. Each call has
+    ``leader_url`` is called before every try, so that a change of leader is followed. Each call has
     a deadline of ``deadline_secs`` over all its tries; after it, :class:`Unavailable`. Only
-    :class:`Unavailable` answers and failed connections are tried again; every call is repeatable,
+    :class:`Unavailable` responses and failed connections are retried; every call is repeatable,
     because a content is identified by its hash.
     """
 
@@ -42,9 +42,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     epoch: Callable[[], int | None] | int | None = None
     """Sent with every write: a run whose leader was deposed gets ``Fenced``."""
     min_replication: int | None = None
-    """How many nimbuses must hold a blob before a write is acknowledged."""
+    """Number of nimbuses that must hold a blob before a write is acknowledged."""
     allow_degraded: bool = False
-    """Whether fewer will do when no more are alive."""
+    """True if fewer are enough while too few nimbuses are alive."""
     deadline_secs: float = 30.0
     security: InitVar[Security | None] = None
 
@@ -59,12 +59,15 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         self._http.close()
 
     def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobClient":
-        """The same client, whose writes need ``minimum`` copies, or fewer where there are no more
-        nimbuses.
+        """Copy of the client whose writes need ``minimum`` copies, or fewer.
+
+        Fewer are enough while fewer nimbuses are alive. Without ``minimum`` the writes need as many
+        copies as those of this client.
         """
-        other = copy.copy(self)
-        other.allow_degraded, other.min_replication = True, minimum or self.min_replication
-        return other
+        client = copy.copy(self)
+        client.allow_degraded = True
+        client.min_replication = minimum or self.min_replication
+        return client
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -72,45 +75,49 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Store at the leader; acknowledged only after the minimum replication."""
+        """Store a blob at the leader; it is acknowledged after the minimum replication."""
         check_blob_key(key)
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
             digest = hashlib.sha256()
             for chunk in chunked(chunks):
                 digest.update(chunk)
                 spool.write(chunk)
-            about = {
+            content_headers = {
                 "X-Content-SHA256": expected_sha256 or digest.hexdigest(),
                 "Content-Length": str(spool.tell()),
             }
-            terms = self._terms(**about)
+            options = self._write_options(content_headers)
 
             def send(base: str) -> httpx.Response:
-                return self._http.put(_url(base, key), content=chunks_of(spool), **terms)
+                return self._http.put(_url(base, key), content=chunks_of(spool), **options)
 
-            return _meta_of(self._repeat(f"storing blob {key!r}", send).json())
+            response = self._repeat(f"storing blob {key!r}", send)
+        return _meta_of(response.json())
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store under ``key`` a content that the leader has already, without a transfer; ``None``
-        when it has not.
+        """Store under ``key`` a content that the leader has already, without a transfer.
+
+        ``None`` if the leader does not have it.
         """
         check_blob_key(key)
-        terms = self._terms()
+        options = self._write_options()
+
+        def send(base: str) -> httpx.Response:
+            params = {"sha256": sha256}
+            return self._http.put(_url(base, key), params=params, content=b"", **options)
+
         try:
-            response = self._repeat(
-                f"storing blob {key!r}",
-                lambda base: self._http.put(
-                    _url(base, key), params={"sha256": sha256}, content=b"", **terms
-                ),
-                key=key,
-            )
+            response = self._repeat(f"storing blob {key!r}", send, key=key)
         except KeyNotFound:
             return None
         return _meta_of(response.json())
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
-        """The verified content as a seekable stream (kept on disk when it is large)."""
+        """Open the verified content as a seekable stream.
+
+        Large content is kept on disk.
+        """
         check_blob_key(key)
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
 
@@ -128,8 +135,9 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
                     announced = response.headers.get("X-Content-SHA256")
                     if announced != digest.hexdigest():
                         raise Corrupt(
-                            f"blob {key!r} from {base} has SHA-256 {digest.hexdigest()}, {announced} was announced: "
-                            "its stored content is damaged; store it again"
+                            f"blob {key!r} from {base} has SHA-256 {digest.hexdigest()}, "
+                            f"{announced} was announced: its stored content is damaged; "
+                            "store it again"
                         )
                     return response
 
@@ -159,10 +167,10 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
 
     def delete(self, key: str) -> None:
         check_blob_key(key)
-        terms = self._terms()
+        options = self._write_options()
         self._repeat(
             f"deleting blob {key!r}",
-            lambda base: self._http.delete(_url(base, key), **terms),
+            lambda base: self._http.delete(_url(base, key), **options),
             key=key,
         )
 
@@ -177,23 +185,23 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         )
         return [_meta_of(document) for document in response.json()["blobs"]]
 
-    def _terms(self, **about: str) -> dict[str, Any]:
-        """Options of a request that writes: its headers, and the time that its reply may take."""
-        wanted = {
-            "Epoch": self.epoch() if callable(self.epoch) else self.epoch,
-            "Min-Replication": self.min_replication,
-            "Allow-Degraded": "true" if self.allow_degraded else None,
-        }
-        terms = {
-            f"X-Storm-{name}": str(value) for name, value in wanted.items() if value is not None
-        }
+    def _write_options(self, content_headers: Mapping[str, str] = {}) -> dict[str, Any]:
+        """Options of a request that writes: its headers, and the timeout of its response."""
+        headers = dict(content_headers)
+        epoch = self.epoch() if callable(self.epoch) else self.epoch
+        if epoch is not None:
+            headers["X-Storm-Epoch"] = str(epoch)
+        if self.min_replication is not None:
+            headers["X-Storm-Min-Replication"] = str(self.min_replication)
+        if self.allow_degraded:
+            headers["X-Storm-Allow-Degraded"] = "true"
         timeout = httpx.Timeout(_WRITE_SECS, connect=self._http.timeout.connect)
-        return {"headers": {**about, **terms}, "timeout": timeout}
+        return {"headers": headers, "timeout": timeout}
 
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
-        """The first good response to a request; a typed error without one within the deadline."""
+        """Send a request until it has a good response, or raise the typed error."""
         return call_leader(
             self._leader,
             request,

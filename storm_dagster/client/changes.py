@@ -1,4 +1,4 @@
-"""Changes of topologies that run: one function for every verb, and the draining of hosts."""
+"""Changes of running topologies, and draining of hosts."""
 
 import time
 import uuid
@@ -19,14 +19,14 @@ from storm_dagster.client.waiting import (
 )
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_topology_reference
-from storm_dagster.model.verbs import VERBS, check_request
+from storm_dagster.model.verbs import VERBS, Verb, check_request
 
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Change:
-    """An accepted submission or change, and its outcome when it was waited for."""
+    """An accepted submission or change, and its result after a wait."""
 
     name: str
     id: str | None = None
@@ -34,28 +34,31 @@ class Change:
     run_id: str | None = None
     seconds: float = 0.0
     upgrade: Mapping[str, Any] | None = None
-    """What the upgrade has come to (``show --json``); ``None`` when none is under way."""
+    """State of the upgrade (as in ``show --json``); ``None`` if none is under way."""
     conf: Mapping[str, Any] | None = None
-    """What new code changes in the conf: key -> ``{"old", "new"}``."""
+    """Changes of the conf by new code: key -> ``{"old", "new"}``."""
     planned: Mapping[str, Any] = field(default_factory=dict)
-    """Of a dry run: ``dry_run``, ``would`` and, for a rebalance, its ``plan``."""
+    """Fields of a dry run: ``dry_run``, ``would`` and, for a rebalance, its ``plan``."""
     token: str = ""
     """Client token of a submission."""
     sent: bool = False
-    """Whether a submission's archive traveled."""
+    """True if the archive of a submission was transferred."""
 
     def to_document(self) -> dict[str, Any]:
         """The document that changing verbs print."""
-        more = {"upgrade": self.upgrade, "conf": self.conf}
-        return {
+        document: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
             "status": self.status,
             "run_id": self.run_id,
             "seconds": round(self.seconds, 3),
-            **{key: dict(value) for key, value in more.items() if value is not None},
-            **self.planned,
         }
+        if self.upgrade is not None:
+            document["upgrade"] = dict(self.upgrade)
+        if self.conf is not None:
+            document["conf"] = dict(self.conf)
+        document.update(self.planned)
+        return document
 
 
 def change_topology(
@@ -73,30 +76,26 @@ def change_topology(
     progress: Progress | None = None,
     **fields: Any,
 ) -> Change:
-    """Ask for a verb, whose request has ``fields`` (:mod:`storm_dagster.model.verbs`); with
-    ``wait`` until its effect.
+    """Execute the verb ``verb``; with ``wait`` return when it has its effect.
 
-    New code is that of TARGET with ``args``, ``conf`` and ``requirements``, as of a submission.
-    Conf that was given at earlier submissions and not in ``conf`` is kept
-    (``topology.update.keep.conf``). Whatever is wrong with new code is raised, as the error of its
-    kind, and the old code runs on. ``timeout`` (seconds) bounds the waiting after ``wait_secs``;
-    ``dry_run`` only returns what would change.
+    ``fields`` are those of the verb's request (:mod:`storm_dagster.model.verbs`). New code is that
+    of TARGET with ``args``, ``conf`` and ``requirements``, as for a submission. Conf of earlier
+    submissions that is not in ``conf`` is kept (``topology.update.keep.conf``). An error of new
+    code is raised as the error of its kind, and the old code continues to run. ``timeout`` (seconds)
+    bounds the wait after ``wait_secs``; ``dry_run`` only returns the changes that it would make.
     """
     started = time.monotonic()
-    row, path = VERBS[verb], f"/v1/topologies/{check_topology_reference(name)}"
-    given = {
-        key: value
-        for key, value in fields.items()
-        if value is not False and value not in (None, "", [], (), {})
-    }
-    asked = check_request(row.request, given, verb)
-    body = asked.model_dump(mode="json", exclude_unset=True)
+    row = VERBS[verb]
+    path = f"/v1/topologies/{check_topology_reference(name)}"
+    set_fields = {key: value for key, value in fields.items() if not _is_left_out(value)}
+    request = check_request(row.request, set_fields, verb)
+    body = request.model_dump(mode="json", exclude_unset=True)
     if row.brings_code:
         nimbus = nimbus.accepting_fewer(body.get("allow_degraded", False))
         nimbus.get(path)
         body.setdefault("token", uuid.uuid4().hex)
         if target is not None:
-            body["handle"] = upload_target(
+            uploaded = upload_target(
                 nimbus,
                 target,
                 args,
@@ -104,62 +103,91 @@ def change_topology(
                 home=home,
                 requirements=requirements,
                 progress=progress,
-            ).handle
+            )
+            body["handle"] = uploaded.handle
     answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
-    found: dict[str, Any] = {}
-    if asked.dry_run:
+    topology: Mapping[str, Any] = {}
+    if request.dry_run:
         if "handle" in body:
             nimbus.request("DELETE", f"/v1/uploads/{body['handle']}")
     elif wait:
         deadline = started + timeout + body.get("wait_secs", 0)
-        if answer.get("run_id"):
-            wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
-        if row.until:
-            found = wait_for_status(
-                nimbus,
-                # Its name may be another topology's by then.
-                answer["id"] if row.until == (None,) else name,
-                lambda now: (None if now is None else now["status"]) in row.until,
-                deadline=deadline,
-                what=f"the end of the {verb}",
-            ) or {"status": "KILLED"}
-        if row.tasks:
-            found = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
-        elif not row.until:
-            found = nimbus.get(path)
+        topology = _wait_for_effect(nimbus, row, name, answer, deadline=deadline, progress=progress)
     return Change(
         name=str(answer.get("name") or name),
-        id=found.get("id") or answer.get("id"),
-        status=found.get("status") or answer.get("status"),
+        id=topology.get("id") or answer.get("id"),
+        status=topology.get("status") or answer.get("status"),
         run_id=answer.get("run_id"),
         seconds=time.monotonic() - started,
-        upgrade=found.get("upgrade"),
+        upgrade=topology.get("upgrade"),
         conf=answer.get("conf"),
         planned={key: answer[key] for key in ("dry_run", "would", "plan") if key in answer},
     )
 
 
+def _is_left_out(value: object) -> bool:
+    """True for values that mean "not given"; 0 is a given value."""
+    return value is False or value in (None, "", [], (), {})
+
+
+def _wait_for_effect(
+    nimbus: NimbusClient,
+    verb: Verb,
+    name: str,
+    answer: Mapping[str, Any],
+    *,
+    deadline: float,
+    progress: Progress | None,
+) -> Mapping[str, Any]:
+    """Wait for the run and the effect of an accepted change.
+
+    Return the document of the topology, which has the status ``KILLED`` if the topology is gone.
+    """
+    if answer.get("run_id"):
+        wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
+    topology: Mapping[str, Any] | None = None
+    if verb.until:
+        # After a kill, another topology may have the name.
+        reference = answer["id"] if verb.until == (None,) else name
+        topology = wait_for_status(
+            nimbus,
+            reference,
+            lambda document: _status_of(document) in verb.until,
+            deadline=deadline,
+            what=f"the end of the {verb.name}",
+        )
+    if verb.tasks:
+        return wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+    if not verb.until:
+        return nimbus.get(f"/v1/topologies/{name}")
+    return topology or {"status": "KILLED"}
+
+
+def _status_of(topology: Mapping[str, Any] | None) -> str | None:
+    """Status of a topology; ``None`` if it is gone."""
+    return None if topology is None else topology["status"]
+
+
 def topologies_on(nimbus: NimbusClient, hosts: Collection[str]) -> list[str]:
-    """Names of the topologies that have workers on one of the hosts."""
-    names = [row["name"] for row in nimbus.get("/v1/topologies")["topologies"]]
-    found = {name: find_topology(nimbus, name) or {} for name in names}
-    return sorted(
-        name
-        for name in names
-        if any(each["host"] in hosts for each in found[name].get("workers", ()))
-    )
+    """Names of the topologies that have workers on one of the hosts, sorted."""
+    names: list[str] = []
+    for row in nimbus.get("/v1/topologies")["topologies"]:
+        topology = find_topology(nimbus, row["name"]) or {}
+        worker_hosts = {worker["host"] for worker in topology.get("workers", ())}
+        if not worker_hosts.isdisjoint(hosts):
+            names.append(row["name"])
+    return sorted(names)
 
 
 def drain_hosts(
     nimbus: NimbusClient, hosts: Collection[str], *, wait: bool = True, **options: Any
 ) -> list[str]:
-    """Rebalance every topology that has workers on these hosts, which are on the blacklist; their
-    names.
+    """Rebalance every topology that has workers on these hosts; return the names.
 
-    The fewest tasks move. With ``wait`` it returns when the hosts are empty and all moved tasks
-    run. A topology that cannot be moved keeps no other one: :class:`Unavailable` then lists each
-    with the reason. ``options`` are those of :func:`change_topology`: ``wait_secs``, ``timeout``,
-    ``progress``.
+    The hosts are on the blacklist. The fewest tasks move. With ``wait`` it returns when the hosts
+    are empty and all moved tasks run. A topology that cannot be moved does not prevent the others:
+    :class:`Unavailable` then lists each with the reason. ``options`` are those of
+    :func:`change_topology`: ``wait_secs``, ``timeout``, ``progress``.
     """
 
     def move(name: str) -> str | None:
@@ -173,14 +201,17 @@ def drain_hosts(
 
     names = topologies_on(nimbus, hosts)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        failed = {name: why for name, why in zip(names, pool.map(move, names), strict=True) if why}
-    for name in topologies_on(nimbus, hosts) if wait else ():
-        failed.setdefault(
-            name, "workers are there whose supervisor cannot stop them, or which came meanwhile"
-        )
-    if failed:
-        why = "; ".join(f"{name}: {reason}" for name, reason in sorted(failed.items()))
+        errors = list(pool.map(move, names))
+    reasons = {name: error for name, error in zip(names, errors, strict=True) if error}
+    if wait:
+        for name in topologies_on(nimbus, hosts):
+            reasons.setdefault(
+                name, "workers are there whose supervisor cannot stop them, or which came meanwhile"
+            )
+    if reasons:
+        texts = [f"{name}: {reason}" for name, reason in sorted(reasons.items())]
         raise Unavailable(
-            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and what is there runs on: {why}"
+            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and what is there runs on: "
+            f"{'; '.join(texts)}"
         )
     return names

@@ -1,4 +1,4 @@
-"""Calls of the command line in a process of their own."""
+"""Calls of the command line in a new process."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from typing import Any
 from storm_dagster.model.errors import StormDagsterError, error_from_document
 
 CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
-"""Environment variable, random for every ``dev``, that all its descendants inherit: by it ``stop``
-knows them.
+"""Environment variable by which ``stop`` recognizes the processes of a ``dev``.
+
+Its value is random for every ``dev``, and all descendants inherit it.
 """
 
 
@@ -31,8 +32,9 @@ class CommandResult:
         return json.loads(self.out)
 
     def check(self) -> "CommandResult":
-        """Return itself if the exit code is 0; else raise the typed error that the command
-        printed.
+        """Return itself if the exit code is 0.
+
+        Else raise the typed error that the command printed.
         """
         if self.code == 0:
             return self
@@ -52,18 +54,21 @@ def run_cli(
     env: Mapping[str, str] | None = None,
     timeout: float = 330.0,
 ) -> "CommandResult":
-    """Run ``storm-dagster ARGS`` with this interpreter; ``home`` becomes STORM_DAGSTER_HOME."""
-    full = {**os.environ, **(env or {})}
+    """Run ``storm-dagster ARGS`` with this interpreter.
+
+    ``home`` becomes STORM_DAGSTER_HOME.
+    """
+    environment = {**os.environ, **(env or {})}
     if home is not None:
-        full["STORM_DAGSTER_HOME"] = str(home)
-    done = subprocess.run(
+        environment["STORM_DAGSTER_HOME"] = str(home)
+    process = subprocess.run(
         [sys.executable, "-m", "storm_dagster", *args],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=full,
+        env=environment,
         timeout=timeout,
         check=False,
     )
-    return CommandResult(done.returncode, done.stdout, done.stderr)
+    return CommandResult(process.returncode, process.stdout, process.stderr)

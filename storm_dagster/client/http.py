@@ -1,6 +1,4 @@
-"""The HTTP client of nimbus: finds the leader, waits for one with patience, turns responses into
-typed errors.
-"""
+"""HTTP client of nimbus, which finds the leader and raises typed errors."""
 
 import copy
 import time
@@ -27,10 +25,10 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     """Calls of nimbus's HTTP service; safe to share between threads.
 
     ``urls`` is called whenever the leader is searched, because addresses change when a local
-    cluster is started again. ``patience`` is how long a call waits for a leader, in seconds: a
-    restarting or changing leader is not an error before that. Each single request is bounded by its
-    own: 30 s, and ``launch_secs`` + 30 s if it launches a Dagster run (``launch_secs`` is nimbus's
-    ``dagster.launch.timeout.secs``).
+    cluster restarts. ``patience`` is the time that a call waits for a leader, in seconds: a
+    restarting or changing leader is not an error before that. Each single request has its own
+    limit: 30 s, and ``launch_secs`` + 30 s if it launches a Dagster run (``launch_secs`` is
+    nimbus's ``dagster.launch.timeout.secs``).
     """
 
     def __init__(
@@ -44,17 +42,17 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         require: Callable[[], None] | None = None,
         launch_secs: float = 60.0,
     ) -> None:
-        """``waiting`` is called once with what a call waits for, after three seconds.
+        """``waiting`` is called once with the reason of a wait, after three seconds.
 
-        ``require`` is called before the first search for a leader, and raises when there is no
-        cluster to wait for.
+        ``require`` is called before the first search for a leader, and raises if no cluster exists
+        to wait for.
         """
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
         self.launch_secs = launch_secs
         self._require = require
-        self._terms: Mapping[str, str] = {}
-        # Proxies of the environment are for the outside world, not for the cluster.
+        self._headers: Mapping[str, str] = {}
+        # A proxy of the environment must not receive calls of the cluster.
         plain = all(url.startswith("http://") for url in self._urls())
         options = (security or Security()).client_options(plain=plain)
         self._http = httpx.Client(
@@ -71,19 +69,20 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
     def of_cluster(
         conf: ClusterConf, home: Path | None = None, *, conf_dir: Path | None = None, **options: Any
     ) -> "NimbusClient":
-        """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of
-        ``conf``.
+        """Client of the cluster in ``home``, or of the cluster that ``conf`` names.
 
-        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both.
-        ``options``: ``patience``, ``waiting`` and ``require``.
+        The addresses are those of ``cluster.json`` in ``home``, else ``nimbus.seeds`` of ``conf``.
+        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` takes precedence
+        over both. ``options``: ``patience``, ``waiting`` and ``require``.
         """
         folder = home_dir(home)
-        explicit = conf.origins.get("nimbus.seeds") == "-c"
+        only_seeds = conf_dir is not None or conf.origins.get("nimbus.seeds") == "-c"
 
         def urls() -> list[str]:
-            cluster = None if conf_dir is not None or explicit else ClusterFile.read(folder)
-            if cluster is not None and cluster.nimbuses:
-                return [nimbus.http for nimbus in cluster.nimbuses]
+            if not only_seeds:
+                cluster = ClusterFile.read(folder)
+                if cluster is not None and cluster.nimbuses:
+                    return [nimbus.http for nimbus in cluster.nimbuses]
             return seed_urls(conf)
 
         return NimbusClient(
@@ -99,20 +98,27 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         self._http.close()
 
     def accepting_fewer(self, allow_degraded: bool = True) -> "NimbusClient":
-        """The client of somebody who ``allow_degraded``: fewer copies do when too few nimbuses are
-        alive.
+        """Copy of the client that accepts fewer copies while too few nimbuses are alive.
+
+        Without ``allow_degraded`` it does not accept them.
         """
-        other = copy.copy(self)
-        other._terms = {"X-Storm-Allow-Degraded": "true"} if allow_degraded else {}
-        return other
+        client = copy.copy(self)
+        client._headers = {"X-Storm-Allow-Degraded": "true"} if allow_degraded else {}
+        return client
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def leader(self, *, deadline: float | None = None) -> str:
-        """Base URL of the leader; waits for one, :class:`Unavailable` when the patience ends."""
+        """Wait for a leader and return its base URL.
+
+        :class:`Unavailable` at the deadline (``time.monotonic()``), by default when the patience
+        ends.
+        """
         self._require_cluster()
-        return self._leader.url(time.monotonic() + self._patience if deadline is None else deadline)
+        if deadline is None:
+            deadline = time.monotonic() + self._patience
+        return self._leader.url(deadline)
 
     def _require_cluster(self) -> None:
         if self._require is not None:
@@ -132,19 +138,17 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         repeat: bool = True,
         launches: bool = False,
     ) -> httpx.Response:
-        """One call of the leader; typed errors for answers from 400 up.
+        """Call the leader; typed errors for responses with a status from 400 up.
 
-        A call that ``launches`` a Dagster run is waited for as long as nimbus waits for Dagster,
-        and longer.
-
+        A call that ``launches`` a Dagster run waits longer than nimbus waits for Dagster.
         ``content`` may be a function that makes the body for each try. A call that finds no leader,
-        or a follower, is made again until the patience ends; one whose connection broke only with
-        ``repeat`` (it may have had its effect).
+        or a follower, is repeated until the patience ends. A call whose connection broke may have
+        had its effect: it is repeated only with ``repeat``.
         """
         deadline = time.monotonic() + self._patience
         limit = self.launch_secs + _LAUNCH_MARGIN_SECS if launches else _TIMEOUT_SECS
         timeout = httpx.Timeout(limit, connect=_CONNECT_SECS)
-        terms = {**self._terms, **(headers or {})}
+        all_headers = {**self._headers, **(headers or {})}
         self._require_cluster()
 
         def send(base: str) -> httpx.Response:
@@ -153,7 +157,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 base + path,
                 json=json,
                 content=content() if callable(content) else content,
-                headers=terms,
+                headers=all_headers,
                 params=params,
                 timeout=timeout,
             )
@@ -163,20 +167,21 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         )
 
     def get(self, path: str, **params: Any) -> Any:
-        """The JSON document at ``path``."""
+        """Return the JSON document at ``path``."""
         return self.request("GET", path, params=params or None).json()
 
     def post(
         self, path: str, document: Any = None, *, repeat: bool = True, launches: bool = False
     ) -> Any:
-        """The JSON answer to a POST of ``document``; ``repeat`` and ``launches`` are those of
-        :meth:`request`.
+        """Post a document and return the JSON response.
+
+        ``repeat`` and ``launches`` are those of :meth:`request`.
         """
         body = {} if document is None else document
         return self.request("POST", path, json=body, repeat=repeat, launches=launches).json()
 
     def exists(self, path: str) -> bool:
-        """Whether a HEAD of ``path`` answers 200; other errors than 404 are raised."""
+        """True if ``path`` exists, by a HEAD request; :class:`Unavailable` is raised."""
         try:
             self.request("HEAD", path)
         except Unavailable:

@@ -1,4 +1,4 @@
-"""The search for the leading nimbus, and calls of it that are repeated until it responds."""
+"""Search for the leading nimbus, and calls that are repeated until it responds."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -21,22 +21,22 @@ _FIRST_PAUSE_SECS = 0.1
 _MAX_PAUSE_SECS = 1.0
 _SEARCH_PAUSE_SECS = 0.2
 _QUIET_SECS = 3.0
-"""A shorter wait for a leader is not worth a notice."""
+"""A shorter wait for a leader is not reported."""
 _NO_LEADER = "no leader"
 _NO_ZOOKEEPER = "no connection to ZooKeeper"
 
 
 class UnavailableAtLeader(Unavailable):
-    """Response of a leader that is there and lacks something itself, such as Dagster."""
+    """Response of a leader that lacks a service itself, such as Dagster."""
 
 
 # -- the search among nimbuses -----------------------------------------------------------------
 
 
 def read_health(http: httpx.Client, url: str, timeout_secs: float = _HEALTH_SECS) -> Any:
-    """The document of a nimbus's ``/healthz``.
+    """Return the document of a nimbus's ``/healthz``.
 
-    ``httpx.HTTPError`` or ``ValueError`` without one.
+    ``httpx.HTTPError`` or ``ValueError`` if it cannot be read.
     """
     return http.get(f"{url}/healthz", timeout=timeout_secs).json()
 
@@ -54,10 +54,10 @@ def is_nimbus(http: httpx.Client, url: str, timeout_secs: float) -> bool:
 
 
 def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, str]:
-    """Base URL of the leader, and without one the states of the nimbuses, in words.
+    """Return the base URL of the leader, or the states of the nimbuses.
 
-    Each nimbus is asked whether it leads. The address of the leader that a follower names is asked
-    as well, since ``urls`` need not list it.
+    Without a leader the URL is ``None``. The states are in words. The leader that a follower names
+    is called as well, since ``urls`` need not list it.
     """
     states: list[str] = []
     for url in urls:
@@ -71,11 +71,11 @@ def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, st
             continue
         if document.get("leader") is True:
             return url, ""
-        named = document.get("leader_http")
-        if isinstance(named, str):
-            named = named.rstrip("/")
-            if named != url and _leads(http, named):
-                return named, ""
+        leader_url = document.get("leader_http")
+        if isinstance(leader_url, str):
+            leader_url = leader_url.rstrip("/")
+            if leader_url != url and _leads(http, leader_url):
+                return leader_url, ""
         # A nimbus that names a leader which does not answer has no leader either.
         no_zookeeper = document.get("status") == _NO_ZOOKEEPER
         states.append(f"{url}: {_NO_ZOOKEEPER if no_zookeeper else _NO_LEADER}")
@@ -94,39 +94,47 @@ def remedy_without_leader(states: str) -> str:
     """Advice for a cluster in which :func:`find_leader` found the ``states``."""
     if _NO_ZOOKEEPER in states:
         return (
-            "ZooKeeper does not answer; topologies pause until it does, and lose nothing. Start ZooKeeper again "
-            "(`storm-dagster dev` does so by itself), or see `storm-dagster doctor`"
+            "ZooKeeper does not answer; topologies pause until it does, and lose nothing. "
+            "Start ZooKeeper again (`storm-dagster dev` does so by itself), or see "
+            "`storm-dagster doctor`"
         )
     if _NO_LEADER in states:
         return "one will lead in a few seconds, try again; `storm-dagster doctor` names the problem"
     if "Timeout" in states:
-        return "it is there and does not answer, because it is frozen or overloaded: see `storm-dagster status`"
-    return "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
+        return (
+            "it is there and does not answer, because it is frozen or overloaded: "
+            "see `storm-dagster status`"
+        )
+    return (
+        "start it with `storm-dagster dev`, or name it with --home, --conf-dir or "
+        "-c nimbus.seeds=[host:port]"
+    )
 
 
-# -- where a client has the leader's address from ----------------------------------------------
+# -- sources of the leader's address -----------------------------------------------------------
 
 
 class LeaderSource(Protocol):
-    """The leader's address, as a client knows it."""
+    """Source of the leader's address."""
 
     def url(self, deadline: float) -> str:
-        """Base URL of the leader. Waits for one until ``deadline`` (``time.monotonic()``), then
-        raises :class:`Unavailable`.
+        """Wait for a leader and return its base URL.
+
+        :class:`Unavailable` at ``deadline`` (``time.monotonic()``).
         """
         ...
 
     def leads(self, url: str) -> bool:
-        """True if the nimbus there is known to lead now, so that its refusal is final."""
+        """True if the nimbus at ``url`` is known to lead, so that its refusal is final."""
         ...
 
     def forget(self) -> None:
-        """Find the leader again for the next call."""
+        """Search the leader for the next call."""
         ...
 
 
 class SearchedLeader(LeaderSource):
-    """The leader as nimbuses name it over HTTP; remembered until a call of it fails.
+    """Leader that nimbuses name over HTTP; it is cached until a call of it fails.
 
     ``urls`` is called at each search. ``on_wait`` is called once in a wait, after three seconds,
     with the states of the nimbuses. ``thing`` is the cluster in words.
@@ -147,7 +155,7 @@ class SearchedLeader(LeaderSource):
         self._leader: str | None = None
 
     def url(self, deadline: float) -> str:
-        # Read once: another thread may forget it now.
+        # Read once: another thread may reset it now.
         leader = self._leader
         if leader is not None:
             return leader
@@ -161,7 +169,8 @@ class SearchedLeader(LeaderSource):
             now = time.monotonic()
             if now >= deadline:
                 raise Unavailable(
-                    f"{self._thing} has no leading nimbus in reach ({states}): {remedy_without_leader(states)}"
+                    f"{self._thing} has no leading nimbus in reach ({states}): "
+                    f"{remedy_without_leader(states)}"
                 )
             if not notified and self._on_wait is not None and now >= notify_at:
                 self._on_wait(states)
@@ -177,10 +186,10 @@ class SearchedLeader(LeaderSource):
 
 
 class NamedLeader(LeaderSource):
-    """The leader as ZooKeeper names it, or one address; it is read before each try.
+    """Leader that ZooKeeper names, or a fixed address; it is read before each try.
 
-    ``url`` may raise :class:`Unavailable`, which is retried. Whether the nimbus there still leads
-    is not known, so that each of its :class:`Unavailable` responses is retried, too.
+    ``url`` may raise :class:`Unavailable`, which is retried. The nimbus at that address may no
+    longer lead, so that each of its :class:`Unavailable` responses is retried, too.
     """
 
     def __init__(self, url: Callable[[], str] | str) -> None:
@@ -210,7 +219,7 @@ class NamedLeader(LeaderSource):
 
 
 def response_error(response: httpx.Response) -> StormDagsterError:
-    """The typed error of a response with a status from 400 up."""
+    """Typed error of a response with a status from 400 up."""
     try:
         return error_from_document(response.json())
     except ValueError:
@@ -218,8 +227,8 @@ def response_error(response: httpx.Response) -> StormDagsterError:
     text = response.text.strip()[:200] or "no text"
     kind = Unavailable if response.status_code >= 500 else InvalidRequest
     return kind(
-        f"{response.request.method} {response.request.url} answered {response.status_code} with something that is "
-        f"not JSON ({text}): is a nimbus listening there?"
+        f"{response.request.method} {response.request.url} answered {response.status_code} with "
+        f"something that is not JSON ({text}): is a nimbus listening there?"
     )
 
 
@@ -228,7 +237,7 @@ _REFUSALS_IN_WORDS = ("is a follower and takes no writes", "does not lead, and n
 
 
 def is_refused_by_follower(response: httpx.Response, failure: StormDagsterError) -> bool:
-    """True if the response proves that nothing was done: the nimbus does not lead."""
+    """True if the nimbus refused the call because it does not lead: it had no effect."""
     if NOT_LEADING_HEADER in response.headers:
         return True
     in_words = any(words in failure.message for words in _REFUSALS_IN_WORDS)
@@ -244,15 +253,14 @@ def call_leader(
     resend: bool = True,
     error_of: Callable[[httpx.Response], StormDagsterError] = response_error,
 ) -> httpx.Response:
-    """The first good response of the leader to ``send(base_url)``; else the typed error.
+    """Call ``send(base_url)`` until the response is good, or raise its error.
 
-    Until ``deadline`` (``time.monotonic()``) a call is repeated that reached no nimbus, or one that
-    refused it because it does not lead. A call whose connection broke, or that got another
+    A call that reached no nimbus, or one that refused it because it does not lead, is repeated
+    until ``deadline`` (``time.monotonic()``). A call whose connection broke, or that got another
     :class:`Unavailable` of a nimbus that no longer leads, may have had its effect: it is repeated
     only with ``resend``. An :class:`Unavailable` of a nimbus that still leads is its response, and
-    raised as :class:`UnavailableAtLeader`. The time of a single try is bounded by ``send``.
-    ``doing`` says in errors what was tried, ``error_of`` makes the error of a response that is not
-    good.
+    raised as :class:`UnavailableAtLeader`. ``send`` bounds the time of a single try. ``doing``
+    names the call in errors, ``error_of`` makes the error of a response that is not good.
     """
     pauses = Backoff(_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS)
     while True:
@@ -264,8 +272,8 @@ def call_leader(
             failure = error_of(response)
         except httpx.HTTPError as error:
             failure = Unavailable(
-                f"{doing}: the leading nimbus at {base} does not answer ({error or type(error).__name__}): check with "
-                "`storm-dagster status`"
+                f"{doing}: the leading nimbus at {base} does not answer "
+                f"({error or type(error).__name__}): check with `storm-dagster status`"
             )
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if was_sent and not resend:

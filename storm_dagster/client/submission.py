@@ -1,4 +1,4 @@
-"""Submitting: the one function behind the command line, the Launchpad and users' own programs."""
+"""Submission of topologies, for the command line, Dagster and users' programs."""
 
 import os
 import sys
@@ -22,8 +22,9 @@ from storm_dagster.packaging.describe import topology_spec_of
 from storm_dagster.packaging.target import DESCRIBING
 
 STORM_JAR = "STORM_JAR"
-"""Environment variable with the archive of the running program, set by ``storm-dagster jar``;
-Storm's name for it.
+"""Environment variable with the archive of the running program, by Storm's name.
+
+``storm-dagster jar`` sets it.
 """
 
 
@@ -39,20 +40,21 @@ def submit_uploaded(
     on_document: Callable[[dict[str, Any]], None] = lambda _: None,
     **fields: Any,
 ) -> Change:
-    """Start the submission of an upload, with the ``fields`` of its request; with ``wait`` return
-    when all tasks run.
+    """Submit an upload; with ``wait`` return when all tasks run.
 
-    A repeated call with the same ``token`` gives the same topology. ``timeout`` (seconds) bounds
-    the waiting, and ``on_document`` is that of :func:`wait_for_run`.
+    ``fields`` are those of the request of a submission. A repeated call with the same ``token``
+    gives the same topology. ``timeout`` (seconds) bounds the wait from ``started``
+    (``time.monotonic()``, by default now); ``on_document`` is that of :func:`wait_for_run`.
     """
-    started = time.monotonic() if started is None else started
-    given = {
+    if started is None:
+        started = time.monotonic()
+    body: dict[str, Any] = {
+        "name": name,
+        "handle": uploaded.handle,
         "token": uuid.uuid4().hex,
-        **{key: value for key, value in fields.items() if value is not None},
     }
-    answer = nimbus.post(
-        "/v1/submit", {"name": name, "handle": uploaded.handle, **given}, launches=True
-    )
+    body.update({field: value for field, value in fields.items() if value is not None})
+    answer = nimbus.post("/v1/submit", body, launches=True)
     run_id = answer.get("run_id")
     document: Mapping[str, Any] = {}
     if wait:
@@ -62,14 +64,13 @@ def submit_uploaded(
                 nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document
             )
         document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
-    seconds, token = time.monotonic() - started, str(answer.get("token") or given["token"])
     return Change(
-        name,
-        document.get("id"),
-        document.get("status"),
-        run_id,
-        seconds,
-        token=token,
+        name=name,
+        id=document.get("id"),
+        status=document.get("status"),
+        run_id=run_id,
+        seconds=time.monotonic() - started,
+        token=str(answer.get("token") or body["token"]),
         sent=uploaded.sent,
     )
 
@@ -86,8 +87,9 @@ def submit_target(
     progress: Progress | None = None,
     **options: Any,
 ) -> Change:
-    """Describe, pack, upload and submit TARGET: ``storm-dagster submit``; ``options`` as of
-    :func:`submit_uploaded`.
+    """Describe, pack, upload and submit TARGET, as ``storm-dagster submit``.
+
+    ``options`` are those of :func:`submit_uploaded`.
     """
     started = time.monotonic()
     nimbus = nimbus.accepting_fewer(bool(options.get("allow_degraded")))
@@ -103,31 +105,36 @@ def submit_target(
 
 
 def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
-    """The archive of the running program: ``STORM_JAR``, else the folder of the topology's own
+    """Archive of the running program.
+
+    It is the one that ``STORM_JAR`` names, else it is built of the folder of the topology's own
     modules.
     """
-    if named := os.environ.get(STORM_JAR):
-        path = Path(named)
+    jar = os.environ.get(STORM_JAR)
+    if jar:
+        path = Path(jar)
         if not path.is_file():
             raise InvalidRequest(
-                f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`"
+                f"{STORM_JAR}={jar} does not exist: run the program as `storm-dagster jar`"
             )
         return Archive(path, hash_file(path), path.stat().st_size, 0)
     for _, _, component in spec.components():
-        module = sys.modules.get(
-            (component.object.python or "").partition(":")[0].partition(".")[0]
-        )
+        module_name, _, _ = (component.object.python or "").partition(":")
+        top_level_name, _, _ = module_name.partition(".")
+        module = sys.modules.get(top_level_name)
         file = getattr(module, "__file__", None)
         if module is None or file is None or module.__name__ == "storm_dagster":
             continue
-        own = Path(file).absolute()
-        package = own.name == "__init__.py"
-        root = own.parent.parent if package else own.parent
-        files = collect_files(root, [own.parent.name] if package else None, leave_out=[home])
+        module_path = Path(file).absolute()
+        if module_path.name == "__init__.py":
+            package = module_path.parent
+            files = collect_files(package.parent, [package.name], leave_out=[home])
+        else:
+            files = collect_files(module_path.parent, None, leave_out=[home])
         return build_archive(folder / "archive.zip", files)
     raise InvalidRequest(
-        f"no archive is known for topology {spec.name!r}: run the program as `storm-dagster jar ARCHIVE MODULE`, "
-        f"which sets {STORM_JAR}"
+        f"no archive is known for topology {spec.name!r}: run the program as "
+        f"`storm-dagster jar ARCHIVE MODULE`, which sets {STORM_JAR}"
     )
 
 
@@ -144,27 +151,28 @@ def submit_topology(
     allow_degraded: bool = False,
     progress: Progress | None = None,
 ) -> Change:
-    """Submit ``topology`` under ``name`` to the cluster of ``home`` (``STORM_DAGSTER_HOME``, conf
-    seeds).
+    """Submit ``topology`` under ``name`` to the cluster of ``home``.
 
-    ``topology`` is a ``Topology`` class, a ``TopologyBuilder`` or a ``TopologySpec``. The program's
-    archive is the one that ``STORM_JAR`` names (``storm-dagster jar`` sets it), else the folder of
-    the topology's modules; it is uploaded once per process, and never when its hash is stored
-    already. With ``wait`` the call returns when all tasks run, at most ``timeout`` seconds later.
-    The same ``token`` gives the same topology id however often it is submitted. Raises
-    :class:`StormDagsterError` of the fitting branch.
+    Without ``home`` the folder is ``STORM_DAGSTER_HOME``; the seeds of its conf name the cluster if
+    the folder has none. ``topology`` is a ``Topology`` class, a ``TopologyBuilder`` or a
+    ``TopologySpec``. The program's archive is the one that ``STORM_JAR`` names (``storm-dagster
+    jar`` sets it), else the folder of the topology's modules; it is uploaded once per process, and
+    not at all if its hash is stored already. With ``wait`` the call returns when all tasks run, at
+    most ``timeout`` seconds later. The same ``token`` gives the same topology id, however often it
+    is submitted. Raises the class of :class:`StormDagsterError` that fits the failure.
     """
     if os.environ.get(DESCRIBING):
         raise InvalidTopology(
-            "submit_topology was called while the module was being described: submit such a program with "
-            '`storm-dagster jar`, or put the call under if __name__ == "__main__"'
+            "submit_topology was called while the module was being described: submit such a "
+            'program with `storm-dagster jar`, or put the call under if __name__ == "__main__"'
         )
     started = time.monotonic()
     check_topology_name(name)
     spec = topology_spec_of(topology)
     if spec is None:
         raise InvalidTopology(
-            f"{topology!r:.80} is not a topology: give a Topology class, a TopologyBuilder or a TopologySpec"
+            f"{topology!r:.80} is not a topology: give a Topology class, a TopologyBuilder or a "
+            "TopologySpec"
         )
     folder = home_dir(home)
     cluster = cluster_conf(folder)

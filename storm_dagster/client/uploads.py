@@ -16,22 +16,22 @@ from storm_dagster.packaging.archive import Archive, bundle_target
 
 log: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
-# Hashes that this process has uploaded or found stored: an archive is uploaded once per process.
+# Leader and hash of archives that this process has uploaded or found stored: each is uploaded once.
 _stored: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """A finished upload: what a submission refers to."""
+    """Finished upload, to which a submission refers."""
 
     handle: str
     name: str
-    """The topology's own name, used when the submission gives none."""
+    """Name of the topology itself, for a submission without a name."""
     sha256: str
     size: int
-    """Bytes of the archive."""
+    """Number of bytes of the archive."""
     sent: bool
-    """Whether the archive's bytes traveled (not when its hash was stored already)."""
+    """True if the archive was transferred, False if its hash was stored already."""
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -40,27 +40,27 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _put_archive(nimbus: NimbusClient, handle: str, archive: Archive) -> bool:
-    """Put the archive, by hash when the cluster has it; whether its bytes were sent."""
-    base = f"/v1/uploads/{handle}/archive"
+    """Put the archive, by its hash if the cluster has it; return True if it was sent."""
+    path = f"/v1/uploads/{handle}/archive"
     key = (nimbus.leader(), archive.sha256)
     if key in _stored or nimbus.exists(f"/v1/archives/{archive.sha256}"):
         try:
-            nimbus.request("PUT", base, params={"sha256": archive.sha256}, content=b"")
+            nimbus.request("PUT", path, params={"sha256": archive.sha256}, content=b"")
             _stored.add(key)
             return False
         except Unavailable:
             raise
         except StormDagsterError as error:
-            # Removed in between: send it.
+            # It was removed since: send it.
             log.info("archive %s is no longer stored (%s)", archive.sha256[:12], error.message)
     headers = {"X-Content-SHA256": archive.sha256, "Content-Length": str(archive.size)}
-    nimbus.request("PUT", base, content=lambda: _chunks(archive.path), headers=headers)
+    nimbus.request("PUT", path, content=lambda: _chunks(archive.path), headers=headers)
     _stored.add(key)
     return True
 
 
 def _encode_conf(conf: Mapping[str, Any]) -> bytes:
-    """The conf as JSON; what its keys and values mean is checked by the cluster."""
+    """Encode the conf as JSON; the cluster checks its keys and values."""
     try:
         return json.dumps(dict(conf), sort_keys=True).encode()
     except (TypeError, ValueError) as error:
@@ -77,18 +77,15 @@ def upload(
     topology: TopologySpec,
     name: str = "",
 ) -> Uploaded:
-    """Upload the three parts; on any failure the handle is cancelled and the error raised."""
+    """Upload the three parts.
+
+    On any failure the handle is cancelled, and the error is raised.
+    """
     handle = str(nimbus.post("/v1/uploads")["handle"])
     try:
-        sent = _put_archive(nimbus, handle, archive)
-        for part, body in (("conf", _encode_conf(conf)), ("topology", topology.to_json())):
-            digest = hashlib.sha256(body).hexdigest()
-            nimbus.request(
-                "PUT",
-                f"/v1/uploads/{handle}/{part}",
-                content=body,
-                headers={"X-Content-SHA256": digest},
-            )
+        is_sent = _put_archive(nimbus, handle, archive)
+        _put_part(nimbus, f"/v1/uploads/{handle}/conf", _encode_conf(conf))
+        _put_part(nimbus, f"/v1/uploads/{handle}/topology", topology.to_json())
         nimbus.post(f"/v1/uploads/{handle}/finish")
     except BaseException:
         try:
@@ -96,7 +93,18 @@ def upload(
         except StormDagsterError:
             log.debug("upload %s could not be cancelled; the inbox cleaner will", handle)
         raise
-    return Uploaded(handle, name or topology.name, archive.sha256, archive.size, sent)
+    return Uploaded(
+        handle=handle,
+        name=name or topology.name,
+        sha256=archive.sha256,
+        size=archive.size,
+        sent=is_sent,
+    )
+
+
+def _put_part(nimbus: NimbusClient, path: str, body: bytes) -> None:
+    digest = hashlib.sha256(body).hexdigest()
+    nimbus.request("PUT", path, content=body, headers={"X-Content-SHA256": digest})
 
 
 def upload_target(
@@ -109,11 +117,11 @@ def upload_target(
     requirements: Path | None = None,
     progress: Callable[[str, str], None] | None = None,
 ) -> Uploaded:
-    """Describe TARGET in a child process, build its archive and upload it with ``conf``.
+    """Describe TARGET in a child process, build its archive, and upload both.
 
-    ``home`` (the cluster's folder) stays out of the archive. ``progress`` is called with the steps
-    ``describe`` and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target`
-    and :class:`NimbusClient` raise them.
+    ``home`` (the cluster's folder) is left out of the archive. ``progress`` is called with the
+    steps ``describe`` and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors are those of
+    :func:`bundle_target` and :class:`NimbusClient`.
     """
     on_step = progress or (lambda step, state: None)
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder:
@@ -123,7 +131,7 @@ def upload_target(
         )
         on_step("describe", "SUCCESS")
         on_step("upload", "STARTED")
-        done = upload(
+        uploaded = upload(
             nimbus,
             archive=bundle.archive,
             conf=conf or {},
@@ -131,4 +139,4 @@ def upload_target(
             name=bundle.name,
         )
         on_step("upload", "SUCCESS")
-        return done
+        return uploaded

@@ -1,7 +1,7 @@
-"""Waiting for a Dagster run, and then for every task to run."""
+"""Waiting for Dagster runs, running tasks, and statuses of topologies."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from storm_dagster.client.http import NimbusClient
@@ -18,51 +18,53 @@ from storm_dagster.model.errors import (
 Progress = Callable[[str, str], None]
 """Called with (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
 
-
 _TASKS_PAUSE_SECS = 0.25
-"""Workers come up within a second or two: polling seldom would be most of the wait."""
-
+"""Workers start within a second or two: with longer pauses, polling would be most of the wait."""
 _GROWTH = 1.2
 """Factor from one pause to the next."""
 _SILENCE_PAUSE_SECS = 1.0
 _DAGSTER_STEP = "Dagster"
 """Progress step that is shown while Dagster does not respond."""
+_MAX_NAMED_TASKS = 8
 
 
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
     error = document.get("error")
-    if isinstance(error, dict) and error.get("type"):
+    if not isinstance(error, dict):
+        detail = str(error or "no reason given")
+    elif error.get("type"):
         return error_from_document({"error": error})
-    detail = (
-        str(error.get("message")) if isinstance(error, dict) else str(error or "no reason given")
-    )
+    else:
+        detail = str(error.get("message"))
     return StormDagsterError(
-        f"run {run_id} ended as {document.get('status')}: {detail}; see {document.get('url') or 'the Dagster UI'}"
+        f"run {run_id} ended as {document.get('status')}: {detail}; "
+        f"see {document.get('url') or 'the Dagster UI'}"
     )
 
 
 class _DagsterSilence:
-    """Time in which the leader gets no response from Dagster about a run that goes on."""
+    """Time in which the leader gets no response from Dagster about a run."""
 
-    def __init__(self, run_id: str, longest_secs: float, progress: Progress | None) -> None:
+    def __init__(self, run_id: str, max_secs: float, progress: Progress | None) -> None:
         self._run_id = run_id
-        self._longest_secs = longest_secs
+        self._max_secs = max_secs
         self._progress = progress or (lambda step, state: None)
         self._since: float | None = None
 
-    def go_on(self, error: Unavailable, deadline: float) -> None:
-        """Note one more call without a response; :class:`Unavailable` when the silence has lasted
-        too long.
+    def extend(self, error: Unavailable, deadline: float) -> None:
+        """Record a call without a response.
+
+        :class:`Unavailable` if the silence has lasted too long.
         """
         now = time.monotonic()
         if self._since is None:
             self._since = now
             self._progress(_DAGSTER_STEP, "does not respond")
-        if now >= min(deadline, self._since + self._longest_secs):
+        if now >= min(deadline, self._since + self._max_secs):
             raise Unavailable(f"run {self._run_id} may still go on, but {error.message}") from error
 
     def end(self) -> None:
-        """Note that Dagster responds."""
+        """Record that Dagster responds."""
         if self._since is not None:
             self._since = None
             self._progress(_DAGSTER_STEP, "SUCCESS")
@@ -76,28 +78,29 @@ def wait_for_run(
     progress: Progress | None = None,
     on_document: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The finished run's document; the typed error of a run that failed.
+    """Wait for a run and return its document; raise the typed error of a failed run.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). A
-    Dagster that does not respond for a while does not end the run, so it does not end the wait
-    either: it may be silent for as long as it may take to launch a run. ``on_document`` gets each
-    document; what it raises ends the wait.
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run continues).
+    While Dagster does not respond, the run continues, and so does the wait: Dagster may be silent
+    for the time that the launch of a run may take. ``on_document`` is called with each document of
+    the running run; its errors end the wait.
     """
-    shown: dict[str, str] = {}
+    reported: dict[str, str] = {}
     pauses = Backoff(0.1, 0.2, factor=_GROWTH)
     silence = _DagsterSilence(run_id, nimbus.launch_secs, progress)
     while True:
         try:
             document = nimbus.get(f"/v1/runs/{run_id}")
         except UnavailableAtLeader as error:
-            silence.go_on(error, deadline)
+            silence.extend(error, deadline)
             time.sleep(_SILENCE_PAUSE_SECS)
             continue
         silence.end()
         for step in document.get("steps", ()):
-            name, status = str(step.get("name")), str(step.get("status"))
-            if progress is not None and status != "PENDING" and shown.get(name) != status:
-                shown[name] = status
+            name = str(step.get("name"))
+            status = str(step.get("status"))
+            if progress is not None and status != "PENDING" and reported.get(name) != status:
+                reported[name] = status
                 progress(name, status)
         if document.get("finished"):
             if document.get("status") != "SUCCESS":
@@ -105,14 +108,12 @@ def wait_for_run(
             return document
         on_document(document)
         if time.monotonic() >= deadline:
-            queued = document.get("status") == "QUEUED"
-            where = (
-                " (the run queue is full: see concurrency.runs.max_concurrent_runs)"
-                if queued
-                else ""
-            )
+            status = document.get("status")
+            cause = ""
+            if status == "QUEUED":
+                cause = " (the run queue is full: see concurrency.runs.max_concurrent_runs)"
             raise Unavailable(
-                f"run {run_id} is still {document.get('status')}{where}: it goes on; see it in the Dagster UI "
+                f"run {run_id} is still {status}{cause}: it goes on; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pauses.next_pause())
@@ -121,40 +122,49 @@ def wait_for_run(
 def wait_for_tasks(
     nimbus: NimbusClient, name: str, *, deadline: float, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The topology's document once every one of its tasks runs; :class:`Unavailable` at the
-    deadline.
+    """Wait until all tasks of a topology run, and return its document.
+
+    :class:`Unavailable` at the deadline.
     """
     pauses = Backoff(0.05, _TASKS_PAUSE_SECS, factor=_GROWTH)
-    shown = ""
+    reported = ""
     while True:
         document = nimbus.get(f"/v1/topologies/{name}")
         tasks = document.get("tasks", [])
-        running = sum(1 for task in tasks if task.get("status") == "running")
+        stopped_tasks = [task for task in tasks if task.get("status") != "running"]
+        running = len(tasks) - len(stopped_tasks)
         state = f"{running} of {len(tasks)} run"
-        if progress is not None and state != shown:
-            shown = state
+        if progress is not None and state != reported:
+            reported = state
             progress("tasks", state)
-        if tasks and running == len(tasks):
+        if tasks and not stopped_tasks:
             return document
         if time.monotonic() >= deadline:
-            left = [task for task in tasks if task.get("status") != "running"]
-            waiting = [
-                f"{task.get('id')} ({task.get('component')}, {task.get('status')})" for task in left
+            titles = [
+                f"{task.get('id')} ({task.get('component')}, {task.get('status')})"
+                for task in stopped_tasks[:_MAX_NAMED_TASKS]
             ]
-            errors = [
-                str(error.get("error", "")).strip().splitlines()
-                for error in document.get("errors", [])
-            ]
-            newest = f"; newest error: {errors[0][-1]}" if errors and errors[0] else ""
             raise Unavailable(
-                f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for {', '.join(waiting[:8])}{newest}: "
+                f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for "
+                f"{', '.join(titles)}{_newest_error(document)}: "
                 f"see `storm-dagster show {name}` and `storm-dagster logs {name}`"
             )
         time.sleep(pauses.next_pause())
 
 
+def _newest_error(topology: Mapping[str, Any]) -> str:
+    """Last line of the newest error of a topology's document, as the end of a clause."""
+    errors = topology.get("errors", [])
+    if not errors:
+        return ""
+    lines = str(errors[0].get("error", "")).strip().splitlines()
+    if not lines:
+        return ""
+    return f"; newest error: {lines[-1]}"
+
+
 def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
-    """The topology's document; ``None`` when it is gone."""
+    """Return the document of a topology; ``None`` if it is gone."""
     try:
         return nimbus.get(f"/v1/topologies/{name}")
     except NotAlive:
@@ -162,7 +172,10 @@ def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
 
 
 def list_operations(nimbus: NimbusClient) -> list[dict[str, Any]]:
-    """Rows of ``GET /v1/operations``; none of a nimbus of the release before, which lacks it."""
+    """Return the rows of ``GET /v1/operations``.
+
+    A nimbus of the previous release lacks it: then there are none.
+    """
     try:
         document = nimbus.get("/v1/operations")
     except InvalidRequest:
@@ -178,8 +191,10 @@ def wait_for_status(
     deadline: float,
     what: str,
 ) -> dict[str, Any] | None:
-    """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable`
-    else.
+    """Wait until ``done`` is true of a topology's document, and return the document.
+
+    ``None`` stands for a topology that is gone. :class:`Unavailable` at the deadline; it names the
+    awaited event by ``what``.
     """
     pauses = Backoff(0.1, 1.0, factor=_GROWTH)
     while True:

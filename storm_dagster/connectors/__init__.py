@@ -40,4 +40,25 @@ __all__ = [
     "client_settings",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "FileSink": "storm_dagster.connectors.file_sink",
+    "FileSource": "storm_dagster.connectors.file_source",
+    "KafkaSink": "storm_dagster.connectors.kafka_sink",
+    "KafkaSource": "storm_dagster.connectors.kafka_source",
+    "Lag": "storm_dagster.connectors.sources",
+    "PartitionEnd": "storm_dagster.connectors.tracking",
+    "PostgresSink": "storm_dagster.connectors.postgres_sink",
+    "Rejected": "storm_dagster.connectors.sinks",
+    "Retries": "storm_dagster.connectors.tracking",
+    "Retry": "storm_dagster.connectors.sinks",
+    "Row": "storm_dagster.connectors.sinks",
+    "Sink": "storm_dagster.connectors.sinks",
+    "SinkBolt": "storm_dagster.connectors.sinks",
+    "Source": "storm_dagster.connectors.sources",
+    "SourceRecord": "storm_dagster.connectors.tracking",
+    "SourceSpout": "storm_dagster.connectors.source_spout",
+    "client_settings": "storm_dagster.connectors.settings",
+}
+
+if not TYPE_CHECKING:  # Else a type checker accepts every name.
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,53 +1,45 @@
-"""Objects that are loaded by name: public names of a package at first use, and what a conf names as
-``module:attribute``.
-"""
+"""Loading of objects by name: a package's public names, and ``module:attribute`` in a conf."""
 
-import ast
-import functools
 import importlib
-import linecache
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, whose public names are those that it imports
-    for type checkers only: each is taken from the module that is named there.
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package that loads its names at first use.
+
+    ``modules`` maps each name to the module that defines it. The package imports the same names for
+    type checkers only. :class:`~storm_dagster.model.errors.MissingPart` at the first use of a name
+    whose module needs a distribution that is not installed.
     """
 
-    @functools.cache
-    def modules() -> dict[str, str]:
-        module = sys.modules[package]
-        lines = linecache.getlines(str(module.__file__), vars(module))
-        if not lines:
-            raise ImportError(
-                f"the source of {package} is missing, which says where its names are: install it whole"
-            )
-        found = ast.walk(ast.parse("".join(lines)))
-        # Imports for type checkers are indented.
-        imports = [node for node in found if isinstance(node, ast.ImportFrom) and node.col_offset]
-        return {each.name: str(node.module) for node in imports for each in node.names}
-
     def load(name: str) -> Any:
-        if name not in modules():
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from storm_dagster.host.requirements import needs
 
         with needs(f"{package}.{name}"):
-            value = getattr(importlib.import_module(modules()[name]), name)
+            module = importlib.import_module(modules[name])
+            value = getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, lambda: sorted(sys.modules[package].__all__)
+    def list_names() -> list[str]:
+        return sorted(sys.modules[package].__all__)
+
+    return load, list_names
 
 
 def load_plugin(key: str, name: str) -> Any:
-    """The class, function or object that the conf key ``key`` names; :class:`InvalidRequest` when
-    there is none.
+    """Load the class, function or object that the conf key ``key`` names.
+
+    :class:`InvalidRequest` if there is none.
     """
     module, colon, attribute = name.partition(":")
     try:

@@ -142,11 +142,25 @@ class Corrupt(StormDagsterError):
     exit_code = 6
 
 
-_BY_NAME: dict[str, type[StormDagsterError]] = {
-    name: cls
-    for name, cls in globals().items()
-    if isinstance(cls, type) and issubclass(cls, StormDagsterError)
-}
+_CLASSES: tuple[type[StormDagsterError], ...] = (
+    StormDagsterError,
+    InvalidRequest,
+    InvalidTopology,
+    Misconfigured,
+    NotAuthenticated,
+    NotAuthorized,
+    UnknownSubtree,
+    Conflict,
+    NotAlive,
+    KeyNotFound,
+    AlreadyAlive,
+    Unavailable,
+    NotLeading,
+    MissingPart,
+    Fenced,
+    Corrupt,
+)
+_BY_NAME = {cls.__name__: cls for cls in _CLASSES}
 
 
 def error_from_document(document: Any) -> StormDagsterError:

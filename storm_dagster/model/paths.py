@@ -1,6 +1,4 @@
-"""Every ZooKeeper path, below ``storm.zookeeper.root``, spelled in one place."""
-
-from collections.abc import Callable
+"""ZooKeeper paths, below ``storm.zookeeper.root``."""
 
 CLUSTER_ID = "/cluster_id"
 SUPERVISORS = "/supervisors"
@@ -40,22 +38,42 @@ UNREPORTED = "/unreported"
 # each.
 SENSORS = "/sensors"
 
-FIRST_LEVEL = tuple(
-    path
-    for name, path in globals().items()
-    if name.isupper() and path not in (CLUSTER_ID, HEALER, NIMBUS_MASTER, DEPLOYS)
+FIRST_LEVEL = (
+    SUPERVISORS,
+    WORKERS,
+    TOPOLOGY,
+    ASSIGNMENTS,
+    ASSIGNMENTS_BAK,
+    TASKS,
+    TASKBEATS,
+    TASKERRORS,
+    METRICS,
+    BLOBSTORE,
+    BLOBSTORE_MAX_SEQUENCE,
+    GRAY_UPGRADE,
+    NIMBUS_SLAVE,
+    NIMBUS_SLAVE_DETAIL,
+    EPOCH,
+    BLACKLIST,
+    TOKENS,
+    OPERATIONS,
+    COUNTER,
+    SPARK_SESSIONS,
+    ACTIONS,
+    UNREPORTED,
+    SENSORS,
 )
 """The persistent first-level nodes, created together with the root."""
 
 
-def _child_of(parent: str, below: str = "") -> Callable[[str], str]:
-    return lambda name: f"{parent}/{name}{below}"
+def supervisor(supervisor_id: str) -> str:
+    """Ephemeral heartbeat record of one supervisor."""
+    return f"{SUPERVISORS}/{supervisor_id}"
 
 
-supervisor = _child_of(SUPERVISORS)
-"""Ephemeral heartbeat record of one supervisor."""
-workers = _child_of(WORKERS)
-"""Parent of the live workers of one topology."""
+def workers(topology_id: str) -> str:
+    """Parent of the live workers of one topology."""
+    return f"{WORKERS}/{topology_id}"
 
 
 def worker(topology_id: str, node: str, port: int) -> str:
@@ -63,18 +81,53 @@ def worker(topology_id: str, node: str, port: int) -> str:
     return f"{WORKERS}/{topology_id}/{node}-{port}"
 
 
-deploy = _child_of(DEPLOYS)
-"""Ephemeral record of the run that deploys the declared topology of that name."""
-topology = _child_of(TOPOLOGY)
-"""The StormBase: a topology exists while this node does."""
-assignment = _child_of(ASSIGNMENTS)
-"""Assignment of tasks to slots; the node's data version is the assignment's version."""
-assignment_backup = _child_of(ASSIGNMENTS_BAK)
-"""The newest assignment of a topology name; it survives a kill."""
-tasks = _child_of(TASKS)
-"""Task ids of each component."""
-taskbeats = _child_of(TASKBEATS)
-"""Heartbeat counters of all workers of one topology, written by its topology master."""
+def deploy(name: str) -> str:
+    """Ephemeral record of the run that deploys the declared topology ``name``."""
+    return f"{DEPLOYS}/{name}"
+
+
+def topology(topology_id: str) -> str:
+    """The StormBase: a topology exists while this node does."""
+    return f"{TOPOLOGY}/{topology_id}"
+
+
+def log_levels(topology_id: str) -> str:
+    """Levels of loggers that were changed while the topology runs.
+
+    The node is below the topology's base and is removed with it.
+    """
+    return f"{TOPOLOGY}/{topology_id}/log_levels"
+
+
+def state_home(topology_id: str) -> str:
+    """Location of the state of the topology's tasks.
+
+    The node is below the topology's base and is removed with it.
+    """
+    return f"{TOPOLOGY}/{topology_id}/state"
+
+
+def assignment(topology_id: str) -> str:
+    """Assignment of tasks to slots.
+
+    The data version of the node is the version of the assignment.
+    """
+    return f"{ASSIGNMENTS}/{topology_id}"
+
+
+def assignment_backup(name: str) -> str:
+    """The newest assignment of a topology name; it survives a kill."""
+    return f"{ASSIGNMENTS_BAK}/{name}"
+
+
+def tasks(topology_id: str) -> str:
+    """Task ids of each component."""
+    return f"{TASKS}/{topology_id}"
+
+
+def taskbeats(topology_id: str) -> str:
+    """Heartbeat counters of all workers of one topology, written by its topology master."""
+    return f"{TASKBEATS}/{topology_id}"
 
 
 def task_errors(topology_id: str, component: str | None = None) -> str:
@@ -90,44 +143,56 @@ def task_errors(topology_id: str, component: str | None = None) -> str:
     return f"{TASKERRORS}/{topology_id}/{escaped}"
 
 
-metrics = _child_of(METRICS)
-"""Registry of metric ids of one topology."""
+def metrics(topology_id: str) -> str:
+    """Registry of metric ids of one topology."""
+    return f"{METRICS}/{topology_id}"
 
 
 def blob(key: str, holder: str | None = None) -> str:
-    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of one nimbus that holds
-    it.
+    """Node of a blob, or of one nimbus that holds it.
+
+    The holder's node is the ephemeral child ``<host:port>-<sequence>``.
     """
-    return f"{BLOBSTORE}/{key}" if holder is None else f"{BLOBSTORE}/{key}/{holder}"
+    if holder is None:
+        return f"{BLOBSTORE}/{key}"
+    return f"{BLOBSTORE}/{key}/{holder}"
 
 
-blob_max_sequence = _child_of(BLOBSTORE_MAX_SEQUENCE)
-"""The highest sequence number that a blob's content ever had."""
+def blob_max_sequence(key: str) -> str:
+    """The highest sequence number that a blob's content ever had."""
+    return f"{BLOBSTORE_MAX_SEQUENCE}/{key}"
 
 
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
-    """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or
-    ``upgraded_workers``.
+    """Gray upgrade of a topology, or one part of it.
+
+    The parts are ``conf``, ``upgrading_workers`` and ``upgraded_workers``.
     """
-    return (
-        f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
-    )
+    if part is None:
+        return f"{GRAY_UPGRADE}/{topology_id}"
+    return f"{GRAY_UPGRADE}/{topology_id}/{part}"
 
 
-log_levels = _child_of(TOPOLOGY, "/log_levels")
-"""Levels of loggers that were changed while the topology runs; below its base, with which it
-goes.
-"""
-state_home = _child_of(TOPOLOGY, "/state")
-"""Where the state of the topology's tasks lies; below its base, with which it goes."""
-token = _child_of(TOKENS)
-"""The topology id that a client token was given at its first use."""
-operation = _child_of(OPERATIONS)
-"""Record of an accepted change of a running topology, until its run has ended."""
-spark_session = _child_of(SPARK_SESSIONS)
-"""The pinned Spark Connect session id for one use."""
+def token(client_token: str) -> str:
+    """The topology id that a client token was given at its first use."""
+    return f"{TOKENS}/{client_token}"
+
+
+def operation(request: str) -> str:
+    """Record of an accepted change of a running topology, until its run has ended."""
+    return f"{OPERATIONS}/{request}"
+
+
+def spark_session(use: str) -> str:
+    """The pinned Spark Connect session id for one use."""
+    return f"{SPARK_SESSIONS}/{use}"
 
 
 def sensor_memory(sensor: str, record: str | None = None) -> str:
-    """Memory of a sensor: the node whose version counts its records, or one of them."""
-    return f"{SENSORS}/{sensor}" if record is None else f"{SENSORS}/{sensor}/{record}"
+    """Memory of a sensor, or one of its records.
+
+    The version of the memory's node counts the records.
+    """
+    if record is None:
+        return f"{SENSORS}/{sensor}"
+    return f"{SENSORS}/{sensor}/{record}"

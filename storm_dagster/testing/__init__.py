@@ -11,4 +11,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HarnessResult", "LocalCluster", "TopologyHarness", "eventually", "run_topology"]
 
-__getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "HarnessResult": "storm_dagster.testing.topology_harness",
+    "LocalCluster": "storm_dagster.testing.cluster",
+    "TopologyHarness": "storm_dagster.testing.topology_harness",
+    "eventually": "storm_dagster.testing.waiting",
+    "run_topology": "storm_dagster.testing.topology_harness",
+}
+
+if not TYPE_CHECKING:  # Else a type checker accepts every name.
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

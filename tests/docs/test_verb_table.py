@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from storm_dagster.client import change_topology
+import storm_dagster.client
 from storm_dagster.model.verbs import VERBS, CodeRequest, Verb
 from storm_dagster.operations.live import lifecycle, rebalance
+from storm_rigs.protocols.client_requests import AcceptingNimbus
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -39,9 +41,7 @@ def test_the_page_has_every_verb_with_its_fields() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
-def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the_client(
-    verb: Verb,
-) -> None:
+def test_every_verb_has_an_operation_that_takes_its_fields(verb: Verb) -> None:
     operation = (
         rebalance.rebalance if verb.name == "rebalance" else lifecycle.operation_of(verb.name)
     )
@@ -51,18 +51,60 @@ def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the
             verb.request.model_fields.keys() - {"dry_run"}
             <= inspect.signature(operation).parameters.keys()
         )
-    import storm_dagster.client as client
-
-    made = getattr(client, verb.job.removesuffix("_topology") + "_topology")
-    assert made.func is change_topology and made.keywords == {"verb": verb.name}
     assert all(info.description for info in verb.request.model_fields.values())
 
 
-def test_who_is_no_verb_has_no_function() -> None:
-    import storm_dagster.client as client
+FIELDS: dict[str, Any] = {
+    "allow_degraded": True,
+    "component": "count",
+    "dry_run": False,
+    "executors": {"count": 4},
+    "handle": "a-handle",
+    "number": 2,
+    "reassign": True,
+    "token": "a-token",
+    "wait_secs": 0,
+    "workers": 3,
+}
+"""Field of a request -> a value of it."""
 
-    assert not hasattr(client, "explode_topology") and issubclass(
-        VERBS["update"].request, CodeRequest
-    )
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+def test_every_verb_has_a_function_of_the_client_that_takes_its_fields(verb: Verb) -> None:
+    function = getattr(storm_dagster.client, verb.job)
+    parameters = inspect.signature(function).parameters
+    keywords = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    options = {"wait", "timeout", "progress"}
+    code = {"conf", "home", "requirements"} if verb.brings_code else set[str]()
+    assert keywords == verb.request.model_fields.keys() | options | code
+    assert ({"target", "args"} <= parameters.keys()) is verb.brings_code
+    assert function.__doc__ and len(function.__doc__.splitlines()) > 1
+
+    fields = {name: FIELDS[name] for name in verb.request.model_fields}
+    if verb.name == "gray-upgrade":
+        fields["workers"] = ["host:6700"]
+    nimbus = AcceptingNimbus()
+    function(nimbus, "wc", wait=False, **fields)
+    assert nimbus.path == f"/v1/topologies/wc/{verb.name}"
+    assert nimbus.body == {name: value for name, value in fields.items() if value is not False}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+def test_the_functions_keep_the_names_of_earlier_releases(verb: Verb) -> None:
+    word = verb.name.replace("-", "_")
+    names = {word, f"{word}_topology"}
+    if word == "rollback":
+        names |= {"roll_back", "roll_back_topology"}
+    functions = {getattr(storm_dagster.client, name) for name in names}
+    assert len(functions) == 1
+
+
+def test_a_word_that_is_not_a_verb_has_no_function() -> None:
+    assert not hasattr(storm_dagster.client, "explode_topology")
+    assert issubclass(VERBS["update"].request, CodeRequest)
     with pytest.raises(ImportError):
         from storm_dagster.client import explode_topology  # pyright: ignore # noqa: F401

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from storm_dagster import client
 from storm_dagster.cli import app, change_verbs
 from storm_dagster.client import change_topology
 from storm_dagster.defs.forms import verb_config
@@ -18,6 +17,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.verbs import VERBS, Flag, Verb, VerbRequest, check_request
 from storm_dagster.operations.live import lifecycle
 from storm_rigs.product.public_names import nimbus_openapi
+from storm_rigs.protocols.client_requests import AcceptingNimbus
 
 
 class ShakeRequest(VerbRequest):
@@ -63,6 +63,8 @@ def test_a_row_and_an_operation_make_every_way_in(shake: Verb) -> None:
         options["--force"].type.name == "integer range"
         and command.help == "Shake topology NAME. Nothing falls."
     )
-    assert client.shake_topology.func is change_topology
+    nimbus: Any = AcceptingNimbus()
+    change_topology(nimbus, "wc", verb="shake", force=3, wait=False)
+    assert (nimbus.path, nimbus.body) == ("/v1/topologies/wc/shake", {"force": 3})
     assert lifecycle.operation_of("shake")(None, "wc", force=3) == ("wc", 3)
     assert app.VERBS["restart"] == ("change_verbs", "Start the workers of a topology again")

@@ -87,9 +87,9 @@ def test_a_change_over_thrift_is_one_line(lines: Any) -> None:
         protocol.write_message_end()
         dispatcher.answer(buffer.getvalue(), ThriftPeer("10.1.2.3", "alice"))
 
-    handler = SimpleNamespace(killTopology=lambda name: None, getTopologyConf=lambda id: "{}")
+    handler: Any = SimpleNamespace(kill_topology=lambda name: None, nimbus_conf=lambda: "{}")
     dispatcher = Dispatcher(handler)
-    call("getTopologyConf", id="wc-1-1")
+    call("getNimbusConf")
     call("killTopology", name="wc")
     assert lines() == ["user 'alice' at 10.1.2.3: killTopology 'wc': done"]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.nimbus.thrift.frames import (
-    MOST_DEPTH,
-    MOST_VALUES,
+    MAX_DEPTH,
+    MAX_VALUES,
     MalformedFrame,
     check_message,
 )
@@ -91,7 +91,7 @@ def test_old_messages_without_a_version_pass() -> None:
         (call(field(SET, struct.pack("!bi", 0, 2**31 - 1)) + STOP), "type 0"),
         (call(field(MAP, struct.pack("!bbi", 1, 1, 2**31 - 1)) + STOP), "type 1"),
         (call(field(77, b"") + STOP), "type 77"),
-        (call(field(LIST, struct.pack("!bi", STRUCT, MOST_VALUES + 1)) + STOP * (MOST_VALUES + 2)), "more than"),
+        (call(field(LIST, struct.pack("!bi", STRUCT, MAX_VALUES + 1)) + STOP * (MAX_VALUES + 2)), "more than"),
     ],
 )  # fmt: skip
 def test_a_malformed_frame_is_refused_with_the_reason(frame: bytes, why: str) -> None:
@@ -101,7 +101,7 @@ def test_a_malformed_frame_is_refused_with_the_reason(frame: bytes, why: str) ->
 
 def test_nesting_is_bounded_however_deep_it_claims_to_be() -> None:
     one_in_another = struct.pack("!bi", LIST, 1)
-    for depth in (MOST_DEPTH + 1, 10_000, 1_000_000):
+    for depth in (MAX_DEPTH + 1, 10_000, 1_000_000):
         with pytest.raises(MalformedFrame, match="nested"):
             check_message(call(field(LIST, one_in_another * depth)))
     with pytest.raises(MalformedFrame, match="nested"):

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -24,16 +25,20 @@ from storm_rigs.protocols.thrift_calls import encode_call
 
 
 class Handler:
-    """Stands behind the port in these tests: two of the methods."""
+    """Stands behind the port in these tests: getNimbusConf and getTopologyConf."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
         self.leave = threading.Event()
+        self.pages = SimpleNamespace(conf_text=self._topology_conf)
 
-    def getNimbusConf(self) -> str:
+    def nimbus_conf(self) -> str:
         return "{}"
 
-    def getTopologyConf(self, topology_id: str) -> str:
+    def find_by_id(self, topology_id: str) -> str:
+        return topology_id
+
+    def _topology_conf(self, topology_id: str) -> str:
         if topology_id.startswith("wait"):
             self.entered.release()
             assert self.leave.wait(30)
@@ -49,7 +54,7 @@ class Port:
         self.handler = Handler()
         listener = listen("127.0.0.1", 0, "test")
         self.address = listener.getsockname()
-        answer = Dispatcher(self.handler).answer
+        answer = Dispatcher(self.handler).answer  # type: ignore[arg-type]
         self.server = ThriftServer(answer, listener, ServerLimits(**limits), tls=tls)  # type: ignore[arg-type]
         self.server.start()
         self.sockets: list[socket.socket] = []
@@ -257,7 +262,7 @@ def test_half_frames_of_many_clients_take_no_more_than_the_limit(
 
     def quiet() -> bool:
         """All that was sent is read, or its sender dropped."""
-        held = [connection.held for connection in list(port.server.connections)]
+        held = [connection.held_bytes for connection in list(port.server.connections)]
         gone = sum(select.select([half], [], [], 0)[0] == [half] for half in halves)
         return len(held) + gone == len(halves) and set(held) == {400_000}
 
@@ -273,7 +278,8 @@ def test_what_a_dropped_client_had_sent_pushes_out_no_other(open_port: Callable[
     def held(*counts: int) -> None:
         eventually(
             lambda: (
-                sorted(connection.held for connection in port.server.connections) == sorted(counts)
+                sorted(connection.held_bytes for connection in port.server.connections)
+                == sorted(counts)
             ),
             30,
             f"{counts} bytes held",
@@ -298,7 +304,7 @@ def test_large_calls_in_progress_push_out_nobody(open_port: Callable[..., Port])
     for _ in range(3):
         send(port.connect(), encode_call("getTopologyConf", 5, id="wait" * 200_000))
         assert port.handler.entered.acquire(timeout=20)
-    port.server._most_held = port.server.held_bytes + 10
+    port.server._max_held_bytes = port.server.held_bytes + 10
     assert [port.ask() for _ in range(20)] == ["{}"] * 20
 
 

@@ -3,13 +3,13 @@ is the rule in words.
 """
 
 from collections import Counter
-from typing import Any
 
 from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
     Found,
     Rule,
     Violation,
+    rule_of,
     title,
     visible,
 )
@@ -18,11 +18,18 @@ from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import code_keys
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.slot import Slot
-from storm_dagster.model.tables import load_table
 
 # -- I1: every task has one slot -------------------------------------------------------------------
 
 
+@rule_of(
+    "I1",
+    remedy=(
+        "`storm-dagster explain NAME` prints why a task is where it is; `storm-dagster "
+        "rebalance NAME --reassign` places all tasks again"
+    ),
+    by_view=True,
+)
 def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
     """Every task of every topology has exactly one slot."""
     for topology in visible(snapshot.view):
@@ -44,6 +51,11 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
             )
 
 
+@rule_of(
+    "I1",
+    remedy="`storm-dagster rebalance NAME --reassign` for one of them",
+    by_view=True,
+)
 def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
     """No slot is given to two topologies."""
     owners: dict[Slot, str] = {}
@@ -57,6 +69,15 @@ def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
                 yield title(topology), f"lists slot {slot.key} {count} times"
 
 
+@rule_of(
+    "I1",
+    remedy=(
+        "start the supervisor, or wait: its tasks are placed elsewhere (if there are too few "
+        "slots, `show` names that)"
+    ),
+    by_view=True,
+    heals=True,
+)
 def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
     """Every assigned slot belongs to a supervisor that lives and offers it."""
     for topology in visible(snapshot.view):
@@ -71,6 +92,14 @@ def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
 # -- I2: one live process per task -----------------------------------------------------------------
 
 
+@rule_of(
+    "I2",
+    remedy=(
+        "`storm-dagster logs NAME --worker HOST:PORT` of both; the older one must end itself "
+        "when its lease is over"
+    ),
+    by_view=True,
+)
 def one_live_owner(snapshot: ClusterSnapshot) -> Found:
     """At most one live process runs a task."""
     for topology in snapshot.view.topologies.values():
@@ -86,6 +115,10 @@ def one_live_owner(snapshot: ClusterSnapshot) -> Found:
                     )
 
 
+@rule_of(
+    "I2",
+    remedy="end the process that `storm-dagster show` does not name",
+)
 def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
     """At most one worker process runs in a slot, the one that holds its node."""
     if snapshot.processes is None:
@@ -110,6 +143,11 @@ _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
 # -- I3: no orphans, nothing referenced is missing -------------------------------------------------
 
 
+@rule_of(
+    "I3",
+    remedy="kill it and submit it again",
+    by_view=True,
+)
 def base_implies_published(snapshot: ClusterSnapshot) -> Found:
     """A topology that is visible has its tasks and its assignment."""
     for topology in visible(snapshot.view):
@@ -121,11 +159,22 @@ def base_implies_published(snapshot: ClusterSnapshot) -> Found:
             )
 
 
+@rule_of(
+    "I3",
+    remedy="look at the node, then remove it or restore the ensemble's backup",
+    by_view=True,
+)
 def records_intact(snapshot: ClusterSnapshot) -> Found:
     """Every record of the cluster in ZooKeeper is readable."""
     yield from sorted(snapshot.view.corrupt.items())
 
 
+@rule_of(
+    "I3",
+    remedy=(
+        "restart the supervisor of that slot; a worker alone ends itself when its lease is over"
+    ),
+)
 def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
     """No worker runs for a slot that no assignment names."""
     for process in snapshot.processes or ():
@@ -146,6 +195,10 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
 # -- I4: code is stored and replicated -------------------------------------------------------------
 
 
+@rule_of(
+    "I4",
+    remedy="start the nimbus that holds them, or submit the topology again",
+)
 def blobs_present(snapshot: ClusterSnapshot) -> Found:
     """Archive, conf and code of every topology are stored, each with its content hash."""
     if snapshot.blobs is None:
@@ -156,6 +209,11 @@ def blobs_present(snapshot: ClusterSnapshot) -> Found:
                 yield title(topology), f"blob {key} is missing"
 
 
+@rule_of(
+    "I4",
+    remedy="`storm-dagster status` shows which one lacks it; it fetches what it lacks by itself",
+    heals=True,
+)
 def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
     """The code of every topology is on as many nimbuses as it wants, or on all there are."""
     if snapshot.copies is None:
@@ -173,6 +231,10 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
 # -- I5: only the newest leader writes -------------------------------------------------------------
 
 
+@rule_of(
+    "I5",
+    remedy="ZooKeeper's data was replaced by an older copy: restore the newest, or submit again",
+)
 def epoch_rises(snapshot: ClusterSnapshot) -> Found:
     """Nothing was written in an epoch that was never led, and no state went back."""
     for token, record in sorted((snapshot.tokens or {}).items()):
@@ -195,6 +257,10 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
 # -- I6: one topology for one token and one name ---------------------------------------------------
 
 
+@rule_of(
+    "I6",
+    remedy="kill the older of the two",
+)
 def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
     """One client token, and one name, stand for one topology."""
     names: dict[str, str] = {}
@@ -223,6 +289,10 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
 # -- I7: each worker is on one version -------------------------------------------------------------
 
 
+@rule_of(
+    "I7",
+    remedy="`storm-dagster restart NAME`",
+)
 def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
     """Each worker runs one version: the new one when it is upgraded; an upgrade and its status go
     together.
@@ -260,6 +330,10 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
 # -- I8: nothing is written when nothing changed ---------------------------------------------------
 
 
+@rule_of(
+    "I8",
+    remedy="find the process that rewrites it in the logs of nimbus and of Dagster",
+)
 def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
     """Nothing is written when nothing changed."""
     before = snapshot.former.view.topologies if snapshot.former is not None else {}
@@ -281,6 +355,11 @@ def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
             yield paths.assignment(topology_id), "was written although nothing of it changed"
 
 
+@rule_of(
+    "I8",
+    name="wishes_end",
+    remedy="`storm-dagster restart NAME`",
+)
 def rebalances_end(snapshot: ClusterSnapshot) -> Found:
     """No rebalance waits for ever."""
     for topology in visible(snapshot.view):
@@ -291,13 +370,22 @@ def rebalances_end(snapshot: ClusterSnapshot) -> Found:
             )
 
 
-def _rule(name: str, row: dict[str, Any]) -> Rule:
-    find = globals()[row.pop("finder", name)]
-    return Rule(name=name, words=find.__doc__ or "", find=find, **row)
-
-
-RULES: tuple[Rule, ...] = tuple(
-    _rule(name, row) for name, row in load_table(__name__, "rules").items()
+RULES: tuple[Rule, ...] = (
+    one_slot_per_task,
+    slots_not_shared,
+    assigned_to_live_slots,
+    one_live_owner,
+    one_process_per_slot,
+    base_implies_published,
+    records_intact,
+    no_stray_processes,
+    blobs_present,
+    blobs_replicated,
+    epoch_rises,
+    one_topology_per_token,
+    one_version_per_worker,
+    no_idle_writes,
+    rebalances_end,
 )
 """All rules, in the order of the invariants."""
 

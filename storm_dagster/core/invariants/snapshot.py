@@ -110,6 +110,29 @@ class Rule:
         ]
 
 
+def rule_of(
+    invariant: str, *, remedy: str, name: str = "", by_view: bool = False, heals: bool = False
+) -> Callable[[Callable[[ClusterSnapshot], Found]], Rule]:
+    """Decorator that makes a :class:`Rule` of the function that finds what breaks it.
+
+    The docstring of the function is the rule in words. The rule has the function's name if no
+    ``name`` is given.
+    """
+
+    def make_rule(find: Callable[[ClusterSnapshot], Found]) -> Rule:
+        return Rule(
+            invariant=invariant,
+            name=name or find.__name__,
+            words=find.__doc__ or "",
+            remedy=remedy,
+            find=find,
+            by_view=by_view,
+            heals=heals,
+        )
+
+    return make_rule
+
+
 def visible(view: ClusterView) -> Iterator[TopologyView]:
     return (topology for topology in view.topologies.values() if topology.base.status != "KILLED")
 

@@ -4,11 +4,17 @@ group them.
 See ``docs/decisions.md#executor-unit`` and ``docs/decisions.md#task-numbering``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
+from storm_dagster.core.submission.system_components import (
+    ACKER_COMPONENT,
+    BOLT_ADDITIONS,
+    SPOUT_ADDITIONS,
+    SYSTEM_COMPONENT,
+    TOPOLOGY_MASTER_COMPONENT,
+    Additions,
+)
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_layers import LayerName, merged_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
@@ -16,33 +22,8 @@ from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.names import ACKER, SYSTEM, TOPOLOGY_MASTER
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import ComponentTasks, TaskTable
-from storm_dagster.model.tables import load_table
-from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
+from storm_dagster.model.topology import ComponentSpec, InputSpec, TopologySpec
 
-
-class _Additions(BaseModel):
-    """What each component of a kind gets."""
-
-    inputs: tuple[InputSpec, ...] = ()
-    outputs: dict[str, StreamSpec]
-
-    def to(self, part: ComponentSpec) -> ComponentSpec:
-        changed = {
-            "outputs": {**part.outputs, **self.outputs},
-            "inputs": (*part.inputs, *self.inputs),
-        }
-        return part.model_copy(update=changed)
-
-
-class _Table(BaseModel):
-    acker: ComponentSpec
-    master: ComponentSpec
-    system: ComponentSpec
-    bolt: _Additions
-    spout: _Additions
-
-
-_TABLE = _Table.model_validate(load_table(__name__, "system"))
 _BY_ID = GroupingSpec(type="fields", fields=("id",))
 
 
@@ -61,21 +42,26 @@ def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
     ackers = 1 if ackers is None else ackers
     if (most := conf.get("topology.max.task.parallelism")) is not None:
         ackers = min(ackers, most)
-    inputs = [
-        InputSpec(component=name, stream=stream, grouping=_BY_ID)
-        for parts, added in ((spec.spouts, _TABLE.spout), (spec.bolts, _TABLE.bolt))
-        for name in parts
-        for stream in added.outputs
-        if stream.startswith("__ack_")
-    ]
+    inputs = (
+        *_acker_inputs(spec.spouts, SPOUT_ADDITIONS),
+        *_acker_inputs(spec.bolts, BOLT_ADDITIONS),
+    )
     system = {
-        ACKER: _TABLE.acker.model_copy(update={"parallelism": ackers, "inputs": tuple(inputs)}),
-        TOPOLOGY_MASTER: _TABLE.master,
-        SYSTEM: _TABLE.system,
+        ACKER: ACKER_COMPONENT.model_copy(update={"parallelism": ackers, "inputs": inputs}),
+        TOPOLOGY_MASTER: TOPOLOGY_MASTER_COMPONENT,
+        SYSTEM: SYSTEM_COMPONENT,
     }
-    bolts = {name: _TABLE.bolt.to(part) for name, part in spec.bolts.items()}
-    spouts = {name: _TABLE.spout.to(part) for name, part in spec.spouts.items()}
+    bolts = {name: BOLT_ADDITIONS.add_to(bolt) for name, bolt in spec.bolts.items()}
+    spouts = {name: SPOUT_ADDITIONS.add_to(spout) for name, spout in spec.spouts.items()}
     return spec.model_copy(update={"bolts": {**bolts, **system}, "spouts": spouts})
+
+
+def _acker_inputs(components: Iterable[str], additions: Additions) -> Iterator[InputSpec]:
+    """Subscriptions of the acker to the streams for acks that these components have."""
+    for component_id in components:
+        for stream in additions.outputs:
+            if stream.startswith("__ack_"):
+                yield InputSpec(component=component_id, stream=stream, grouping=_BY_ID)
 
 
 def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:

@@ -1,16 +1,15 @@
-"""The action listener: a class of the user that is notified of actions on topologies, in order
-(Storm, JStorm).
+"""Notification of a user's action listener, as in Storm and JStorm.
 
-``nimbus.topology.action.notifier.plugin.class: "module:Class"``. The leader makes one instance and
-calls::
+The conf key ``nimbus.topology.action.notifier.plugin.class`` names a class as ``"module:Class"``.
+It is notified of actions on topologies, in their order. The leader makes one instance and calls::
 
     prepare(conf)                    once, with the cluster conf        (optional)
     notify(topology_id, action)      for each action
-    cleanup()                        when this nimbus leads no more     (optional)
+    cleanup()                        when this nimbus no longer leads   (optional)
 
-The class cannot disturb the cluster: it is called in a thread of its own, its errors are logged,
-and a call that does not end delays later calls only. The next leader notifies of the actions that a
-former one did not finish; the one under way then is repeated.
+The class cannot disturb the cluster: it is called in a separate thread, its errors are logged, and
+a call that does not end delays later calls only. The next leader notifies of the actions that a
+former one did not finish; the call that was under way is repeated.
 """
 
 import logging
@@ -34,11 +33,11 @@ _log = logging.getLogger(__name__)
 
 _POLL_SECS = 1.0
 _LATE_SECS = 30.0
-_MOST_WAITING = 1000
+_MAX_PENDING = 1000
 
 
 def load_listener(name: str) -> Any:
-    """An instance of ``module:Class``; :class:`InvalidRequest` if it cannot be made."""
+    """Make an instance of ``module:Class``; :class:`InvalidRequest` if that fails."""
     try:
         listener = load_plugin(NOTIFIER_KEY, name)()
     except (InvalidRequest, KeyboardInterrupt):
@@ -56,33 +55,31 @@ def load_listener(name: str) -> Any:
 
 
 class ActionNotifier:
-    """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a
-    listener it ends.
-    """
+    """Notification of the configured listener, in a thread of the daemon."""
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._idle = threading.Event()
-        """Not set while a call has not returned."""
+        """Cleared while a call has not returned."""
         self._idle.set()
         self._listener: Any = None
         self._epoch: int | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop``."""
+        """Run until ``stop``; return at once if no listener is configured."""
         name = self._nimbus.conf[NOTIFIER_KEY]
         if not name:
             return
         try:
             self._listener = load_listener(str(name))
         except InvalidRequest as error:
-            # The cluster works without it; its actions are dropped, so that they do not pile up.
+            # The cluster works without it; its actions are dropped, so that they do not accumulate.
             _log.error("%s; no listener is notified of actions", error.message)
         repeat(lambda: self.run_once(stop), _POLL_SECS, stop, "the listener is notified later")
         self._end()
 
     def run_once(self, stop: threading.Event) -> None:
-        """Notify of pending actions, when this nimbus leads and the listener is free."""
+        """Notify of pending actions if this nimbus leads and the listener is idle."""
         epoch = self._nimbus.status.epoch
         if epoch != self._epoch:
             self._end()
@@ -98,33 +95,38 @@ class ActionNotifier:
             self._notify(action)
             forget_action(ctx, action)
 
-    def _trim(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
-        """The newest of them; the others are dropped, because nodes must not grow without bound."""
-        late = waiting[: max(0, len(waiting) - _MOST_WAITING)]
-        for action in late:
+    def _trim(self, ctx: OperationsContext, pending: list[PendingAction]) -> list[PendingAction]:
+        """Drop the oldest actions above the limit, and return the others.
+
+        Nodes must not grow without bound.
+        """
+        excess = max(0, len(pending) - _MAX_PENDING)
+        for action in pending[:excess]:
             _log.error(
                 "the listener is not notified of %s of %s: too many wait",
                 action.action,
                 action.topology_id,
             )
             forget_action(ctx, action)
-        return waiting[len(late) :]
+        return pending[excess:]
 
     def _notify(self, action: PendingAction) -> None:
         if self._listener is None or not action.action:
             return
-        what = f"{action.action} of {action.topology_id}"
-        listener, name = self._listener, topology_name_of(action.topology_id)
-        if not self._call(what, lambda: listener.notify(name, action.action), _LATE_SECS):
+        title = f"{action.action} of {action.topology_id}"
+        listener = self._listener
+        name = topology_name_of(action.topology_id)
+        if not self._call(title, lambda: listener.notify(name, action.action), _LATE_SECS):
             _log.warning(
                 "the action listener has not come back from %s for %g s: others wait",
-                what,
+                title,
                 _LATE_SECS,
             )
 
-    def _call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
-        """Call in a thread of its own; whether it returned within ``wait_secs``. Its errors are
-        logged.
+    def _call(self, title: str, function: Callable[[], Any], wait_secs: float) -> bool:
+        """Call a function in a new thread; return True if it ends within ``wait_secs``.
+
+        Its errors are logged.
         """
         self._idle.clear()
 
@@ -133,7 +135,7 @@ class ActionNotifier:
                 function()
             except BaseException as error:
                 _log.warning(
-                    "the action listener failed at %s: %s: %s", what, type(error).__name__, error
+                    "the action listener failed at %s: %s: %s", title, type(error).__name__, error
                 )
             finally:
                 self._idle.set()

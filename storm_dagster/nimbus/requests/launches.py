@@ -1,4 +1,4 @@
-"""Launches of Dagster runs that this nimbus makes now, and the runs that it launched."""
+"""Launches of Dagster runs by this nimbus: those under way, and their runs."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ class Launches:
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """Mark the key as being launched: for this time no other thread takes its launch over."""
+        """Mark the key as being launched, so that no other thread takes over its launch."""
         with self._lock:
             self._busy[key] += 1
         try:
@@ -48,7 +48,10 @@ class Launches:
 
 
 class KeyedLocks:
-    """One lock for each key in use. It exists while a thread holds it or waits for it."""
+    """One lock for each key in use.
+
+    It exists while a thread holds it or waits for it.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

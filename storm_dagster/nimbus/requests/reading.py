@@ -1,6 +1,4 @@
-"""The read side of the service: views that many requests share for a moment, and the documents made
-of them.
-"""
+"""Documents of the HTTP service, from views that many requests share."""
 
 import json
 import threading
@@ -14,7 +12,7 @@ import httpx
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.reassignment import Runnable
-from storm_dagster.core.snapshot.cluster import supervisors_of
+from storm_dagster.core.snapshot.cluster import SupervisorSnapshot, supervisors_of
 from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
@@ -26,7 +24,6 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
@@ -48,12 +45,15 @@ _STATS_SECS = 1.0
 _HISTORY_SECS = 5.0
 _ERRORS_SECS = 2.0
 _PATIENCE_SECS = 0.1
-"""Longest time that a page waits for each part of it; then it shows what was known before."""
+"""Maximum time that a page waits for each of its parts; then it has the former value."""
 _COPIES_SECS = 2.0
 
 
 class ClusterReader:
-    """Documents for the HTTP service. A view is at most 0.2 s old, statistics 1 s."""
+    """Documents for the HTTP service.
+
+    A view is at most 0.2 s old, statistics are at most 1 s old.
+    """
 
     def __init__(self, nimbus: Nimbus, masters: TopologyStats) -> None:
         self._nimbus = nimbus
@@ -61,7 +61,8 @@ class ClusterReader:
         self._view: tuple[float, ClusterView] | None = None
         self._view_lock = threading.Lock()
         self._masters = masters
-        self._stats, self._history = SharedAnswers(_STATS_SECS), SharedAnswers(_HISTORY_SECS)
+        self._stats = SharedAnswers(_STATS_SECS)
+        self._history = SharedAnswers(_HISTORY_SECS)
         self._errors = SharedAnswers(_ERRORS_SECS)
         self._operations = SharedAnswers(_VIEW_SECS)
         self._operation_records = OpenOperations()
@@ -75,17 +76,20 @@ class ClusterReader:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     def view(self) -> ClusterView:
-        """The cluster now, or as it was at most 0.2 s ago."""
+        """View of the cluster, at most 0.2 s old."""
         with self._view_lock:
-            if self._view is None or time.monotonic() - self._view[0] > _VIEW_SECS:
-                loaded = self._nimbus.shown_view()
-                # Counted from now on: of a large cluster, reading takes longer than a view is
-                # shared.
-                self._view = (time.monotonic(), loaded)
-            return self._view[1]
+            if self._view is not None:
+                read_at, view = self._view
+                if time.monotonic() - read_at <= _VIEW_SECS:
+                    return view
+            view = self._nimbus.shown_view()
+            # Counted from the end of reading, which in a large cluster takes longer than a view is
+            # shared.
+            self._view = (time.monotonic(), view)
+            return view
 
     def forget(self) -> None:
-        """Something was changed through this nimbus: what is read from now on shows it."""
+        """Drop the view: a change was made through this nimbus, and later reads show it."""
         with self._view_lock:
             self._view = None
 
@@ -106,7 +110,7 @@ class ClusterReader:
         return {"operations": self.operations()}
 
     def operations(self, topology: str | None = None) -> list[dict[str, Any]]:
-        """Rows of ``GET /v1/operations``; with ``topology`` those of the topology of that name."""
+        """Rows of ``GET /v1/operations``; with ``topology`` those of one, by its name."""
         answer = self._operations.get("operations", self._read_operations) or {}
         operations: list[OperationStatus] = answer.get("operations", [])
         now_secs = int(time.time())
@@ -124,8 +128,9 @@ class ClusterReader:
         return {"operations": operations}
 
     def _topology(self, view: ClusterView, name: str) -> TopologyView:
-        """The topology by name or id; a :class:`NotAlive` of one that is being submitted tells
-        that.
+        """Find a topology by name or id.
+
+        The :class:`NotAlive` of a topology that is being submitted says so.
         """
         try:
             return topology_by_name(view, name)
@@ -134,11 +139,12 @@ class ClusterReader:
             if not rows:
                 raise
             raise NotAlive(
-                f"topology {name!r} is not alive yet, it is {operation_text(rows[0])}: ask again when it has finished"
+                f"topology {name!r} is not alive yet, it is {operation_text(rows[0])}: "
+                "ask again when it has finished"
             ) from error
 
     def show(self, name: str) -> dict[str, Any]:
-        """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
+        """``show --json`` of a topology by name or id; :class:`NotAlive` without one."""
         view = self.view()
         topology = self._topology(view, name)
         snapshot = self.snapshot(topology.id)
@@ -157,20 +163,17 @@ class ClusterReader:
     def state(
         self, name: str, component: str, key: str | None, limit: str | None, after: str | None
     ) -> dict[str, Any]:
-        """``state --json``: a page of the keyed state of a component (:func:`read_state`)."""
+        """``state --json``: a page of a component's keyed state (:func:`read_state`)."""
         topology = topology_by_name(self.view(), name)
         return read_state(topology, component, self.security, key=key, limit=limit, after=after)
 
-    def dead_letters(self, name: str, replay: bool = False, **asked: str | None) -> dict[str, Any]:
-        """``dead-letters --json``: a page of dead letters, which are emitted again with
-        ``replay``.
-        """
-        return dead_letters(
-            topology_by_name(self.view(), name), self.security, replay=replay, **asked
-        )
+    def dead_letters(self, name: str, replay: bool = False, **page: str | None) -> dict[str, Any]:
+        """``dead-letters --json``: a page of dead letters (:func:`dead_letters`)."""
+        topology = topology_by_name(self.view(), name)
+        return dead_letters(topology, self.security, replay=replay, **page)
 
     def _problems(self, view: ClusterView, topology: TopologyView, down: list[int]) -> list[str]:
-        """Why the tasks ``down`` do not run, with the remedy."""
+        """Reasons why the tasks ``down`` do not run, with the remedy."""
         if not down or topology.base.status == "KILLED":
             return []
         try:
@@ -179,9 +182,7 @@ class ClusterReader:
             return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
 
     def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
-        """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by
-        worker.
-        """
+        """``{"upgrade": ...}`` while workers are upgraded or rolled back, else empty."""
         if topology.base.status not in ("UPGRADING", "ROLLBACK"):
             return {}
         if topology.assignment is None or topology.tasks is None:
@@ -192,22 +193,22 @@ class ClusterReader:
         }
 
     def conf(self, name: str) -> Mapping[str, Any] | None:
-        """The conf by which requests for a topology are authorized; ``None`` when it does not run
-        or cannot be read.
+        """Conf by which requests for a topology are authorized.
 
-        Then only administrators may do anything with it: what is not known is allowed to nobody.
+        ``None`` if the topology does not run or its conf cannot be read: then only administrators
+        may change or read it.
         """
         try:
-            document = json.loads(
-                self._nimbus.blobs.read(conf_key(topology_by_name(self.view(), name).code_dir))
-            )
+            topology = topology_by_name(self.view(), name)
+            document = json.loads(self._nimbus.blobs.read(conf_key(topology.code_dir)))
         except (StormDagsterError, ValueError):
             return None
         return document if isinstance(document, Mapping) else None
 
     def snapshot(self, name: str) -> TopologySnapshot:
-        """The snapshot of a topology (by name or id), with statistics at most 1 s old;
-        :class:`NotAlive` when there is none.
+        """Snapshot of a topology (by name or id), with statistics at most 1 s old.
+
+        :class:`NotAlive` if there is none.
         """
         view = self.view()
         topology = topology_by_name(view, name)
@@ -221,8 +222,9 @@ class ClusterReader:
         topology: TopologyView,
         errors: Iterable[tuple[str, TaskError]] = (),
     ) -> tuple[TopologySnapshot, float]:
-        """For a page: a snapshot with the submitted code and with the statistics, which are those
-        of a minute ago at worst, and their age in seconds.
+        """Snapshot for a page, and the age of its statistics in seconds.
+
+        It has the submitted code. The statistics are at most a minute old.
         """
         stats, age_secs = self._stats.latest(
             topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS
@@ -230,18 +232,23 @@ class ClusterReader:
         return self._snapshot(view, topology, stats, errors, self.code(topology)), age_secs
 
     def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
-        """Snapshots of every topology, without errors; statistics of those whose topology master
-        responds in time.
+        """Snapshots of every topology, without errors.
+
+        Those whose topology master responds in time have statistics.
         """
         view = self.view()
-        topologies = sorted(view.topologies.values(), key=lambda one: one.base.name)
-        pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
-        wait(pending.values(), timeout=deadline_secs)
+        topologies = sorted(view.topologies.values(), key=lambda topology: topology.base.name)
+        requests = {
+            topology.id: self._askers.submit(self._stats_of, topology) for topology in topologies
+        }
+        wait(requests.values(), timeout=deadline_secs)
         snapshots: list[TopologySnapshot] = []
         for topology in topologies:
-            future = pending[topology.id]
-            future.cancel()
-            report = future.result() if future.done() and not future.cancelled() else None
+            request = requests[topology.id]
+            request.cancel()
+            report = None
+            if request.done() and not request.cancelled():
+                report = request.result()
             snapshots.append(self._snapshot(view, topology, report))
         return snapshots
 
@@ -264,14 +271,16 @@ class ClusterReader:
         )
 
     def runnable(self, name: str) -> Runnable:
-        """Normalized topology and total conf of a running topology (by name or id), read from its
-        blobs.
+        """Normalized topology and total conf of a running topology, from its blobs.
+
+        ``name`` is its name or id.
         """
         return load_runnable(self._reading_context(), topology_by_name(self.view(), name))
 
     def shown_conf(self, topology_id: str) -> dict[str, Any]:
-        """Total conf of a running topology without secrets; a limited user sees the topology's part
-        of it.
+        """Total conf of a running topology, without secrets.
+
+        A limited user gets the topology's part of it.
         """
         conf = mask(self.runnable(topology_id).conf)
         if LIMITED_USER.get() is None:
@@ -283,22 +292,28 @@ class ClusterReader:
         }
 
     def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
-        """Topology id -> how many nimbuses hold the code that it runs; at most 2 s old."""
+        """Topology id -> number of nimbuses that hold its code; at most 2 s old."""
         topologies = self.view().topologies
-        keys = {
-            each: jar_key(topologies[each].code_dir) for each in topology_ids if each in topologies
+        keys: dict[str, str] = {}
+        for topology_id in topology_ids:
+            topology = topologies.get(topology_id)
+            if topology is not None:
+                keys[topology_id] = jar_key(topology.code_dir)
+        read_at, copies = self._copies
+        if time.monotonic() - read_at < _COPIES_SECS and copies.keys() >= keys.keys():
+            return {topology_id: copies[topology_id] for topology_id in keys}
+        records = self._nimbus.registry.read(keys.values())
+        copies = {
+            topology_id: len(records[key].newest_holders()) for topology_id, key in keys.items()
         }
-        read_at, known = self._copies
-        if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= keys.keys():
-            return {topology_id: known[topology_id] for topology_id in keys}
-        found = self._nimbus.registry.read(keys.values())
-        held = {topology_id: len(found[key].newest_holders()) for topology_id, key in keys.items()}
-        self._copies = (time.monotonic(), held)
-        return held
+        self._copies = (time.monotonic(), copies)
+        return copies
 
     def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
-        """Why each task of a topology is where it is, as the run that published it stored it, and
-        why others do not run; with ``task`` also what its worker was chosen against.
+        """Reasons of the placement of a topology's tasks, and why others do not run.
+
+        The run that published the placement stored them. With ``task`` it also has the workers that
+        were not chosen for the task.
         """
         view = self.view()
         topology = topology_by_name(view, name)
@@ -307,7 +322,8 @@ class ClusterReader:
             document = json.loads(self._nimbus.blobs.read(key))
         except KeyNotFound:
             raise KeyNotFound(
-                f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
+                f"the reasons for the placement of {topology.base.name!r} are not stored: "
+                "rebalance it to get new ones"
             ) from None
         except ValueError:
             raise Corrupt(
@@ -319,21 +335,22 @@ class ClusterReader:
         return explain_document(view, topology, self.runnable(topology.id), document, down, task)
 
     def cluster(self) -> dict[str, Any]:
-        """Nimbuses, supervisors and whether a healing sensor is armed."""
+        """Nimbuses, supervisors, and the state of healing."""
         view = self.view()
-        found = sorted(supervisors_of(view, now_secs=int(time.time())), key=lambda one: one.id)
+        supervisors = supervisors_of(view, now_secs=int(time.time()))
+        supervisors.sort(key=lambda supervisor: supervisor.id)
         healer = self._nimbus.cluster.state.get_data(paths.HEALER)
         return {
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
-            "supervisors": [fields_of("supervisor of /v1/cluster", one) for one in found],
+            "supervisors": [_supervisor_row(supervisor) for supervisor in supervisors],
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
         }
 
     def health(self) -> dict[str, Any]:
-        """``/healthz``; asks nobody, so that it answers also while ZooKeeper is away."""
+        """``/healthz``; it makes no requests, so that it responds also without ZooKeeper."""
         nimbus = self._nimbus
         known = nimbus.status.known
         leading = nimbus.status.epoch is not None
@@ -357,28 +374,29 @@ class ClusterReader:
         }
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
-        """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``);
-        empty without any.
+        """Rows of the topology master's rings, for a page.
+
+        They are ``{"columns", "interval", "rows"}``, or empty without rings.
         """
         question = HistoryQuestion(component, day)
-        found, _ = self._history.latest(
+        history, _ = self._history.latest(
             (topology.id, component, day),
             lambda: self._masters.ask(topology, question),
             self._askers,
             _PATIENCE_SECS,
         )
-        return found or {}
+        return history or {}
 
     def errors(self, topology: TopologyView) -> list[tuple[str, TaskError]]:
-        """The newest errors of a topology as (component, error), newest first; at most 2 s old."""
+        """Errors of a topology as (component, error), newest first; at most 2 s old."""
         context = self._reading_context()
-        found = self._errors.get(
+        answer = self._errors.get(
             topology.id, lambda: {"errors": status.errors_of(context, topology.id)}
         )
-        return found["errors"] if found else []
+        return answer["errors"] if answer else []
 
     def code(self, topology: TopologyView) -> Runnable | None:
-        """For a page: the topology as it was submitted; ``None`` while no nimbus holds its code."""
+        """Submitted topology, for a page; ``None`` while no nimbus holds its code."""
 
         def read() -> Mapping[str, Any]:
             try:
@@ -386,27 +404,30 @@ class ClusterReader:
             except StormDagsterError:
                 return {"code": None}
 
-        found, _ = self._history.latest(
+        answer, _ = self._history.latest(
             ("code", topology.code_dir), read, self._askers, _PATIENCE_SECS
         )
-        return found["code"] if found else None
+        return answer["code"] if answer else None
 
     def _nimbuses(self) -> list[dict[str, Any]]:
         nimbus = self._nimbus
         leader = nimbus.leadership.current()
         rows = [
-            _row(address, False, detail)
+            _nimbus_row(address, False, detail)
             for address, detail in sorted(nimbus.leadership.followers().items())
             if address != leader
         ]
-        known = nimbus.cluster.epoch()
-        if leader is not None and known is not None and known[1].leader == leader:
-            http = known[1].http
-            detail = self.health() if leader == nimbus.identity.address else self._ask_health(http)
-            rows.insert(0, _row(leader, True, {**detail, "http": http}))
+        epoch = nimbus.cluster.epoch()
+        if leader is not None and epoch is not None and epoch[1].leader == leader:
+            http = epoch[1].http
+            if leader == nimbus.identity.address:
+                detail: Mapping[str, Any] = self.health()
+            else:
+                detail = self._read_health(http)
+            rows.insert(0, _nimbus_row(leader, True, {**detail, "http": http}))
         return rows
 
-    def _ask_health(self, http: str) -> Mapping[str, Any]:
+    def _read_health(self, http: str) -> Mapping[str, Any]:
         try:
             document = self._http.get(f"{http}/healthz").json()
         except (httpx.HTTPError, ValueError):
@@ -414,7 +435,7 @@ class ClusterReader:
         return document if isinstance(document, dict) else {}
 
     def _reading_context(self) -> OperationsContext:
-        # Reading is fenced with nothing: any epoch will do.
+        # Reads are not fenced: any epoch is right.
         return self._nimbus.operations(epoch=-1)
 
     def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
@@ -422,7 +443,7 @@ class ClusterReader:
 
 
 def _alarm_of(healer: bytes | None) -> str | None:
-    """The reason why healing pauses, from the node of the armed sensor."""
+    """Reason why healing pauses, from the node of the armed sensor."""
     try:
         reason = json.loads(healer or b"{}").get("alarm")
     except (ValueError, AttributeError):
@@ -430,17 +451,32 @@ def _alarm_of(healer: bytes | None) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
+def _supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
+    info = supervisor.info
+    return {
+        "id": supervisor.id,
+        "host": info.host,
+        "ports": info.ports,
+        "used": supervisor.used,
+        "uptime_secs": supervisor.uptime_secs,
+        "version": info.version,
+        "http": info.http,
+        "blacklisted": supervisor.blacklisted,
+    }
+
+
+def _nimbus_row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
-    uptime, started = detail.get("uptime_secs"), detail.get("started_secs")
-    if uptime is None and isinstance(started, int):
-        uptime = max(0, int(time.time()) - started)
+    uptime_secs = detail.get("uptime_secs")
+    started_secs = detail.get("started_secs")
+    if uptime_secs is None and isinstance(started_secs, int):
+        uptime_secs = max(0, int(time.time()) - started_secs)
     return {
         "host": host,
         "port": int(port) if port.isdecimal() else None,
         "http": detail.get("http"),
         "leader": leader,
-        "uptime_secs": uptime,
+        "uptime_secs": uptime_secs,
         "version": detail.get("version"),
         "missing": detail.get("missing"),
     }

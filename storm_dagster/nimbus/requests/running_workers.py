@@ -1,7 +1,7 @@
-"""Running workers asked by nimbus: log levels, stacks of threads, and what tasks keep (keyed state,
-dead letters).
+"""Requests of nimbus to running workers.
 
-Changed levels are kept for workers that begin later.
+They concern log levels, stacks of threads, keyed state and dead letters. Changed levels are stored
+for workers that start later.
 """
 
 import json
@@ -25,9 +25,11 @@ from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
+_READ_SECS = 5.0
 _AT_ONCE = 8
 _ALL_SECS = 10.0
-_MOST = 1000
+_DEFAULT_LIMIT = 100
+_MAX_LIMIT = 1000
 _AFTER = re.compile(r"(\d{1,9}):(\d{1,15})")
 
 
@@ -39,41 +41,46 @@ class WorkerLevels:
         self._security = Security.of(nimbus.conf)
 
     def change(self, topology: TopologyView, changes: Mapping[str, LevelChange]) -> None:
-        """Change levels in every worker of the topology, and in those that will be started in their
-        places.
+        """Change levels in every worker of the topology, and in those that follow them.
 
-        At the leader. :class:`Unavailable` when a worker did not answer: the others have changed
-        then, and that one does when it starts again.
+        At the leader. :class:`Unavailable` if a worker did not answer: the others have changed
+        then, and that one changes at its next start.
         """
         epoch = self._nimbus.status.require()
         if not changes:
             return
         keep_log_levels(self._nimbus.operations(epoch), topology.id, changes)
-        silent = [who for who, answer in self._ask_all(topology, dict(changes)) if answer is None]
+        levels_by_address = self._ask_all(topology, dict(changes))
+        silent = [address for address, levels in levels_by_address if levels is None]
         if silent:
             raise Unavailable(
                 f"log levels of topology {topology.base.name!r} are kept, and not yet changed at "
-                f"{', '.join(sorted(silent))}: those workers did not answer and take them when they start again; try again"
+                f"{', '.join(sorted(silent))}: those workers did not answer and take them when "
+                "they start again; try again"
             )
 
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
-        """Logger -> ``{"level", "secs", "reset"}``: what is changed in any worker that answers."""
-        return {
-            name: change
-            for _, answer in self._ask_all(topology, {})
-            for name, change in (answer or {}).items()
-        }
+        """Logger -> ``{"level", "secs", "reset"}``, as changed in workers that answer."""
+        changes: dict[str, dict[str, Any]] = {}
+        for _, levels in self._ask_all(topology, {}):
+            changes.update(levels or {})
+        return changes
 
     def _ask_all(
         self, topology: TopologyView, changes: dict[str, LevelChange]
     ) -> list[tuple[str, dict[str, Any] | None]]:
+        """(address, changed levels) of each worker; ``None`` of one that did not answer."""
+
         def ask(worker: WorkerSlot) -> tuple[str, dict[str, Any] | None]:
-            who, answer = f"{worker.host}:{worker.port}", None
+            address = f"{worker.host}:{worker.port}"
             try:
                 answer = _ask(topology, worker, self._security, "log_levels", levels=changes)
             except StormDagsterError as error:
-                _log.info("%s gave no log levels: %s", who, error)
-            return who, None if answer is None else dict(answer.get("levels") or {})
+                _log.info("%s gave no log levels: %s", address, error)
+                return address, None
+            if answer is None:
+                return address, None
+            return address, dict(answer.get("levels") or {})
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nimbus-levels") as pool:
             return list(pool.map(ask, topology.workers))
@@ -82,10 +89,10 @@ class WorkerLevels:
 def stacks_of_worker(
     topology: TopologyView, host: str, port: int, security: Security
 ) -> dict[str, Any]:
-    """Thread -> frames of one worker.
+    """Thread -> frames, of one worker.
 
-    :class:`KeyNotFound` when the topology has no worker there, :class:`Unavailable` when that does
-    not run or answer.
+    :class:`KeyNotFound` if the topology has no worker at that address, :class:`Unavailable` if the
+    worker does not run or answer.
     """
     for worker in topology.workers:
         if (worker.host, worker.port) != (host, port):
@@ -102,8 +109,9 @@ def stacks_of_worker(
 
 
 def stacks_at(view: ClusterView, port: int, security: Security) -> str:
-    """The stacks of every worker of the cluster on that port, as text; :class:`KeyNotFound` when
-    there is none.
+    """Stacks of every worker of the cluster on that port, as text.
+
+    :class:`KeyNotFound` if there is none.
     """
     blocks: list[str] = []
     for topology in view.topologies.values():
@@ -111,13 +119,14 @@ def stacks_at(view: ClusterView, port: int, security: Security) -> str:
             if worker.port != port:
                 continue
             live = topology.live_workers.get(worker.slot)
-            header = f"topology {topology.id} worker {worker.host}:{port} pid {live.pid if live else '-'}"
+            pid = live.pid if live else "-"
+            header = f"topology {topology.id} worker {worker.host}:{port} pid {pid}"
             try:
-                blocks.append(
-                    stacks_text(header, stacks_of_worker(topology, worker.host, port, security))
-                )
+                stacks = stacks_of_worker(topology, worker.host, port, security)
+                text = stacks_text(header, stacks)
             except StormDagsterError as error:
-                blocks.append(stacks_text(header, None, error.message))
+                text = stacks_text(header, None, error.message)
+            blocks.append(text)
     if not blocks:
         raise KeyNotFound(f"no worker has port {port}: see /api/v1/supervisor/summary")
     return "\n".join(blocks)
@@ -132,32 +141,32 @@ def read_state(
     limit: str | None = None,
     after: str | None = None,
 ) -> dict[str, Any]:
-    """``{"id", "component", "entries": [{"task", "key", "value"}], "next"}``: a page of at most
-    ``limit`` entries.
+    """Read a page of at most ``limit`` entries of a component's state.
 
-    Tasks come in ascending order, each with its keys in the order in which they were first set;
-    ``next`` (``None`` at the end) is the ``after`` of the following page. A long value has the
-    beginning of its text as ``shown``. With ``key`` only that key, by its text or, when that is
-    JSON, by the decoded value; each task may have one. :class:`KeyNotFound` for an unknown
-    component, :class:`InvalidRequest` for one without state, :class:`Unavailable` while a task of
-    it does not run.
+    The page is ``{"id", "component", "entries": [{"task", "key", "value"}], "next"}``. Tasks come
+    in ascending order, each with its keys in the order in which they were first set; ``next``
+    (``None`` at the end) is the ``after`` of the following page. A long value has the beginning of
+    its text as ``shown``. With ``key`` only that key, by its text or, if the text is JSON, by the
+    decoded value; each task may have one. :class:`KeyNotFound` for an unknown component,
+    :class:`InvalidRequest` for one without state, :class:`Unavailable` while a task of it does not
+    run.
     """
     components = _components(topology)
-    part = components.get(component)
-    if part is None:
-        known = ", ".join(sorted(name for name in components if not name.startswith("__")))
+    tasks = components.get(component)
+    if tasks is None:
+        names = ", ".join(sorted(name for name in components if not name.startswith("__")))
         raise KeyNotFound(
-            f"topology {topology.base.name!r} has no component {component!r:.80}: it has {known}"
+            f"topology {topology.base.name!r} has no component {component!r:.80}: it has {names}"
         )
+    keys = _keys(key)
 
-    def question(task: int, offset: int, most: int) -> dict[str, Any]:
-        return {
-            "op": "state",
-            "state": StateQuestion(task, _keys(key), offset if key is None else 0, most),
-        }
+    def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
+        if key is not None:
+            offset = 0
+        return {"op": "state", "state": StateQuestion(task, keys, offset, count)}
 
-    entries, following = _read_pages(topology, part.ids, security, limit, after, question)
-    return {"id": topology.id, "component": component, "entries": entries, "next": following}
+    entries, next_page = _read_pages(topology, tasks.ids, security, limit, after, arguments)
+    return {"id": topology.id, "component": component, "entries": entries, "next": next_page}
 
 
 def dead_letters(
@@ -169,27 +178,32 @@ def dead_letters(
     after: str | None = None,
     replay: bool = False,
 ) -> dict[str, Any]:
-    """``{"id", "letters": [...], "next"}``: a page of the dead letters of a spout, or of all; as
-    :func:`read_state`.
+    """Read a page of the dead letters of a spout, or of all spouts.
 
-    With ``replay`` the spouts emit them again; those that were already, or cannot be, are left out.
+    The page is ``{"id", "letters": [...], "next"}``, like that of :func:`read_state`. With
+    ``replay`` the spouts emit the letters again; letters that were emitted already, or cannot be,
+    are left out.
     """
     spouts = {
-        name: part.ids for name, part in _components(topology).items() if part.type == "spout"
+        name: tasks.ids for name, tasks in _components(topology).items() if tasks.type == "spout"
     }
     if component is not None and component not in spouts:
         raise KeyNotFound(
-            f"topology {topology.base.name!r} has no spout {component!r:.80}: it has {', '.join(spouts)}"
+            f"topology {topology.base.name!r} has no spout {component!r:.80}: "
+            f"it has {', '.join(spouts)}"
         )
+    spout_tasks: list[int] = []
+    for name, task_ids in spouts.items():
+        if component in (None, name):
+            spout_tasks += task_ids
 
-    def question(task: int, number: int, most: int) -> dict[str, Any]:
-        return {"op": "dead_letters", "letters": LetterQuestion(task, number, most, replay)}
+    def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
+        return {"op": "dead_letters", "letters": LetterQuestion(task, offset, count, replay)}
 
-    tasks = sorted(
-        task for name, ids in spouts.items() if component in (None, name) for task in ids
+    letters, next_page = _read_pages(
+        topology, sorted(spout_tasks), security, limit, after, arguments
     )
-    letters, following = _read_pages(topology, tasks, security, limit, after, question)
-    return {"id": topology.id, "letters": letters, "next": following}
+    return {"id": topology.id, "letters": letters, "next": next_page}
 
 
 def _read_pages(
@@ -198,31 +212,38 @@ def _read_pages(
     security: Security,
     limit: str | None,
     after: str | None,
-    question: Callable[[int, int, int], dict[str, Any]],
+    arguments: Callable[[int, int, int], dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The ``entries`` that the workers of these tasks (ascending) give, and where the following
-    page begins.
+    """Read the entries of tasks; return them and the start of the next page.
 
-    ``question`` makes the arguments of :func:`_ask` from a task, an offset and the number of
-    entries wanted.
+    The tasks are in ascending order. ``arguments`` makes the arguments of :func:`_ask` from a task,
+    an offset and a maximum number of entries.
     """
-    most, first, offset = _limit(limit), *_begin(after)
+    max_entries = _limit(limit)
+    first_task, first_offset = _begin(after)
     deadline = time.monotonic() + _ALL_SECS
     workers = topology_slots(topology)
     entries: list[dict[str, Any]] = []
     for task in tasks:
-        if task < first:
+        if task < first_task:
             continue
-        if len(entries) >= most or time.monotonic() > deadline:
+        if len(entries) >= max_entries or time.monotonic() > deadline:
             return entries, f"{task}:0"
-        asked = question(task, offset if task == first else 0, most - len(entries))
-        page = _ask(topology, workers.get(task), security, secs=5.0, **asked)
+        offset = first_offset if task == first_task else 0
+        page = _ask(
+            topology,
+            workers.get(task),
+            security,
+            secs=_READ_SECS,
+            **arguments(task, offset, max_entries - len(entries)),
+        )
         if page is None:
-            component = (
-                topology.tasks.component_of().get(task) if topology.tasks is not None else None
-            )
+            component = None
+            if topology.tasks is not None:
+                component = topology.tasks.component_of().get(task)
             raise Unavailable(
-                f"task {task} of {component!r} does not run at this moment: see `explain`, ask again"
+                f"task {task} of {component!r} does not run at this moment: "
+                "see `explain`, ask again"
             )
         entries += [{"task": task, **entry} for entry in page["entries"]]
         if page["next"] is not None:
@@ -236,15 +257,19 @@ def _ask(
     security: Security,
     op: Question,
     secs: float = _ANSWER_SECS,
-    **asked: Any,
+    **fields: Any,
 ) -> dict[str, Any] | None:
-    """The answer of a worker; ``None`` when no process lives in its slot."""
-    live = topology.live_workers.get(worker.slot) if worker is not None else None
-    if worker is None or live is None:
+    """Send a request to a worker and return its answer.
+
+    ``fields`` are those of ``op``. ``None`` if no process runs in the worker's slot.
+    """
+    if worker is None:
         return None
-    return ask_worker(
-        worker.host, worker.port, live.token, op, secs, link_key_of(security, topology.id), **asked
-    )
+    live = topology.live_workers.get(worker.slot)
+    if live is None:
+        return None
+    link_key = link_key_of(security, topology.id)
+    return ask_worker(worker.host, worker.port, live.token, op, secs, link_key, **fields)
 
 
 def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:
@@ -256,20 +281,26 @@ def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:
 
 
 def _keys(key: str | None) -> list[Any]:
+    """Keys that a text may mean: the text and, if it is JSON, its value."""
     if key is None:
         return []
     try:
-        meant = json.loads(key)
+        value = json.loads(key)
     except ValueError:
         return [key]
-    return [key] if isinstance(meant, dict) else [key, meant]
+    if isinstance(value, dict):
+        return [key]
+    return [key, value]
 
 
 def _limit(text: str | None) -> int:
     if text is None:
-        return 100
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= _MOST:
-        raise InvalidRequest(f"limit must be a whole number from 1 to {_MOST}, got {text!r:.40}")
+        return _DEFAULT_LIMIT
+    is_number = text.isascii() and text.isdecimal()
+    if not is_number or not 1 <= int(text[:9]) <= _MAX_LIMIT:
+        raise InvalidRequest(
+            f"limit must be a whole number from 1 to {_MAX_LIMIT}, got {text!r:.40}"
+        )
     return int(text)
 
 

@@ -1,6 +1,4 @@
-"""A submission at the leader: checked, made idempotent by its token, and launched as a Dagster
-run.
-"""
+"""Submissions at the leader, which a token makes idempotent."""
 
 import time
 import uuid
@@ -35,8 +33,8 @@ from storm_dagster.operations.submit.staging import (
 
 _REMEMBERED_SECS = 600.0
 _POLL_SECS = 0.5
-"""So old may the knowledge be that a run goes on: of a hundred callers with one name few ask
-Dagster.
+"""Maximum age of the state of a run, so that few of a hundred callers with one name cause a lookup
+in Dagster.
 """
 
 
@@ -47,12 +45,13 @@ class _UnderWay:
     token: str
     run_id: str
     seen: float
-    """When the run was last known to go on, monotonic seconds."""
+    """Time at which the run was last known to be under way, monotonic seconds."""
 
 
 class Submissions:
-    """Launches submissions. The same token, however often and from however many callers, makes one
-    run.
+    """Launch of submissions.
+
+    Each token makes one run, however often and by however many callers it is used.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
@@ -68,17 +67,16 @@ class Submissions:
     ) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.
 
-        A token that was used before answers with its run (or, when that failed, with a new one).
-        The leader that finds its record without a run launches it, also after an
-        :class:`Unavailable` if the submission ``is_promised``: its caller does not repeat it. The
-        token of one that ``is_new`` has a record and no run.
-        :class:`AlreadyAlive` when a topology of the name exists under another token, or is being
-        submitted.
+        A token that was used before returns its run or, if that failed, a new one. The leader that
+        finds its record without a run launches it, also after an :class:`Unavailable` if the
+        submission ``is_promised``: its caller does not repeat it. The token of one that ``is_new``
+        has a record and no run. :class:`AlreadyAlive` when a topology of the name exists under
+        another token, or is being submitted.
         """
-        asked = check_request(SubmitRequest, document, "a submission")
+        request = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
-        name = check_topology_name(asked.name)
-        token = check_token(asked.token or uuid.uuid4().hex)
+        name = check_topology_name(request.name)
+        token = check_token(request.token or uuid.uuid4().hex)
         with (
             self._nimbus.launches.hold(token),
             self._locks.hold(token),
@@ -86,23 +84,26 @@ class Submissions:
         ):
             self._refuse_under_way(name, token)
             view = self._nimbus.cluster.load_view()
-            alive = view.topology_named(name)
-            is_made = alive is not None and alive.base.token == token
-            check_name_free(view, name, (alive.id,) if alive is not None and is_made else ())
+            topology = view.topology_named(name)
+            own_ids: tuple[str, ...] = ()
+            if topology is not None and topology.base.token == token:
+                own_ids = (topology.id,)
+            is_published = bool(own_ids)
+            check_name_free(view, name, own_ids)
             try:
                 run_id = None if is_new else self._earlier_run(token, name, epoch)
             except (Misconfigured, Unavailable):
-                if not is_made:
+                if not is_published:
                     raise
-                run_id = None  # its topology runs: which run made it is not worth an error
-            if run_id is None and not is_made:
-                self._nimbus.uploads.require(asked.handle)
-                config = asked.model_copy(update={"token": token}).model_dump(exclude={"name"})
+                run_id = None  # The topology runs: the id of its run is not worth an error.
+            if run_id is None and not is_published:
+                self._nimbus.uploads.require(request.handle)
+                config = request.model_copy(update={"token": token}).model_dump(exclude={"name"})
                 run_id = self._launch(name, token, config, epoch, is_promised)
         return {"run_id": run_id, "token": token}
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
-        """The run that the token had, unless it failed; ``None`` at the token's first use."""
+        """Run of the token, unless it failed; ``None`` at the first use of the token."""
         if read_token(self._nimbus.operations(epoch), token, name) is None:
             return None
         run = self._find_run(token)
@@ -114,21 +115,22 @@ class Submissions:
         return self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB, patience=LOOKUP_SECS)
 
     def _refuse_under_way(self, name: str, token: str) -> None:
-        """:class:`AlreadyAlive` while the run of another submission of the name goes on: only one
-        can win.
+        """Raise :class:`AlreadyAlive` while another submission of the name is under way.
+
+        Only one of them can publish its topology.
         """
-        other = self._names.get(name)
-        if other is None or other.token == token:
+        launch = self._names.get(name)
+        if launch is None or launch.token == token:
             return
-        if time.monotonic() - other.seen > _POLL_SECS:
-            run = self._find_run(other.token)
+        if time.monotonic() - launch.seen > _POLL_SECS:
+            run = self._find_run(launch.token)
             if run is None or run.finished:
                 self._names.remove(name)
                 return
-            self._names.put(name, replace(other, seen=time.monotonic()))
+            self._names.put(name, replace(launch, seen=time.monotonic()))
         raise AlreadyAlive(
-            f"topology {name!r} is being submitted already (run {other.run_id}): wait until it has finished, or choose "
-            "another name"
+            f"topology {name!r} is being submitted already (run {launch.run_id}): "
+            "wait until it has finished, or choose another name"
         )
 
     def _launch(
@@ -162,13 +164,15 @@ def accepted(
     request: Mapping[str, Any],
     is_promised: bool = False,
 ) -> Iterator[Callable[[], None]]:
-    """Yield the function that writes the record of the token, to be called right before the launch
-    of its run. The record holds the ``request``, so that a later leader can launch the run.
+    """Yield the function that writes the record of the token.
 
-    The record stays if the run may exist: of an :class:`Unavailable` Dagster may have launched it
-    before. Unless the submission ``is_promised``, no leader launches it then: the error names the
-    token, with which the caller repeats the request. If the launch was refused for good, the
-    record goes; one that an earlier attempt wrote stays, and no leader launches its run.
+    It must be called right before the launch of the run. The record holds the ``request``, so that
+    a later leader can launch the run.
+
+    The record stays if the run may exist: before an :class:`Unavailable` Dagster may have launched
+    it. Unless the submission ``is_promised``, no leader launches it then: the error names the
+    token, with which the caller repeats the request. If the launch was refused permanently, the
+    record is deleted; one that an earlier attempt wrote stays, and no leader launches its run.
     """
     epoch = ctx.current_epoch()
     is_new = read_token(ctx, token, name) is None
@@ -176,7 +180,7 @@ def accepted(
     versions: list[int] = []
 
     def write_record() -> None:
-        # Before: a reply that is lost leaves the record.
+        # Noted before the write: a write whose reply is lost leaves the record.
         attempts.append(True)
         _, version = allocate_topology_id(
             ctx, token, name, epoch, verb, request=request, user=REQUEST_USER.get()
@@ -198,7 +202,7 @@ def accepted(
 
 
 def _release(ctx: OperationsContext, token: str) -> None:
-    """Let no leader launch the token's run, as far as that can be stored."""
+    """Store that no leader launches the run of the token; an error is only logged."""
     try:
         release_token(ctx, token, ended=False)
     except StormDagsterError as error:
@@ -208,7 +212,7 @@ def _release(ctx: OperationsContext, token: str) -> None:
 
 
 def with_token(error: Unavailable, token: str) -> Unavailable:
-    """The error of a launch, with the token under which the request can be repeated safely."""
+    """Error of a launch, with the token by which the request can be repeated safely."""
     return Unavailable(
         f"{error.message}; repeat the request with its token (--token {token}): it is done once"
     )

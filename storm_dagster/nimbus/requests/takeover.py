@@ -1,9 +1,9 @@
-"""Take-over of accepted operations by the leader: it launches runs that were never launched, and
-ends records whose run has ended.
+"""Take-over of accepted operations by the leader.
 
-A leader writes the record of an operation before it launches the run. If it is lost between the
-two, a later leader finds a record without a run. A run is launched once: one that failed is not
-repeated, and its record ends.
+It launches runs that were never launched, and ends records whose run has ended. A leader writes the
+record of an operation before it launches the run. If it is lost between the two, a later leader
+finds a record without a run. A run is launched once: one that failed is not repeated, and its
+record ends.
 """
 
 import json
@@ -40,18 +40,20 @@ _log = logging.getLogger(__name__)
 
 _POLL_SECS = 2.0
 _OWN_SECS = 5.0
-"""Seconds between two lookups of a run. One that this leader launched a moment ago is not looked
-up: most runs end within that time.
+"""Seconds between two lookups of a run, and before the first lookup of a run that this leader
+launched: most runs end within that time.
 """
 _MAX_POLL_SECS = 60.0
-"""Longest pause between two lookups of a run that has not ended; each is twice the one before."""
+"""Maximum pause between two lookups of a run that has not ended; each doubles the one before."""
 _LATE_SECS = 60.0
-"""Seconds for which a run may still appear whose launch was sent: by a former leader, or by this
-one without a response.
+"""Seconds in which a run may still appear after its launch was sent.
+
+The launch was sent by a former leader, or by this one without a response.
 """
 _MAX_CHANGE_SECS = 600
-"""A change of a running topology that was accepted longer ago, by this leader's wall clock, is not
-launched: the user who asked for it does not expect it now.
+"""Maximum age of a change of a running topology that is launched, by this leader's wall clock.
+
+The user does not expect an older change now.
 """
 _FORMER_PREFIX = "upload."
 _FORMER_SUFFIX = ".pending"
@@ -70,22 +72,20 @@ class TakeOver:
         self._records = OpenOperations()
         self._epoch: int | None = None
         self._pauses: dict[str, float] = {}
-        """Key -> seconds until the lookup after the next one, where its run has not ended."""
+        """Key -> seconds between the next two lookups of a run that has not ended."""
         self._seen: dict[str, float] = {}
         """Key -> boot clock at which this leader first saw its record."""
         self._next: dict[str, float] = {}
         """Key -> boot clock of the next lookup of its run."""
         self._problems: dict[str, str] = {}
-        """Key of the operation, or of the blob of a former release -> reason why it waits, as it
-        was logged.
-        """
+        """Key of an operation, or of a former release's blob -> logged reason of its wait."""
 
     def run(self, ended: threading.Event) -> None:
-        """Look after the records until ``ended``."""
+        """Maintain the records until ``ended``."""
         repeat(self.run_once, _POLL_SECS, ended, "accepted operations wait")
 
     def run_once(self) -> None:
-        """One round. A nimbus that does not lead reads and changes no record."""
+        """Maintain the records once; a nimbus that does not lead reads and changes none."""
         epoch = self._nimbus.status.epoch
         if epoch != self._epoch:
             self._epoch = epoch
@@ -97,7 +97,7 @@ class TakeOver:
         ctx = self._nimbus.operations(epoch)
         former = self._adopt_former(ctx, epoch)
         operations = self._open_operations(ctx)
-        # First those of former leaders, whose runs may be missing.
+        # Operations of former leaders come first: their runs may be missing.
         operations.sort(key=lambda operation: operation.record.epoch == epoch)
         keys = {operation.key for operation in operations}
         self._seen = {key: at for key, at in self._seen.items() if key in keys}
@@ -108,10 +108,10 @@ class TakeOver:
         }
         for operation in operations:
             if self._is_due(operation, epoch) and not self._resolve(ctx, operation):
-                return  # Dagster is away: the others are looked up in later rounds.
+                return  # Dagster is unavailable: the others are looked up in later rounds.
 
     def _open_operations(self, ctx: OperationsContext) -> list["_Open"]:
-        """The operations that have not ended; records that no run needs are deleted."""
+        """Operations that have not ended; records that no run needs are deleted."""
         state = ctx.cluster.state
         operations: list[_Open] = []
         for token, (record, version) in self._records.stored_tokens(state).items():
@@ -124,10 +124,12 @@ class TakeOver:
         for change in changes.records.values():
             newest_secs = newest.get(change.topology_id, 0)
             newest[change.topology_id] = max(newest_secs, change.started_secs)
-        alive = {*(state.find_children(paths.TOPOLOGY) or ())} if changes.records else set[str]()
+        live_ids: set[str] = set()
+        if changes.records:
+            live_ids.update(state.find_children(paths.TOPOLOGY) or ())
         for request, change in changes.records.items():
             version = changes.versions[request]
-            if change.topology_id in alive:
+            if change.topology_id in live_ids:
                 newest_secs = newest[change.topology_id]
                 operations.append(_Open(request, change, version, newest_secs))
             else:
@@ -135,7 +137,7 @@ class TakeOver:
         return operations
 
     def _is_due(self, operation: "_Open", epoch: int) -> bool:
-        """True when the run of the record is to be looked up now."""
+        """True if the run of the record must be looked up now."""
         key = operation.key
         record = operation.record
         now = boot_clock()
@@ -153,8 +155,9 @@ class TakeOver:
         return True
 
     def _resolve(self, ctx: OperationsContext, operation: "_Open") -> bool:
-        """Launch the run that is missing, or end the record whose run has ended; false if Dagster
-        does not respond.
+        """Launch a missing run, or end the record of a run that has ended.
+
+        Return False if Dagster does not respond.
         """
         key = operation.key
         record = operation.record
@@ -199,8 +202,9 @@ class TakeOver:
     def _find_run(
         self, ctx: OperationsContext, key: str, record: TokenRecord | OperationRecord
     ) -> tuple[FoundRun | None, bool]:
-        """The run of the record, ``None`` when Dagster has none; true if it had one, which was
-        deleted.
+        """Run of the record, and True if the record had a run that was deleted.
+
+        The run is ``None`` if Dagster has none.
         """
         dagster = self._nimbus.dagster
         if isinstance(record, OperationRecord) and record.run_id:
@@ -262,9 +266,10 @@ class TakeOver:
         self._nimbus.launches.note_run(key, str(run_id))
 
     def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
-        """End the record that was judged. One that was changed since is judged in the next round.
+        """End the record as it was read.
 
-        The token of a submission stays bound to its topology id.
+        A record that was changed since is handled in the next round. The token of a submission
+        stays bound to its topology id.
         """
         if isinstance(operation.record, TokenRecord):
             release_token(ctx, operation.key, ended=True, version=operation.version)
@@ -272,7 +277,7 @@ class TakeOver:
             end_change(ctx, operation.key, operation.version)
 
     def _drop_upload(self, record: TokenRecord | OperationRecord) -> None:
-        """Remove the upload of an operation that was refused for good."""
+        """Remove the upload of an operation that was refused permanently."""
         handle = record.request.get("handle")
         if not isinstance(handle, str):
             return
@@ -282,23 +287,23 @@ class TakeOver:
             _log.info("upload %s expires later: %s", handle, error.message)
 
     def _log_waiting(self, operation: "_Open", error: StormDagsterError) -> None:
-        """Log why the operation waits, when that is a new reason."""
+        """Log the reason why the operation waits, if it is a new one."""
         record = operation.record
         if self._is_new_problem(operation.key, error.message):
             _log.warning("%s of %s waits: %s", record.verb, record.name, error.message)
 
     def _is_new_problem(self, key: str, text: str) -> bool:
-        """True if this was not logged in the round before; it is remembered."""
+        """True if the text is not the last one that was logged for the key."""
         if self._problems.get(key) == text:
             return False
         self._problems[key] = text
         return True
 
     def _adopt_former(self, ctx: OperationsContext, epoch: int) -> set[str]:
-        """Make records of submissions that a leader of the release before accepted by Thrift.
+        """Make records of submissions that a leader of the previous release accepted.
 
-        It stored them as blobs ``upload.<handle>.pending``. Returns the keys of those that there
-        were.
+        It accepted them by Thrift and stored them as blobs ``upload.<handle>.pending``. Return
+        their keys.
         """
         blobs = self._nimbus.blobs
         former = {key for key in blobs.keys(_FORMER_PREFIX) if key.endswith(_FORMER_SUFFIX)}
@@ -331,7 +336,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class _Open:
-    """An operation that has not ended, as its record was read."""
+    """Operation that has not ended, and its record as it was read."""
 
     key: str
     """Token or request."""
@@ -339,13 +344,13 @@ class _Open:
     version: int
     """Data version of the record."""
     newest_secs: int = 0
-    """When the newest change of the topology was accepted, epoch seconds; 0 for a token."""
+    """Time at which the topology's newest change was accepted, epoch seconds; 0 for a token."""
 
 
 def _is_superseded(ctx: OperationsContext, operation: _Open, record: OperationRecord) -> bool:
     """True if a later change of the topology was accepted, or made.
 
-    A healing is none: it restores the placement that the change begins with.
+    A healing does not count: it restores the placement that the change begins with.
     """
     if operation.newest_secs > record.started_secs:
         return True

@@ -1,6 +1,4 @@
-"""Answers of topology masters: each is asked once for all who want to know the same at the same
-time.
-"""
+"""Requests to topology masters, shared by the callers of one moment."""
 
 import logging
 import threading
@@ -8,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor, Future, TimeoutError
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import TopologyView
@@ -19,19 +17,19 @@ from storm_dagster.security.settings import Security
 _log = logging.getLogger(__name__)
 
 Ask = Callable[[], Mapping[str, Any] | None]
-"""A request; ``None`` without an answer."""
+"""Request; it returns ``None`` without an answer."""
 
 _ANSWER_SECS = 1.0
-_LEFT_ALONE_SECS = 2.0
-"""A topology master that did not answer is left alone for this long, so that pages do not wait for
+_SILENCE_SECS = 2.0
+"""Time in which a topology master that did not answer is not called, so that pages do not wait for
 it each time.
 """
-_LONGEST_WAIT_SECS = 10.0
-"""For a request of somebody else, which may have to wait for a thread."""
+_MAX_WAIT_SECS = 10.0
+"""Maximum wait for the request of another caller, which may have to wait for a thread."""
 
 
 class TopologyStats:
-    """Asks topology masters, and remembers for a moment which of them are silent."""
+    """Calls of topology masters, which skip for a moment those that do not answer."""
 
     def __init__(self, security: Security | None = None) -> None:
         self._security = security or Security()
@@ -41,13 +39,14 @@ class TopologyStats:
     def ask(
         self, topology: TopologyView, history: HistoryQuestion | None = None
     ) -> Mapping[str, Any] | None:
-        """``{"tasks": ..., "workers": ...}``, with ``history`` rows of its rings.
+        """Return ``{"tasks": ..., "workers": ...}``; with ``history`` rows of its rings.
 
-        ``None`` when the topology master does not run or does not answer.
+        ``None`` if the topology master does not run or does not answer.
         """
-        began, extra = time.monotonic(), {"topology": topology.id}
+        started = time.monotonic()
+        extra = {"topology": topology.id}
         with self._lock:
-            self._silent = {key: until for key, until in self._silent.items() if until > began}
+            self._silent = {key: until for key, until in self._silent.items() if until > started}
             if topology.id in self._silent:
                 return None
         try:
@@ -64,92 +63,104 @@ class TopologyStats:
             )
             answer = None
         now = time.monotonic()
-        # An older one does not know of a history, and answers everything else.
-        if answer is None and history is None and now - began >= _ANSWER_SECS:
+        # A topology master of an older release does not answer a request for a history.
+        if answer is None and history is None and now - started >= _ANSWER_SECS:
             _log.info("the topology master of %s does not answer", topology.id, extra=extra)
             with self._lock:
-                self._silent[topology.id] = now + _LEFT_ALONE_SECS
+                self._silent[topology.id] = now + _SILENCE_SECS
         return answer
 
 
-class SharedAnswers:
-    """The newest answer for each key, at most ``secs`` old; whoever asks meanwhile waits for the
-    same request.
+class _Answer(NamedTuple):
+    at: float
+    """Time at which it came, monotonic seconds."""
+    fresh_secs: float
+    document: Mapping[str, Any]
 
-    However many keys there are, none drops the answer of another: what is older than
-    ``oldest_secs`` goes. With ``times`` an answer is only fresh for so many times the processor
-    time that its own thread took for it.
+
+class SharedAnswers:
+    """Newest answer for each key, at most ``secs`` old.
+
+    Callers that come during a request wait for the same request. The number of keys is not limited:
+    answers older than ``oldest_secs`` are dropped. With ``times`` an answer is only fresh for that
+    many times the processor time that its thread took for it.
     """
 
     def __init__(self, secs: float, times: float | None = None, oldest_secs: float = 60.0) -> None:
-        self._secs, self._times, self._oldest_secs = secs, times, oldest_secs
+        self._secs = secs
+        self._times = times
+        self._oldest_secs = oldest_secs
         self._lock = threading.Lock()
-        self._asked: dict[Hashable, Future[Mapping[str, Any] | None]] = {}
-        self._known: dict[Hashable, tuple[float, float, Mapping[str, Any]]] = {}
-        """When it came, for how long it is fresh, and the answer."""
+        self._requests: dict[Hashable, Future[Mapping[str, Any] | None]] = {}
+        self._answers: dict[Hashable, _Answer] = {}
 
     def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
-        """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without
-        one in time.
+        """Return the answer; ``None`` if it does not come in time.
+
+        The request runs in the caller's thread if no request for the key is under way.
         """
-        future, mine = self._begin(key)
-        if mine:
+        future, is_new = self._begin(key)
+        if is_new:
             self._finish(key, ask, future)
         try:
-            return future.result(_LONGEST_WAIT_SECS)
+            return future.result(_MAX_WAIT_SECS)
         except TimeoutError:
             return None
 
     def latest(
         self, key: Hashable, ask: Ask, askers: Executor, wait_secs: float
     ) -> tuple[Mapping[str, Any] | None, float]:
-        """The answer if it comes within ``wait_secs``, else the one before (``None``: none of the
-        last minute).
+        """Return the newest answer and its age in seconds, after at most ``wait_secs``.
 
-        And its age in seconds. The request goes on in ``askers`` meanwhile.
+        If the answer does not come in that time, it is the one before; ``None`` without an answer
+        of the last minute. The request continues in ``askers``.
         """
-        future, mine = self._begin(key)
-        if mine:
+        future, is_new = self._begin(key)
+        if is_new:
             askers.submit(self._finish, key, ask, future)
         with suppress(TimeoutError):
             future.result(wait_secs)
         with self._lock:
-            at, _, answer = self._known.get(key, (0.0, 0.0, None))
-        return answer, time.monotonic() - at
+            answer = self._answers.get(key)
+        if answer is None:
+            return None, time.monotonic()
+        return answer.document, time.monotonic() - answer.at
 
     def _begin(self, key: Hashable) -> tuple[Future[Mapping[str, Any] | None], bool]:
+        """Future of the answer, and True if the caller must make the request."""
         with self._lock:
             now = time.monotonic()
-            at, fresh_secs, answer = self._known.get(key, (0.0, 0.0, None))
-            future = self._asked.get(key)
-            if answer is not None and now - at < fresh_secs:
-                future = Future()
-                future.set_result(answer)
-                return future, False
-            if future is not None:
-                return future, False
-            self._known = {
-                one: known
-                for one, known in self._known.items()
-                if now - known[0] < self._oldest_secs
+            answer = self._answers.get(key)
+            if answer is not None and now - answer.at < answer.fresh_secs:
+                ready: Future[Mapping[str, Any] | None] = Future()
+                ready.set_result(answer.document)
+                return ready, False
+            request = self._requests.get(key)
+            if request is not None:
+                return request, False
+            self._answers = {
+                other_key: other_answer
+                for other_key, other_answer in self._answers.items()
+                if now - other_answer.at < self._oldest_secs
             }
-            future = self._asked[key] = Future()
-            return future, True
+            request = Future()
+            self._requests[key] = request
+            return request, True
 
     def _finish(self, key: Hashable, ask: Ask, future: Future[Mapping[str, Any] | None]) -> None:
-        answer: Mapping[str, Any] | None = None
-        began = time.thread_time()
+        document: Mapping[str, Any] | None = None
+        started = time.thread_time()
         try:
-            answer = ask()
+            document = ask()
         finally:
             with self._lock:
-                # No answer is not kept: a topology that is just starting is asked again at once.
-                del self._asked[key]
-                if answer is not None:
-                    longest = (
-                        self._secs
-                        if self._times is None
-                        else self._times * (time.thread_time() - began)
-                    )
-                    self._known[key] = (time.monotonic(), min(self._secs, longest), answer)
-            future.set_result(answer)
+                # A missing answer is not kept: the next caller of a topology that is just starting
+                # makes a new request.
+                del self._requests[key]
+                if document is not None:
+                    fresh_secs = self._secs
+                    if self._times is not None:
+                        cpu_secs = time.thread_time() - started
+                        fresh_secs = min(fresh_secs, self._times * cpu_secs)
+                    self._answers[key] = _Answer(time.monotonic(), fresh_secs, document)
+            future.set_result(document)

@@ -1,8 +1,7 @@
-"""Outbox of what the leader does without a Dagster run, in ZooKeeper until Dagster takes it (best
-effort).
+"""Outbox of events of the leader that have no Dagster run.
 
-One bounded record at ``/unreported``, which a new leader takes over; the oldest events are dropped
-first.
+They are kept in ZooKeeper until Dagster accepts them (best effort), in one bounded record at
+``/unreported``, which a new leader takes over. The oldest events are dropped first.
 """
 
 import logging
@@ -27,7 +26,7 @@ _ACTIVE_TOPOLOGY = ("storm", "active_topology")
 
 
 class LeaderOutbox:
-    """The unreported events of one leader, in ZooKeeper.
+    """Unreported events of one leader, in ZooKeeper.
 
     The event of a verb is a node that the verb's own transaction creates; the leader moves it into
     the record at once.
@@ -36,19 +35,20 @@ class LeaderOutbox:
     def __init__(self) -> None:
         self._events: list[UnreportedEvent] = []
         self._record = UnreportedEvents()
-        """The record as it was taken over, with the fields of a newer release."""
+        """Record that was taken over, with the fields of a newer release."""
         self._is_uncertain = False
         """The reply to a change of the record was lost: the next change reads the record first."""
         self._silence: str | None = None
-        """Reason why the last report was not taken, as it was logged."""
+        """Reason why Dagster did not accept the last report, if it was logged."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._events)
 
     def take_over(self, ctx: OperationsContext) -> None:
-        """Begin as the leader, with what former leaders did not report; a damaged record counts as
-        empty.
+        """Begin as the leader, with the events that former leaders did not report.
+
+        A damaged record counts as empty.
         """
         with self._lock:
             self._read(ctx)
@@ -57,10 +57,13 @@ class LeaderOutbox:
     def _read(self, ctx: OperationsContext) -> None:
         raw = ctx.cluster.state.get_data(paths.UNREPORTED)
         record = UnreportedEvents()
-        try:
-            record = decode_record(UnreportedEvents, raw, paths.UNREPORTED) if raw else record
-        except Corrupt as error:
-            _log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
+        if raw:
+            try:
+                record = decode_record(UnreportedEvents, raw, paths.UNREPORTED)
+            except Corrupt as error:
+                _log.error(
+                    "what former leaders did cannot be reported to Dagster: %s", error.message
+                )
         self._record = record
         self._events = list(record.events)
         self._is_uncertain = False
@@ -68,7 +71,7 @@ class LeaderOutbox:
     def take_noted(self, ctx: OperationsContext) -> None:
         """Move the events that transactions left below ``/unreported`` into the record.
 
-        Those that cannot be moved now stay, for the next call or a later leader.
+        Events that cannot be moved now stay for the next call or a later leader.
         """
         try:
             with self._lock:
@@ -78,11 +81,11 @@ class LeaderOutbox:
             _log.warning("events for Dagster are taken later: %s", error.message)
 
     def _take_some(self, ctx: OperationsContext) -> bool:
-        """Move the oldest events, in one transaction; false when there are none."""
+        """Move the oldest events in one transaction; return False if there are none."""
         if self._is_uncertain:
             self._read(ctx)
-        nodes = list(read_children(ctx.cluster.state, paths.UNREPORTED).items())
-        nodes = nodes[:_MAX_TAKEN]
+        all_nodes = read_children(ctx.cluster.state, paths.UNREPORTED)
+        nodes = list(all_nodes.items())[:_MAX_TAKEN]
         if not nodes:
             return False
         before = self._events
@@ -128,8 +131,10 @@ class LeaderOutbox:
         *,
         removed: str | None = None,
     ) -> None:
-        """Add an observation of the topology's asset. ``removed``: id of the topology that the
-        change removed, so that the code location removes the partition key of its name.
+        """Add an observation of the topology's asset.
+
+        ``removed`` is the id of the topology that the change removed: the code location then
+        removes the partition key of its name.
         """
         event = UnreportedEvent(
             asset=_ACTIVE_TOPOLOGY,
@@ -158,7 +163,7 @@ class LeaderOutbox:
     def _store(self, ctx: OperationsContext) -> None:
         record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
         try:
-            # Only the leader writes it, and the epoch shows who that is: any version.
+            # Only the leader writes the record, and the epoch proves that it leads: any version.
             ctx.cluster.fenced(ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
         except StormDagsterError as error:
             _log.warning(
@@ -166,15 +171,15 @@ class LeaderOutbox:
             )
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
-        """Report the events, oldest first, until Dagster does not respond; their number.
+        """Report the events, oldest first, until Dagster does not respond.
 
-        The record is stored after every few events: a leader that is lost while it reports makes
-        at most so many of them appear twice.
+        Return the number of reported events. The record is stored after every few events: if the
+        leader is lost before that, at most that many appear twice.
         """
         reported = 0
         with self._lock:
             events = list(self._events)
-        done: list[UnreportedEvent] = []
+        handled: list[UnreportedEvent] = []
         for event in events:
             try:
                 _report(dagster, event)
@@ -184,24 +189,25 @@ class LeaderOutbox:
                 break
             except StormDagsterError as error:
                 _log.warning("not reported to Dagster: %s (%s)", event.description, error)
-            done.append(event)
-            if len(done) >= _STORED_TOGETHER:
-                self._remove(ctx, done)
-                done = []
+            handled.append(event)
+            if len(handled) >= _STORED_TOGETHER:
+                self._remove(ctx, handled)
+                handled = []
         else:
             self._silence = None
-        if done:
-            self._remove(ctx, done)
+        if handled:
+            self._remove(ctx, handled)
         return reported
 
-    def _remove(self, ctx: OperationsContext, done: list[UnreportedEvent]) -> None:
-        identities = {id(event) for event in done}
+    def _remove(self, ctx: OperationsContext, handled: list[UnreportedEvent]) -> None:
+        # By identity: two events may have the same fields.
+        identities = {id(event) for event in handled}
         with self._lock:
             self._events = [event for event in self._events if id(event) not in identities]
             self._store(ctx)
 
     def _log_silence(self, error: StormDagsterError, waiting: int) -> None:
-        """Log the reason why events wait, when it is a new one."""
+        """Log the reason why events wait, if it is a new one."""
         if self._silence != error.message:
             self._silence = error.message
             _log.warning("%d events wait for Dagster: %s", waiting, error.message)

@@ -1,3 +1,4 @@
-"""Storm's Nimbus service over Thrift, for the ``storm`` command and streamparse
-(``docs/decisions.md#storm-compatibility``).
+"""Storm's Nimbus service over Thrift, for the ``storm`` command and streamparse.
+
+See ``docs/decisions.md#storm-compatibility``.
 """

@@ -1,8 +1,8 @@
-"""Storm's blob methods. Everybody who reaches the port may use them, as without Storm's security.
+"""Storm's blob methods.
 
-What belongs to the system is not handed out: uploads (their names are what entitles to use them)
-and staged submissions are neither listed nor read, and the code of a topology that exists is
-neither replaced nor deleted.
+Every caller that reaches the port may use them, as without Storm's security. Blobs of the system
+are excluded: uploads (knowing the name of one is the right to use it) and staged submissions are
+neither listed nor read, and the code of a topology that exists is neither replaced nor deleted.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class Blobs:
         self.uploads = UploadSessions(nimbus, "blob upload")
 
     def begin_create(self, key: str | None, meta: Any) -> str:
-        """A session that creates ``key``; :class:`KeyExists` when it is there."""
+        """Begin a session that creates ``key``; :class:`KeyExists` if it exists."""
         checked = self._writable(key)
         _check_acl(meta)
         if self._nimbus.blobs.exists(checked):
@@ -37,37 +37,41 @@ class Blobs:
         return self.uploads.begin(checked)
 
     def begin_update(self, key: str | None) -> str:
-        """A session that replaces ``key``; readers see the old content until it is finished."""
+        """Begin a session that replaces ``key``.
+
+        Readers get the old content until the session is finished.
+        """
         checked = self._writable(key)
         self._nimbus.blobs.meta(checked)
         return self.uploads.begin(checked)
 
     def meta(self, key: str | None) -> Any:
-        """A ReadableBlobMeta. Everybody may do everything: there are no users."""
+        """Return a ReadableBlobMeta, by which every user has all rights."""
         idl = load_idl()
         checked = _visible(key)
         meta = self._nimbus.blobs.meta(checked)
-        everybody = idl.AccessControl(
+        all_users = idl.AccessControl(
             type=idl.AccessControlType.OTHER, name="", access=_READ_WRITE_ADMIN
         )
         settable = idl.SettableBlobMeta(
-            acl=[everybody], replication_factor=self.replication(checked)
+            acl=[all_users], replication_factor=self.replication(checked)
         )
         return idl.ReadableBlobMeta(settable=settable, version=version_number(meta))
 
     def set_meta(self, key: str | None, meta: Any) -> None:
-        """Accept what is so already; access of single users and another number of copies are
-        refused.
+        """Accept a description that agrees with the blob.
+
+        Rights of single users and another number of copies are refused.
         """
         checked = self._writable(key)
         self._nimbus.blobs.meta(checked)
         _check_acl(meta)
-        wanted = meta.replication_factor if meta is not None else None
-        if wanted is not None and wanted > 0 and wanted != self.replication(checked):
-            self._refuse_replication(checked)
+        copies = meta.replication_factor if meta is not None else None
+        if copies is not None and copies > 0 and copies != self.replication(checked):
+            raise _replication_not_settable(checked)
 
     def begin_download(self, key: str | None) -> Any:
-        """A BeginDownloadResult."""
+        """Begin a download; return a BeginDownloadResult."""
         session, meta = self._downloads.begin(_visible(key))
         return load_idl().BeginDownloadResult(
             version=version_number(meta), session=session, data_size=meta.size
@@ -78,38 +82,41 @@ class Blobs:
         self._nimbus.blobs.delete(self._writable(key))
 
     def list(self, session: str | None) -> Any:
-        """A ListBlobsResult: the next hundred keys. The session is the last key: it takes no memory
-        and never expires.
+        """Return a ListBlobsResult with the next hundred keys.
+
+        The session is the last key: it takes no memory and never expires.
         """
         keys = sorted(key for key in self._nimbus.blobs.keys("") if not key.startswith(_INTERNAL))
-        page = [key for key in keys if not session or key > session][:_PAGE]
-        return load_idl().ListBlobsResult(keys=page, session=page[-1] if page else session or "")
+        if session:
+            keys = [key for key in keys if key > session]
+        page = keys[:_PAGE]
+        next_session = page[-1] if page else session or ""
+        return load_idl().ListBlobsResult(keys=page, session=next_session)
 
     def replication(self, key: str | None) -> int:
-        """How many nimbuses hold it."""
+        """Return the number of nimbuses that hold the blob."""
         checked = _visible(key)
         self._nimbus.blobs.meta(checked)
         return self._summaries.copies(checked)
 
-    def update_replication(self, key: str | None, wanted: int | None) -> int:
-        """Nothing to do when there are as many copies already; else refused, as by Storm's local
-        store.
+    def update_replication(self, key: str | None, copies: int | None) -> int:
+        """Return the number of copies if it is ``copies``.
+
+        Another number is refused, as by Storm's local store.
         """
         checked = self._writable(key)
-        now = self.replication(checked)
-        if wanted != now:
-            self._refuse_replication(checked)
-        return now
+        current_copies = self.replication(checked)
+        if copies != current_copies:
+            raise _replication_not_settable(checked)
+        return current_copies
 
     def register(self, key: str | None) -> None:
-        """createStateInZookeeper: a blob that was stored is registered; :class:`KeyNotFound` when
-        it was not.
-        """
+        """Return if the blob is stored, which registers it; else :class:`KeyNotFound`."""
         self._nimbus.status.require()
         self._nimbus.blobs.meta(_visible(key))
 
     def exists(self, key: str | None) -> bool:
-        """Whether this nimbus has it."""
+        """Return True if this nimbus has the blob."""
         return self._nimbus.blobs.exists(_visible(key))
 
     def _writable(self, key: str | None) -> str:
@@ -122,31 +129,36 @@ class Blobs:
         owner = id_of_blob_key(checked)
         if owner is not None and owner in self._nimbus.cluster.active_storms():
             raise RefusedCall(
-                f"blob {checked!r} is the code of topology {owner}, which exists: kill or update the topology"
+                f"blob {checked!r} is the code of topology {owner}, which exists: "
+                "kill or update the topology"
             )
         return checked
 
-    def _refuse_replication(self, key: str) -> None:
-        raise RefusedCall(
-            f"the number of copies of blob {key!r} is decided by topology.min.replication.count and the nimbuses that run: "
-            "it is not set for one blob"
-        )
+
+def _replication_not_settable(key: str) -> RefusedCall:
+    return RefusedCall(
+        f"the number of copies of blob {key!r} is decided by topology.min.replication.count and "
+        "the nimbuses that run: it is not set for one blob"
+    )
 
 
 def _visible(key: str | None) -> str:
     checked = check_blob_key(key)
     if checked.startswith(_INTERNAL):
-        # The same words as for a key that does not exist: nobody learns which uploads there are.
+        # The same words as for a key that does not exist: callers must not learn which uploads
+        # exist.
         raise KeyNotFound(f"blob {checked!r:.80} does not exist: list the keys with listBlobs")
     return checked
 
 
 def _check_acl(meta: Any) -> None:
-    """Rights that are not kept must not be promised."""
+    """Raise :class:`RefusedCall` for rights that would not be enforced."""
     idl = load_idl()
-    for entry in (meta.acl if meta is not None else None) or ():
-        if entry.type == idl.AccessControlType.USER and (entry.access or 0) != _READ_WRITE_ADMIN:
+    entries = (meta.acl if meta is not None else None) or ()
+    for entry in entries:
+        is_user = entry.type == idl.AccessControlType.USER
+        if is_user and (entry.access or 0) != _READ_WRITE_ADMIN:
             raise RefusedCall(
-                f"access {entry.access} of user {entry.name!r:.80} would not be enforced: blobs here are open to whoever reaches "
-                "nimbus; leave the list of rights out"
+                f"access {entry.access} of user {entry.name!r:.80} would not be enforced: "
+                "blobs here are open to whoever reaches nimbus; leave the list of rights out"
             )

@@ -1,28 +1,33 @@
-"""Checks of a frame, before anything is made of it.
+"""Checks of a frame before it is decoded.
 
-The library decodes whatever it receives: a container that claims 2^31 elements of an unknown type
-keeps it busy for minutes, and one of 16 million empty structures becomes gigabytes of objects. So a
-frame is walked over first, without making anything, and refused when it lies, nests deeply, or
-holds more values than any client sends.
+thriftpy2 decodes every frame: a container that claims 2^31 elements of an unknown type keeps it
+busy for minutes, and one of 16 million empty structures becomes gigabytes of objects. So a frame is
+walked over first, without making objects. It is refused if it announces more bytes than it has,
+nests deeply, or holds more values than any client sends.
 """
 
 import struct
 
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 """Nesting of structures and containers; Storm's deepest structure has 9 levels."""
-MOST_VALUES = 250_000
+MAX_VALUES = 250_000
 """Fields, elements, keys and values in one message; a topology of 5,000 components has about as
 many.
 """
 
-_STOP, _STRING, _STRUCT, _MAP, _SET, _LIST = 0, 11, 12, 13, 14, 15
+_STOP = 0
+_STRING = 11
+_STRUCT = 12
+_MAP = 13
+_SET = 14
+_LIST = 15
 # Bytes of the types that have a fixed size: bool, byte, double, i16, i32, i64.
 _FIXED = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8}
-# The fewest bytes of a value of each type.
-_LEAST = {**_FIXED, _STRING: 4, _STRUCT: 1, _MAP: 6, _SET: 5, _LIST: 5}
+# Smallest number of bytes of a value of each type.
+_MIN_BYTES = {**_FIXED, _STRING: 4, _STRUCT: 1, _MAP: 6, _SET: 5, _LIST: 5}
 _CALLS = (1, 4)
 _VERSION = 0x8001
-_MOST_NAME = 128
+_MAX_NAME = 128
 
 _i8 = struct.Struct("!b").unpack_from
 _i32 = struct.Struct("!i").unpack_from
@@ -31,10 +36,12 @@ _map = struct.Struct("!bbi").unpack_from
 
 
 class MalformedFrame(Exception):
-    """The bytes are no message of this protocol, or one that no client would send."""
+    """The bytes are not a message that a client of this protocol would send."""
 
 
 class _Walk:
+    """Position in a frame, and the number of values before it."""
+
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
         self.size = len(frame)
@@ -51,41 +58,41 @@ class _Walk:
         self.at += 4
         self.skip(length)
 
-    def count(self, number: int, least: int) -> None:
-        if number < 0 or number * least > self.size - self.at:
+    def count(self, number: int, min_bytes: int) -> None:
+        if number < 0 or number * min_bytes > self.size - self.at:
             raise MalformedFrame(f"a container of {number} elements in {self.size - self.at} bytes")
         self.values += number
-        if self.values > MOST_VALUES:
-            raise MalformedFrame(f"more than {MOST_VALUES} values")
+        if self.values > MAX_VALUES:
+            raise MalformedFrame(f"more than {MAX_VALUES} values")
 
     def value(self, kind: int, depth: int) -> None:
-        if (fixed := _FIXED.get(kind)) is not None:
-            self.skip(fixed)
+        if kind in _FIXED:
+            self.skip(_FIXED[kind])
         elif kind == _STRING:
             self.text()
         elif depth <= 0:
-            raise MalformedFrame(f"nested more than {MOST_DEPTH} deep")
+            raise MalformedFrame(f"nested more than {MAX_DEPTH} deep")
         elif kind == _STRUCT:
             self.structure(depth - 1)
         elif kind in (_LIST, _SET):
             element, number = _list(self.frame, self.at)
             self.at += 5
-            self.count(number, self.least(element, number))
+            self.count(number, self.min_bytes(element, number))
             self.elements((element,), number, depth - 1)
         elif kind == _MAP:
             key, value, number = _map(self.frame, self.at)
             self.at += 6
-            self.count(number, self.least(key, number) + self.least(value, number))
+            self.count(number, self.min_bytes(key, number) + self.min_bytes(value, number))
             self.elements((key, value), number, depth - 1)
         else:
             raise MalformedFrame(f"type {kind} does not exist")
 
-    def least(self, kind: int, number: int) -> int:
+    def min_bytes(self, kind: int, number: int) -> int:
         if number == 0:
-            return 0  # Empty containers name any type, also none.
-        if kind not in _LEAST:
+            return 0  # Empty containers name any type, also one that does not exist.
+        if kind not in _MIN_BYTES:
             raise MalformedFrame(f"type {kind} does not exist")
-        return _LEAST[kind]
+        return _MIN_BYTES[kind]
 
     def elements(self, kinds: tuple[int, ...], number: int, depth: int) -> None:
         if number and all(kind in _FIXED for kind in kinds):
@@ -107,8 +114,10 @@ class _Walk:
 
 
 def check_message(frame: bytes) -> int:
-    """How many values ``frame`` holds, if it is one whole call whose decoding is bounded;
-    :class:`MalformedFrame` names the reason otherwise.
+    """Return the number of values in a frame that can be decoded.
+
+    The frame is one whole call, and its decoding is bounded. Otherwise :class:`MalformedFrame`
+    names the reason.
     """
     walk = _Walk(frame)
     try:
@@ -118,7 +127,7 @@ def check_message(frame: bytes) -> int:
                 raise MalformedFrame("another protocol than Thrift's binary one")
             walk.at = 4
         (length,) = _i32(frame, walk.at)
-        if not 0 < length <= _MOST_NAME:
+        if not 0 < length <= _MAX_NAME:
             raise MalformedFrame(f"a method name of {length} bytes")
         walk.text()
         kind = first & 0xFF
@@ -128,7 +137,7 @@ def check_message(frame: bytes) -> int:
         if kind not in _CALLS:
             raise MalformedFrame(f"message type {kind} is not a call")
         walk.skip(4)
-        walk.structure(MOST_DEPTH)
+        walk.structure(MAX_DEPTH)
     except struct.error:
         raise MalformedFrame("the message ends too early") from None
     if walk.at != walk.size:

@@ -1,12 +1,10 @@
-"""The methods of the service, by the names that clients call."""
+"""Functions behind the methods of Storm's Nimbus service."""
 
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
-from functools import partialmethod
-from operator import attrgetter
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.conf import mask
@@ -26,7 +24,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.running_workers import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
-from storm_dagster.nimbus.thrift.idl import METHODS, RefusedCall, load_idl
+from storm_dagster.nimbus.thrift.idl import RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import topology_struct
@@ -41,25 +39,12 @@ _MARGIN_SECS = 1.0
 _POLL_SECS = 1.0
 
 
-def _change(name: str, entry: Any) -> LevelChange | None:
-    action = load_idl().LogLevelAction
-    if entry.action == action.REMOVE:
-        return level_change(name, None, 0, None)
-    if entry.action != action.UPDATE:
-        return None
-    if not entry.target_log_level:
-        raise InvalidRequest(f"no level is given for logger {name!r:.80}: set target_log_level")
-    return level_change(
-        name,
-        entry.target_log_level,
-        entry.reset_log_level_timeout_secs or 0,
-        entry.reset_log_level or None,
-    )
-
-
 class NimbusHandler:
-    """What serves Storm's methods; arguments in their order, any of them ``None`` when the client
-    left it out.
+    """Functions behind Storm's methods.
+
+    They take the arguments of a call in their order; an argument that the client left out is
+    ``None``. The table :data:`~storm_dagster.nimbus.thrift.methods.METHODS` names the function of
+    each method.
     """
 
     def __init__(
@@ -73,31 +58,40 @@ class NimbusHandler:
         self._reader = reader
         self._lifecycle = lifecycle
         self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
-        self.summaries = Summaries(nimbus, reader)
         self._levels = WorkerLevels(nimbus)
+        self.summaries = Summaries(nimbus, reader)
         self.pages = Pages(reader, self.summaries)
         self.archives = UploadSessions(nimbus, "file upload")
         self.downloads = Downloads(nimbus)
         self.blobs = Blobs(nimbus, self.summaries, self.downloads)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """What serves a method, by its row in ``methods.yaml``."""
-        row = METHODS.get(name)
-        if row is None:
-            raise AttributeError(name)
-        call = attrgetter(row["call"])(self)
-        if "find" not in row:
-            return call
-        find = self._by_id if row["find"] == "id" else self._by_name
-        return lambda given, *more: call(find(given), *more)
+    def find_by_id(self, topology_id: str | None) -> TopologyView:
+        """Find a topology; :class:`NotAlive` if no topology has this id."""
+        view = self._reader.view()
+        # A damaged topology is reported as damaged, not as absent.
+        topology = view.topologies.get(topology_id or "")
+        if topology is None:
+            raise _not_alive(view, topology_id)
+        return topology
 
-    def beginFileDownload(self, key: str | None) -> str:
-        """The session of a download, whose key Storm 1.x calls a file."""
+    def find_by_name(self, name: str | None) -> TopologyView:
+        """Find a topology; :class:`NotAlive` if no topology has this name."""
+        view = self._reader.view()
+        topology = view.topology_named(_text(name))
+        if topology is None:
+            raise _not_alive(view, name)
+        return topology
+
+    def _find_by_id_or_name(self, name: str | None) -> TopologyView:
+        return topology_by_name(self._reader.view(), _text(name))
+
+    def begin_file_download(self, key: str | None) -> str:
+        """Begin the download of a blob, which Storm 1.x calls a file; return the session."""
         return self.blobs.begin_download(key).session
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def submitTopology(
+    def submit_topology(
         self,
         name: str | None,
         location: str | None,
@@ -105,57 +99,64 @@ class NimbusHandler:
         topology: Any,
         options: Any = None,
     ) -> None:
-        """Submit, active (the default) or inactive."""
+        """Submit a topology, active (the default) or inactive."""
         self._submission.submit(name, location, conf, topology, options)
         self._reader.forget()
 
-    def killTopology(self, name: str | None, options: Any = None) -> None:
-        """Kill after ``wait_secs``; none, or a negative number, means the message timeout, as in
-        Storm.
+    def kill_topology(self, name: str | None, options: Any = None) -> None:
+        """Kill a topology after ``wait_secs``.
+
+        Without a number, or with a negative one, after the message timeout, as in Storm.
         """
-        self._act(name, "kill", {"wait_secs": _wait_secs(options)})
+        self._change(name, "kill", {"wait_secs": _wait_secs(options)})
+
+    def activate(self, name: str | None) -> None:
+        """Start the spouts of a topology."""
+        self._change(name, "activate", {})
+
+    def deactivate(self, name: str | None) -> None:
+        """Stop the spouts of a topology."""
+        self._change(name, "deactivate", {})
 
     def rebalance(self, name: str | None, options: Any) -> None:
-        """Rebalance: workers, executors and delay. What Storm 2.x lays over conf and resources is
-        refused by key.
+        """Rebalance a topology: workers, executors and delay.
+
+        Storm 2.x also overrides conf and resources; that is refused, and the error names the keys.
         """
         document: dict[str, Any] = {}
         if options is not None:
             _refuse_overrides(options)
-            executors = options.num_executors or None
             document = {
                 "wait_secs": _wait_secs(options),
                 "workers": options.num_workers,
-                "executors": executors,
+                "executors": options.num_executors or None,
             }
-        self._act(name, "rebalance", document)
+        self._change(name, "rebalance", document)
 
-    def _act(self, name: str | None, verb: str, document: Mapping[str, Any] = {}) -> None:
+    def _change(self, name: str | None, verb: str, document: Mapping[str, Any]) -> None:
         if not isinstance(name, str) or not name:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
         if VERBS[verb].executed_by == "leader":
             self._lifecycle.act(name, verb, document)
         else:
             deadline = time.monotonic() + ANSWER_SECS - 0.5
-            answer = within(
+            response = within(
                 deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}"
             )
-            self._await_run(answer["run_id"], deadline - _MARGIN_SECS)
+            self._wait_for_run(response["run_id"], deadline - _MARGIN_SECS)
         self._reader.forget()
 
-    activate = partialmethod(_act, verb="activate")
-    deactivate = partialmethod(_act, verb="deactivate")
+    def _wait_for_run(self, run_id: str, deadline: float) -> None:
+        """Wait a moment for the run.
 
-    def _await_run(self, run_id: str, deadline: float) -> None:
-        """Wait a moment for the run, so that the client's next read shows the change, or the call
-        raises the failure.
+        The client's next read then shows the change, or the call raises the failure.
         """
         while time.monotonic() < deadline:
             time.sleep(_POLL_SECS)
             try:
                 run = self._nimbus.dagster.run(run_id)
             except StormDagsterError:
-                return  # It was launched; how it goes cannot be seen now.
+                return  # The run was launched, but its state cannot be read now.
             if run["error"] is not None:
                 raise error_from_document(run)
             if run["finished"]:
@@ -163,12 +164,12 @@ class NimbusHandler:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def getNimbusConf(self) -> str:
-        """The cluster's conf as JSON, without secrets."""
+    def nimbus_conf(self) -> str:
+        """Return the cluster's conf as JSON, without secrets."""
         return json.dumps(mask(self._nimbus.conf.values), default=str)
 
-    def isTopologyNameAllowed(self, name: str | None) -> bool:
-        """Whether the name is free; :class:`RefusedCall` for an invalid one."""
+    def is_topology_name_allowed(self, name: str | None) -> bool:
+        """Return True if the name is free; :class:`RefusedCall` for an invalid one."""
         try:
             check_topology_name(name)
         except InvalidTopology as error:
@@ -176,17 +177,18 @@ class NimbusHandler:
         return self._reader.view().topology_named(str(name)) is None
 
     def running_topology(self, topology: TopologyView) -> Any:
-        """The topology that runs, with the components of the system."""
+        """Return the topology as it runs, with the components of the system."""
         runnable = self._reader.runnable(topology.id)
         return topology_struct(with_system_components(runnable.spec, runnable.conf))
 
     def submitted_topology(self, topology: TopologyView) -> Any:
-        """The topology as it was submitted, normalized."""
+        """Return the topology as it was submitted, normalized."""
         return topology_struct(self._reader.runnable(topology.id).spec)
 
-    def getTopologyHistory(self, user: str | None) -> Any:
-        """Ids of the topologies that a user may see, which is all of them; the name is only checked
-        (CVE-2021-38294).
+    def topology_history(self, user: str | None) -> Any:
+        """Return the ids of the topologies that a user may see, which are all.
+
+        The user's name is only checked (CVE-2021-38294).
         """
         if user and not _USER.fullmatch(user):
             raise RefusedCall(f"{user!r:.80} is not a user name: letters, digits and any of _.@-")
@@ -194,49 +196,63 @@ class NimbusHandler:
 
     # -- running workers ---------------------------------------------------------------------------
 
-    def setLogConfig(self, name: str | None, config: Any) -> None:
-        """Change levels of loggers in the workers of a topology, by id or name;
-        :class:`InvalidRequest` for a level that is none.
+    def set_log_config(self, name: str | None, config: Any) -> None:
+        """Change levels of loggers in the workers of a topology, by id or name.
+
+        :class:`InvalidRequest` for a level that does not exist.
         """
         entries = (config.named_logger_level if config is not None else None) or {}
-        changes = {
-            each: change
-            for each, entry in entries.items()
-            if (change := _change(each, entry)) is not None
-        }
-        self._levels.change(topology_by_name(self._reader.view(), _text(name)), changes)
+        changes: dict[str, LevelChange] = {}
+        for logger, entry in entries.items():
+            change = _level_change(logger, entry)
+            if change is not None:
+                changes[logger] = change
+        self._levels.change(self._find_by_id_or_name(name), changes)
 
-    def getLogConfig(self, name: str | None) -> Any:
-        """A LogConfig: what is changed in any worker that answers, and for how long."""
+    def log_config(self, name: str | None) -> Any:
+        """Return a LogConfig: the changed levels in all workers that respond.
+
+        Each has the seconds that it stays changed.
+        """
         idl = load_idl()
-        found: dict[str, Any] = {}
-        for logger, change in self._levels.current(
-            topology_by_name(self._reader.view(), _text(name))
-        ).items():
+        changes = self._levels.current(self._find_by_id_or_name(name))
+        levels: dict[str, Any] = {}
+        for logger, change in changes.items():
             secs = int(change.get("secs") or 0)
-            found[logger] = idl.LogLevel(
+            levels[logger] = idl.LogLevel(
                 action=idl.LogLevelAction.UNCHANGED,
                 target_log_level=change.get("level"),
                 reset_log_level_timeout_secs=secs,
                 reset_log_level_timeout_epoch=int(time.time()) + secs if secs else None,
                 reset_log_level=change.get("reset"),
             )
-        return idl.LogConfig(named_logger_level=found)
+        return idl.LogConfig(named_logger_level=levels)
 
     def profile_actions(
         self, topology: TopologyView, component_id: str | None, action: int | None
     ) -> list[Any]:
-        """None: workers are no JVMs, and what can be asked of them is answered at once."""
+        """Return no action.
+
+        Workers are not JVMs, and a request for their stacks is answered at once.
+        """
         return []
 
-    def _by_id(self, topology_id: str | None) -> TopologyView:
-        view = self._reader.view()
-        # A damaged one is reported as damaged, not as absent.
-        return view.topologies.get(topology_id or "") or _mistaken(view, topology_id)
 
-    def _by_name(self, name: str | None) -> TopologyView:
-        view = self._reader.view()
-        return view.topology_named(_text(name)) or _mistaken(view, name)
+def _level_change(logger: str, entry: Any) -> LevelChange | None:
+    """Change of one logger; ``None`` if the entry does not change it."""
+    action = load_idl().LogLevelAction
+    if entry.action == action.REMOVE:
+        return level_change(logger, None, 0, None)
+    if entry.action != action.UPDATE:
+        return None
+    if not entry.target_log_level:
+        raise InvalidRequest(f"no level is given for logger {logger!r:.80}: set target_log_level")
+    return level_change(
+        logger,
+        entry.target_log_level,
+        entry.reset_log_level_timeout_secs or 0,
+        entry.reset_log_level or None,
+    )
 
 
 def _text(value: str | None) -> str:
@@ -247,22 +263,24 @@ def _text(value: str | None) -> str:
     return value
 
 
-def _mistaken(view: ClusterView, asked: str | None) -> NoReturn:
-    """An id where a name is asked for, or the other way round, is a client's mistake that Storm
-    reports.
+def _not_alive(view: ClusterView, name: str | None) -> NotAlive:
+    """Error for an id in place of a name, or the reverse.
+
+    Storm reports this mistake of a client as well. If no topology has this name or id at all, the
+    error of :func:`topology_by_name` is raised.
     """
-    found = topology_by_name(view, _text(asked))
-    raise NotAlive(
-        f"no topology {asked!r:.200} is alive under that id or name: {found.base.name!r} has the id {found.id!r}"
+    topology = topology_by_name(view, _text(name))
+    return NotAlive(
+        f"no topology {name!r:.200} is alive under that id or name: "
+        f"{topology.base.name!r} has the id {topology.id!r}"
     )
 
 
 def _refuse_overrides(options: Any) -> None:
-    """:class:`InvalidTopology` names the keys of conf and the components with resources that a
-    rebalance would change.
+    """Raise :class:`InvalidTopology` if a rebalance would change conf or resources.
 
-    Storm's command line always sends both, mostly empty. Its conf holds the options of the client
-    itself, which no topology reads.
+    The error names the keys of the conf and the components. Storm's command line always sends both,
+    mostly empty. Its conf holds the options of the client itself, which no topology reads.
     """
     try:
         conf = json.loads(options.topology_conf_overrides or "{}") or {}
@@ -272,17 +290,20 @@ def _refuse_overrides(options: Any) -> None:
         raise InvalidTopology(
             "topology_conf_overrides is no JSON object: send one, or leave it out"
         )
-    wrong = [key for key in sorted(conf) if not key.startswith(("nimbus.", "storm."))]
-    given = (options.topology_resources_overrides or {}).items()
-    wrong += [
-        f"the resources of {component}" for component, resources in sorted(given) if resources
-    ]
-    if wrong:
+    overrides = [key for key in sorted(conf) if not key.startswith(("nimbus.", "storm."))]
+    resources_by_component = options.topology_resources_overrides or {}
+    for component, resources in sorted(resources_by_component.items()):
+        if resources:
+            overrides.append(f"the resources of {component}")
+    if overrides:
         raise InvalidTopology(
-            f"a rebalance changes workers and executors, not {', '.join(wrong):.200}: update the topology for those"
+            f"a rebalance changes workers and executors, not {', '.join(overrides):.200}: "
+            "update the topology for those"
         )
 
 
 def _wait_secs(options: Any) -> int | None:
     secs = options.wait_secs if options is not None else None
-    return None if secs is None or secs < 0 else secs
+    if secs is None or secs < 0:
+        return None
+    return secs

@@ -1,9 +1,6 @@
-"""The structures of ``storm.thrift``, loaded once, and how they travel; our errors as its
-exceptions.
-"""
+"""Structures of ``storm.thrift``, their encoding, and its exceptions."""
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,12 +9,10 @@ import thriftpy2
 from thriftpy2.thrift import TApplicationException
 
 from storm_dagster.model import errors
-from storm_dagster.model.tables import load_table
 from storm_dagster.model.version import __version__
 
 try:
-    # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000
-    # tasks.
+    # thriftpy2's compiled classes for CPython are ten times as fast on a page of 10,000 tasks.
     from thriftpy2.protocol.cybin.cybin import TCyBinaryProtocol as _Protocol
     from thriftpy2.transport.memory import TCyMemoryBuffer as _Buffer
 except ImportError:
@@ -25,21 +20,19 @@ except ImportError:
     from thriftpy2.transport.memory import TMemoryBuffer as _Buffer
 
 STORM_VERSION = f"2.6.0+storm.dagster.{__version__}"
-"""The version of a nimbus in summaries: clients compare it with versions of Storm to choose what
-they may call.
+"""Version of a nimbus in summaries.
+
+Clients compare it with versions of Storm to choose the methods that they call.
 """
 
-_REPLY, _EXCEPTION = 2, 3
-_MOST_DEPTH = 64
-
-
-METHODS: Mapping[str, Mapping[str, Any]] = load_table(__name__, "methods")
-"""The rows of ``methods.yaml``, by method."""
+_REPLY = 2
+_EXCEPTION = 3
+_MAX_DEPTH = 64
 
 
 @functools.cache
 def load_idl() -> ModuleType:
-    """The classes of the file; ``.Nimbus`` is the service."""
+    """Load the classes of ``storm.thrift``, once; ``.Nimbus`` is the service."""
     return thriftpy2.load(
         Path(__file__).with_name("storm.thrift"),
         module_name="storm_dagster.nimbus.thrift.storm_thrift",
@@ -47,22 +40,23 @@ def load_idl() -> ModuleType:
 
 
 def decoder(raw: bytes) -> Any:
-    """A protocol that reads ``raw``; text that is no UTF-8 is an error, old clients' messages are
-    read as well.
+    """Protocol that reads ``raw``.
+
+    Text that is not UTF-8 is an error. Messages of old clients are read as well.
     """
     return _Protocol(
         _Buffer(raw),
         strict_read=False,
         decode_response=True,
         strict_decode=True,
-        max_depth=_MOST_DEPTH,
+        max_depth=_MAX_DEPTH,
     )
 
 
 def encode_message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
-    """A message with its payload."""
+    """Encode a message with its payload."""
     buffer = _Buffer()
-    protocol = _Protocol(buffer, strict_write=True, max_depth=_MOST_DEPTH)
+    protocol = _Protocol(buffer, strict_write=True, max_depth=_MAX_DEPTH)
     protocol.write_message_begin(name, kind, seqid)
     payload.write(protocol)
     protocol.write_message_end()
@@ -70,25 +64,25 @@ def encode_message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
 
 
 def encode_reply(name: str, seqid: int, result: Any) -> bytes:
-    """The answer to a call."""
+    """Encode the reply to a call."""
     return encode_message(name, _REPLY, seqid, result)
 
 
 def encode_failure(name: str, seqid: int, kind: int, text: str) -> bytes:
-    """A TApplicationException as an answer."""
+    """Encode a TApplicationException as the reply to a call."""
     return encode_message(name, _EXCEPTION, seqid, TApplicationException(kind, text))
 
 
 class KeyExists(errors.Conflict):
-    """A blob of that key exists already."""
+    """A blob with that key exists already."""
 
 
 class RefusedCall(errors.InvalidRequest):
-    """The caller may not do that, whoever it is."""
+    """No caller may do this, not even an administrator."""
 
 
-# First match wins. An exception that the method does not declare is passed over.
-_FITTING: tuple[
+# The first match counts. An exception that the method does not declare is skipped.
+_EXCEPTIONS: tuple[
     tuple[type[errors.StormDagsterError] | tuple[type[errors.StormDagsterError], ...], str], ...
 ] = (
     (errors.AlreadyAlive, "AlreadyAliveException"),
@@ -101,19 +95,21 @@ _FITTING: tuple[
 
 
 def set_declared(result: Any, error: errors.StormDagsterError) -> bool:
-    """Put the fitting exception into ``result``, the result structure of a method; whether it
-    declares one.
+    """Put an error into ``result``, the result structure of a method.
 
-    Without one the error is a TApplicationException whose message begins with the name of ours.
+    Return False if the method declares no exception for the error: the reply is a
+    TApplicationException then, and its message begins with the name of the error's class.
     """
+    if isinstance(error, errors.Misconfigured):
+        return False
     declared = {
         spec[2].__name__: spec
         for spec in result.thrift_spec.values()
         if spec[1] != "success" and len(spec) == 4
     }
-    for ours, theirs in _FITTING if not isinstance(error, errors.Misconfigured) else ():
-        if isinstance(error, ours) and theirs in declared:
-            _, field, cls, *_ = declared[theirs]
-            setattr(result, field, cls(msg=error.message))
+    for error_classes, exception_name in _EXCEPTIONS:
+        if isinstance(error, error_classes) and exception_name in declared:
+            _, field, exception_class, *_ = declared[exception_name]
+            setattr(result, field, exception_class(msg=error.message))
             return True
     return False

@@ -1,4 +1,4 @@
-"""TopologyInfo and the page-info structures, filled from what the topology masters report."""
+"""TopologyInfo and the page structures, from the reports of the topology masters."""
 
 import json
 import time
@@ -23,24 +23,28 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
-_NO_ERRORS, _ONE_ERROR = 1, 2
+_NO_ERRORS = 1
+_ONE_ERROR = 2
 _COUNTS = ("emitted", "transferred", "acked", "failed")
+_OUTPUT_COUNTS = ("emitted", "transferred")
+_ACK_COUNTS = ("acked", "failed")
 _LATENCIES = {
     "spout": {"complete_latency_ms": "complete_ms"},
     # A tuple is processed when its call returns.
     "bolt": {"execute_latency_ms": "execute_ms", "process_latency_ms": "execute_ms"},
 }
-"""Field of the aggregate statistics -> the mean that it is, by kind of component."""
+"""Kind of component -> field of its aggregate statistics -> attribute of the totals."""
 _AVERAGES = {
     "spout": {"complete_ms_avg": "complete_ms"},
     "bolt": {"execute_ms_avg": "execute_ms", "process_ms_avg": "execute_ms"},
 }
-"""The same of the statistics of an executor."""
+"""The same for the statistics of an executor."""
 
 
 class Pages:
-    """Answers with statistics. Every method raises :class:`NotAlive` for a topology that does not
-    exist.
+    """Structures with statistics.
+
+    Every method raises :class:`NotAlive` for a topology that does not exist.
     """
 
     def __init__(self, reader: ClusterReader, summaries: Summaries) -> None:
@@ -48,21 +52,19 @@ class Pages:
         self._summaries = summaries
 
     def topology_info(self, topology: TopologyView, options: Any = None) -> Any:
-        """A TopologyInfo, with all errors of each component (the default), one or none."""
+        """Return a TopologyInfo.
+
+        It has all errors of each component (the default), the newest one, or none.
+        """
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
         choice = options.num_err_choice if options is not None else None
         return idl.TopologyInfo(
             **_head(idl.TopologyInfo, self._summaries.topology(topology)),
-            executors=[
-                _executor(one)
-                for part in snapshot.components.values()
-                for one in part.executors
-                if one.node is not None
-            ],
+            executors=_placed_executors(snapshot),
             errors={
-                component_id: _errors(part.errors, choice)
-                for component_id, part in snapshot.components.items()
+                component_id: _errors(component.errors, choice)
+                for component_id, component in snapshot.components.items()
             },
             component_debug={},
         )
@@ -70,29 +72,24 @@ class Pages:
     def topology_page(
         self, topology: TopologyView, window: str | None, include_sys: bool | None
     ) -> Any:
-        """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of
-        every window.
+        """Return a TopologyPageInfo.
+
+        The statistics of components are those of ``window``; totals have every window.
         """
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
-        window, include_sys = check_window(window), bool(include_sys)
-        now = int(time.time())
-
-        def shown(kind: Kind) -> dict[str, Any]:
-            return {
-                part.id: _component(part, window, include_sys)
-                for part in snapshot.components_of(kind, include_sys)
-            }
-
+        window = check_window(window)
+        include_sys = bool(include_sys)
+        now_secs = int(time.time())
         return idl.TopologyPageInfo(
             **_head(idl.TopologyPageInfo, self._summaries.topology(topology)),
-            topology_conf=self._shown_conf(topology),
-            id_to_spout_agg_stats=shown("spout"),
-            id_to_bolt_agg_stats=shown("bolt"),
+            topology_conf=self._conf_text_or_empty(topology),
+            id_to_spout_agg_stats=_components(snapshot, "spout", window, include_sys),
+            id_to_bolt_agg_stats=_components(snapshot, "bolt", window, include_sys),
             topology_stats=_topology_stats(snapshot, include_sys),
             workers=[
-                worker_summary(one, now_secs=now, include_sys=include_sys)
-                for one in snapshot.workers
+                worker_summary(worker, now_secs=now_secs, include_sys=include_sys)
+                for worker in snapshot.workers
             ],
         )
 
@@ -103,43 +100,47 @@ class Pages:
         window: str | None,
         include_sys: bool | None,
     ) -> Any:
-        """A ComponentPageInfo; :class:`NotAlive` names the components when there is no such one."""
+        """Return a ComponentPageInfo.
+
+        :class:`NotAlive` names the components if the topology has no component of that id.
+        """
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
-        part = snapshot.components.get(component_id or "")
-        if part is None:
+        component = snapshot.components.get(component_id or "")
+        if component is None:
             raise NotAlive(
-                f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
+                f"topology {snapshot.name!r} has no component {component_id!r:.200}: "
+                f"it has {', '.join(sorted(snapshot.components))}"
             )
-        window, include_sys = check_window(window), bool(include_sys)
-        sums = part.windows[window].filter_system(include_sys)
-        bolt = part.kind == "bolt"
+        window = check_window(window)
+        include_sys = bool(include_sys)
+        window_stats = component.windows[window].filter_system(include_sys)
+        stats_by_window: dict[str, Any] = {}
+        for name in WINDOWS:
+            totals = component.windows[name].totals(include_sys=include_sys)
+            stats_by_window[name] = _aggregate(component, totals)
+        executor_stats: list[Any] = []
+        for executor in component.executors:
+            if executor.node is None:
+                continue
+            totals = executor.windows[window].totals(include_sys=include_sys)
+            stats = idl.ExecutorAggregateStats(
+                exec_summary=_executor(executor, stats=False),
+                stats=_aggregate(component, totals, capacity=executor.capacity),
+            )
+            executor_stats.append(stats)
         return idl.ComponentPageInfo(
-            component_id=part.id,
-            component_type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
+            component_id=component.id,
+            component_type=_component_type(component.kind),
             topology_id=snapshot.id,
             topology_name=snapshot.name,
-            num_executors=len(part.executors),
-            num_tasks=len(part.tasks),
-            window_to_stats={
-                name: _aggregate(part, part.windows[name].totals(include_sys=include_sys))
-                for name in WINDOWS
-            },
-            gsid_to_input_stats=_inputs(sums) if bolt else None,
-            sid_to_output_stats=_outputs(part, sums),
-            exec_stats=[
-                idl.ExecutorAggregateStats(
-                    exec_summary=_executor(one, stats=False),
-                    stats=_aggregate(
-                        part,
-                        one.windows[window].totals(include_sys=include_sys),
-                        capacity=one.capacity,
-                    ),
-                )
-                for one in part.executors
-                if one.node is not None
-            ],
-            errors=_errors(part.errors),
+            num_executors=len(component.executors),
+            num_tasks=len(component.tasks),
+            window_to_stats=stats_by_window,
+            gsid_to_input_stats=_inputs(window_stats) if component.kind == "bolt" else None,
+            sid_to_output_stats=_outputs(component, window_stats),
+            exec_stats=executor_stats,
+            errors=_errors(component.errors),
             topology_status=snapshot.status,
             resources_map={},
         )
@@ -147,56 +148,68 @@ class Pages:
     def supervisor_page(
         self, supervisor_id: str | None, host: str | None, include_sys: bool | None
     ) -> Any:
-        """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there
-        is none.
+        """Return a SupervisorPageInfo of one supervisor, or of all on a host.
+
+        :class:`NotAlive` if there is none.
         """
-        now = int(time.time())
-        every = supervisors_of(self._reader.view(), now_secs=now, workers=True)
-        chosen = [
-            one
-            for one in every
-            if one.id == supervisor_id or (not supervisor_id and one.info.host == host)
+        now_secs = int(time.time())
+        live_supervisors = supervisors_of(self._reader.view(), now_secs=now_secs, workers=True)
+        supervisors = [
+            supervisor
+            for supervisor in live_supervisors
+            if supervisor.id == supervisor_id
+            or (not supervisor_id and supervisor.info.host == host)
         ]
-        if not chosen:
-            wanted = (
-                f"supervisor {supervisor_id!r:.200}"
-                if supervisor_id
-                else f"supervisor on {host!r:.200}"
-            )
-            alive = ", ".join(one.id for one in every) or "none"
-            raise NotAlive(f"no {wanted} is alive (alive: {alive})")
+        if not supervisors:
+            if supervisor_id:
+                title = f"supervisor {supervisor_id!r:.200}"
+            else:
+                title = f"supervisor on {host!r:.200}"
+            alive = ", ".join(supervisor.id for supervisor in live_supervisors) or "none"
+            raise NotAlive(f"no {title} is alive (alive: {alive})")
+        worker_summaries: list[Any] = []
+        for supervisor in supervisors:
+            for worker in supervisor.workers:
+                summary = worker_summary(worker, now_secs=now_secs, include_sys=bool(include_sys))
+                worker_summaries.append(summary)
         return load_idl().SupervisorPageInfo(
-            supervisor_summaries=[self._summaries.supervisor(one) for one in chosen],
-            worker_summaries=[
-                worker_summary(worker, now_secs=now, include_sys=bool(include_sys))
-                for one in chosen
-                for worker in one.workers
+            supervisor_summaries=[
+                self._summaries.supervisor(supervisor) for supervisor in supervisors
             ],
+            worker_summaries=worker_summaries,
         )
 
     def conf_text(self, topology: TopologyView) -> str:
-        """The normalized conf with the cluster's below it, as JSON
-        (:meth:`ClusterReader.shown_conf`).
+        """Return the normalized conf over the cluster's conf, as JSON.
+
+        See :meth:`ClusterReader.shown_conf`.
         """
         return json.dumps(self._reader.shown_conf(topology.id), default=str)
 
-    def _shown_conf(self, topology: TopologyView) -> str:
+    def _conf_text_or_empty(self, topology: TopologyView) -> str:
         try:
             return self.conf_text(topology)
         except Unavailable:
-            return "{}"  # This nimbus lacks the code; the rest of the page is known.
+            return "{}"  # This nimbus lacks the code; the page has its other fields.
 
 
 def _head(kind: Any, summary: Any) -> dict[str, Any]:
-    """The fields of a TopologySummary that this structure has, too."""
-    names = {entry[1] for entry in kind.thrift_spec.values()}
+    """Fields of a TopologySummary that the structure ``kind`` has as well."""
+    names = {spec[1] for spec in kind.thrift_spec.values()}
     return {name: value for name, value in vars(summary).items() if name in names}
+
+
+def _component_type(kind: Kind) -> Any:
+    component_type = load_idl().ComponentType
+    return component_type.BOLT if kind == "bolt" else component_type.SPOUT
 
 
 def _errors(errors: tuple[TaskError, ...], choice: int | None = None) -> list[Any]:
     if choice == _NO_ERRORS:
         return []
-    return [_error(one) for one in (errors[:1] if choice == _ONE_ERROR else errors)]
+    if choice == _ONE_ERROR:
+        errors = errors[:1]
+    return [_error(error) for error in errors]
 
 
 def _error(error: TaskError) -> Any:
@@ -209,41 +222,62 @@ def _error(error: TaskError) -> Any:
     )
 
 
-def _executor(one: ExecutorSnapshot, *, stats: bool = True) -> Any:
+def _placed_executors(snapshot: TopologySnapshot) -> list[Any]:
+    summaries: list[Any] = []
+    for component in snapshot.components.values():
+        placed = [executor for executor in component.executors if executor.node is not None]
+        summaries += map(_executor, placed)
+    return summaries
+
+
+def _executor(executor: ExecutorSnapshot, *, stats: bool = True) -> Any:
     idl = load_idl()
     return idl.ExecutorSummary(
-        executor_info=idl.ExecutorInfo(task_start=one.first, task_end=one.last),
-        component_id=one.component,
-        host=one.host,
-        port=one.port,
-        uptime_secs=i32(one.uptime_secs),
-        stats=_executor_stats(one) if stats and one.reported else None,
+        executor_info=idl.ExecutorInfo(task_start=executor.first, task_end=executor.last),
+        component_id=executor.component,
+        host=executor.host,
+        port=executor.port,
+        uptime_secs=i32(executor.uptime_secs),
+        stats=_executor_stats(executor) if stats and executor.reported else None,
     )
 
 
-def _executor_stats(one: ExecutorSnapshot) -> Any:
+def _executor_stats(executor: ExecutorSnapshot) -> Any:
     idl = load_idl()
-
-    def by_stream(name: str) -> dict[str, dict[str, Any]]:
-        return {window: dict(getattr(sums, name)) for window, sums in one.windows.items()}
-
-    def by_input(name: str) -> dict[str, dict[Any, Any]]:
-        return {
-            window: {_stream_id(key): value for key, value in getattr(sums, name).items()}
-            for window, sums in one.windows.items()
+    attributes = {name: name for name in _ACK_COUNTS} | _AVERAGES[executor.kind]
+    if executor.kind == "bolt":
+        attributes["executed"] = "executed"
+        stats = {
+            field: _by_window_and_input(executor, attribute)
+            for field, attribute in attributes.items()
         }
-
-    bolt, of = one.kind == "bolt", by_input if one.kind == "bolt" else by_stream
-    stats = {name: of(name) for name in (*_COUNTS[2:], *(("executed",) if bolt else ()))}
-    stats |= {field: of(name) for field, name in _AVERAGES[one.kind].items()}
+        specific = idl.ExecutorSpecificStats(bolt=idl.BoltStats(**stats))
+    else:
+        stats = {
+            field: _by_window_and_stream(executor, attribute)
+            for field, attribute in attributes.items()
+        }
+        specific = idl.ExecutorSpecificStats(spout=idl.SpoutStats(**stats))
     return idl.ExecutorStats(
-        emitted=by_stream("emitted"),
-        transferred=by_stream("transferred"),
-        specific=idl.ExecutorSpecificStats(
-            **{one.kind: (idl.BoltStats if bolt else idl.SpoutStats)(**stats)}
-        ),
+        emitted=_by_window_and_stream(executor, "emitted"),
+        transferred=_by_window_and_stream(executor, "transferred"),
+        specific=specific,
         rate=1.0,
     )
+
+
+def _by_window_and_stream(executor: ExecutorSnapshot, attribute: str) -> dict[str, dict[str, Any]]:
+    """Window -> output stream -> value."""
+    return {window: dict(getattr(stats, attribute)) for window, stats in executor.windows.items()}
+
+
+def _by_window_and_input(executor: ExecutorSnapshot, attribute: str) -> dict[str, dict[Any, Any]]:
+    """Window -> GlobalStreamId of an input -> value."""
+    values: dict[str, dict[Any, Any]] = {}
+    for window, stats in executor.windows.items():
+        by_input = getattr(stats, attribute)
+        values[window] = {_stream_id(key): value for key, value in by_input.items()}
+    return values
 
 
 def _stream_id(key: str) -> Any:
@@ -251,68 +285,104 @@ def _stream_id(key: str) -> Any:
     return load_idl().GlobalStreamId(componentId=component, streamId=stream)
 
 
-def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
-    stats = _aggregate(
-        part,
-        part.windows[window].totals(include_sys=include_sys),
-        capacity=part.capacity,
-        num_executors=len(part.executors),
-        num_tasks=len(part.tasks),
-    )
-    if part.errors:
-        stats.last_error = _error(part.errors[0])
-    return stats
+def _components(
+    snapshot: TopologySnapshot, kind: Kind, window: str, include_sys: bool
+) -> dict[str, Any]:
+    """Component id -> its statistics in the window, of the components of one kind."""
+    stats_by_id: dict[str, Any] = {}
+    for component in snapshot.components_of(kind, include_sys):
+        stats = _aggregate(
+            component,
+            component.windows[window].totals(include_sys=include_sys),
+            capacity=component.capacity,
+            num_executors=len(component.executors),
+            num_tasks=len(component.tasks),
+        )
+        if component.errors:
+            stats.last_error = _error(component.errors[0])
+        stats_by_id[component.id] = stats
+    return stats_by_id
+
+
+def _aggregate(
+    component: ComponentSnapshot,
+    totals: Totals,
+    *,
+    capacity: float | None = None,
+    **common_fields: Any,
+) -> Any:
+    """Statistics of a component or of one of its executors.
+
+    ``common_fields`` are further fields that spouts and bolts both have.
+    """
+    return _stats(component.kind, totals, capacity=capacity, resources_map={}, **common_fields)
 
 
 def _stats(
-    kind: Kind, totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any
+    kind: Kind,
+    totals: Totals,
+    counts: Iterable[str] = _COUNTS,
+    *,
+    means: bool = True,
+    capacity: float | None = None,
+    **common_fields: Any,
 ) -> Any:
-    """The ``counts`` of the totals and, with ``means``, the numbers of a spout or a bolt that the
-    other kind lacks.
+    """Statistics with the ``counts`` of the totals.
 
-    ``more`` are further fields of the statistics that both kinds have, and ``capacity``.
+    With ``means`` they also have the latencies, and of a bolt the number of executed tuples.
     """
-    idl, bolt = load_idl(), kind == "bolt"
-    specific = (
-        {field: getattr(totals, name) for field, name in _LATENCIES[kind].items()} if means else {}
-    )
-    capacity = more.pop("capacity", None)
-    if bolt:
-        specific |= {"executed": totals.executed if means else None, "capacity": capacity}
-    own = (idl.BoltAggregateStats if bolt else idl.SpoutAggregateStats)(**specific)
+    idl = load_idl()
+    fields: dict[str, Any] = {}
+    if means:
+        for field, attribute in _LATENCIES[kind].items():
+            fields[field] = getattr(totals, attribute)
+    if kind == "bolt":
+        fields["executed"] = totals.executed if means else None
+        fields["capacity"] = capacity
+        specific = idl.SpecificAggregateStats(bolt=idl.BoltAggregateStats(**fields))
+    else:
+        specific = idl.SpecificAggregateStats(spout=idl.SpoutAggregateStats(**fields))
+    common_fields.update({name: getattr(totals, name) for name in counts})
     return idl.ComponentAggregateStats(
-        type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
-        common_stats=idl.CommonAggregateStats(
-            **{name: getattr(totals, name) for name in counts}, **more
-        ),
-        specific_stats=idl.SpecificAggregateStats(**{kind: own}),
+        type=_component_type(kind),
+        common_stats=idl.CommonAggregateStats(**common_fields),
+        specific_stats=specific,
     )
 
 
-def _aggregate(part: ComponentSnapshot, totals: Totals, **more: Any) -> Any:
-    return _stats(part.kind, totals, resources_map={}, **more)
-
-
-def _inputs(sums: WindowStats) -> dict[Any, Any]:
+def _inputs(window_stats: WindowStats) -> dict[Any, Any]:
     """Input statistics of a bolt by stream."""
-    return {_stream_id(key): _stats("bolt", sums.of(key), _COUNTS[2:]) for key in sums.inputs}
-
-
-def _outputs(part: ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
-    """Output statistics by stream; of a spout also acks and failures."""
-    bolt = part.kind == "bolt"
-    counts = _COUNTS[:2] if bolt else _COUNTS
     return {
-        stream: _stats(part.kind, sums.of(stream), counts, means=not bolt)
-        for stream in sums.outputs
+        _stream_id(key): _stats("bolt", window_stats.of(key), _ACK_COUNTS)
+        for key in window_stats.inputs
     }
+
+
+def _outputs(component: ComponentSnapshot, window_stats: WindowStats) -> dict[str, Any]:
+    """Output statistics by stream; of a spout also acks and failures."""
+    stats_by_stream: dict[str, Any] = {}
+    for stream in window_stats.outputs:
+        totals = window_stats.of(stream)
+        if component.kind == "bolt":
+            stats = _stats("bolt", totals, _OUTPUT_COUNTS, means=False)
+        else:
+            stats = _stats("spout", totals)
+        stats_by_stream[stream] = stats
+    return stats_by_stream
 
 
 def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
-    totals = {window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS}
-    latencies = {window: sums.complete_ms for window, sums in totals.items()}
-    counts = {
-        f"window_to_{name}": {window: getattr(sums, name) for window, sums in totals.items()}
-        for name in _COUNTS
+    totals_by_window = {
+        window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS
     }
-    return load_idl().TopologyStats(window_to_complete_latencies_ms=latencies, **counts)
+
+    def by_window(attribute: str) -> dict[str, Any]:
+        return {window: getattr(totals, attribute) for window, totals in totals_by_window.items()}
+
+    return load_idl().TopologyStats(
+        window_to_emitted=by_window("emitted"),
+        window_to_transferred=by_window("transferred"),
+        window_to_acked=by_window("acked"),
+        window_to_failed=by_window("failed"),
+        window_to_complete_latencies_ms=by_window("complete_ms"),
+    )

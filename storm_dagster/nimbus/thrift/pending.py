@@ -54,10 +54,10 @@ class PendingSubmissions:
 
     @contextmanager
     def reserve(self, name: str) -> Iterator[None]:
-        """Keep the name for one submission until its record is stored; :class:`AlreadyAlive` when
-        it is kept, or when another submission of the name has no run yet.
+        """Reserve a name for one submission until its record is stored.
 
-        Of many callers with one name exactly one succeeds, however slow Dagster is.
+        Of many callers with one name exactly one succeeds, however slow Dagster is. The others get
+        :class:`AlreadyAlive`, as does a caller while another submission of the name has no run yet.
         """
         with self._lock:
             if name in self._names:
@@ -91,9 +91,9 @@ class PendingSubmissions:
         )
 
     def launch(self, pending: PendingSubmission, deadline: float) -> bool:
-        """Launch what was added, and wait for it.
+        """Launch the run of a submission that was added, and wait for the launch.
 
-        ``False`` when the launch has not ended at ``deadline``: it continues by itself then. An
+        Return False if the launch has not ended at ``deadline``: it continues in the background. An
         error of the launch is raised after the submission was dropped, or an error of :meth:`drop`.
         """
 
@@ -147,22 +147,26 @@ def _being_submitted(name: str) -> AlreadyAlive:
 
 
 class Late(Unavailable):
-    """A change was not finished in time; it goes on all the same."""
+    """A change was not finished in time; it continues in the background."""
 
 
-def within(deadline: float, work: Callable[[], T], what: str) -> T:
-    """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all
-    the same.
+def within(deadline: float, work: Callable[[], T], title: str) -> T:
+    """Return the result of ``work``, or raise its error, before the deadline.
+
+    :class:`Late`, which names the work by ``title``, if the work is not done by then. It continues
+    in the background.
     """
-    done = in_thread("nimbus-thrift-submit", work)
+    future = in_thread("nimbus-thrift-submit", work)
 
     def log_failure(_: Future[T]) -> None:
-        if (error := done.exception()) is not None:
-            _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
+        error = future.exception()
+        if error is not None:
+            _log.warning("%s, which its caller did not wait for, failed: %s", title, error)
 
-    if not wait([done], max(0.0, deadline - time.monotonic())).done:
-        done.add_done_callback(log_failure)
+    if not wait([future], max(0.0, deadline - time.monotonic())).done:
+        future.add_done_callback(log_failure)
         raise Late(
-            f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
+            f"{title} is still being started, because Dagster takes its time: check whether the "
+            "topology appears before you try again"
         )
-    return done.result()
+    return future.result()

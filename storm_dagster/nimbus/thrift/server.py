@@ -1,9 +1,8 @@
-"""The port: framed messages from many connections, with bounded memory and threads.
+"""Thrift server: framed messages, with bounded memory and threads.
 
 Neither Thrift library has a server that survives untrusted clients: each trusts the length in front
-of a frame, gives every connection a thread, or waits for ever. One event loop reads and writes
-here, calls run in a pool of threads, and whoever is slow or holds too much is the one that is
-dropped.
+of a frame, gives every connection a thread, or waits without a limit. Here one event loop reads and
+writes, calls run in a pool of threads, and a connection that is slow or holds too much is dropped.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ _audit = logging.getLogger("storm_dagster.audit")
 _SASL_START = b"\x01\0\0\0"
 """First bytes of a client that authenticates by SASL: its status, and the length of a short name.
 
-Read as the length of a frame they are 16 MiB, more than ``nimbus.thrift.max_buffer_size`` allows by
-default.
+As the length of a frame they would mean 16 MiB, more than ``nimbus.thrift.max_buffer_size`` allows
+by default.
 """
 _NO_SASL = (
     "SASL, by which Storm's clients may act for another user (doAsUser), is not served; set "
@@ -39,8 +38,10 @@ _NO_SASL = (
 )
 
 _READ_BYTES = 64 * 1024
-_MOST_HANDSHAKES = 64
-# asyncio keeps up to twice this of what a client sent too early, uncounted.
+_MAX_HANDSHAKES = 64
+_SLOW_FRAME_SECS = 5.0
+"""Time after which an unfinished frame may be dropped to make room for a new connection."""
+# asyncio keeps up to twice this of the data that a client sent too early, uncounted.
 _EARLY_BYTES = 16 * 1024
 _SWEEP_SECS = 1.0
 
@@ -58,37 +59,37 @@ class ThriftPeer:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of clients. Times in seconds, sizes in bytes."""
+    """Limits of clients: times in seconds, sizes in bytes."""
 
     frame_bytes: int = 16_384_000
-    """Largest frame; a longer one closes its connection before any of it is read."""
+    """Largest frame; a longer one closes its connection before its content is read."""
     threads: int = 64
     connections: int = 512
-    """Most connections; one more drops that which has been idle longest."""
+    """Maximum number of connections; one more drops the one that has been idle longest."""
     held_bytes: int | None = None
-    """Most bytes of frames and answers of all connections (default: 64 MiB, or 4 frames); beyond
-    it, the slowest one is dropped.
+    """Maximum number of bytes of frames and answers of all connections.
+
+    Beyond it, the slowest connection is dropped. ``None``: 64 MiB, or 4 frames if that is more.
     """
     idle_secs: float = 600.0
-    """Storm's clients keep a connection for as long as they run."""
+    """Storm's clients keep a connection until they end."""
     frame_secs: float = 60.0
-    """From a frame's first byte to its last."""
+    """Time from a frame's first byte to its last."""
     answer_secs: float = 60.0
-    """From an answer's first byte to its last."""
+    """Time from an answer's first byte to its last."""
 
 
 class _Connection:
+    """One client's connection: its state, and the bytes that are held for it."""
+
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
-        # asyncio does so only for sockets that were made with their protocol named.
+        # asyncio sets this only for sockets that were made with their protocol named.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = ThriftPeer(
-            host=str((writer.get_extra_info("peername") or ("",))[0]),
-            user=next(iter(certificate_state(writer).values()), None),
-        )
+        self.peer = _peer_of(writer)
         self.state: State = "idle"
         self.since = time.monotonic()
-        self.held = 0
+        self.held_bytes = 0
 
     def become(self, state: State) -> None:
         self.state = state
@@ -98,13 +99,19 @@ class _Connection:
         self.writer.transport.abort()
 
 
+def _peer_of(writer: asyncio.StreamWriter) -> ThriftPeer:
+    address = writer.get_extra_info("peername") or ("",)
+    users = list(certificate_state(writer).values())
+    return ThriftPeer(host=str(address[0]), user=users[0] if users else None)
+
+
 @dataclass(eq=False, repr=False)
 class ThriftServer:
-    """Serves ``answer(frame, peer) -> frame | None`` on an open socket, in a thread of its own.
+    """Server that calls ``answer(frame, peer) -> frame | None``, in its own thread.
 
     ``answer`` is called by up to ``limits.threads`` threads at a time, never twice at once for one
-    connection; a :class:`MalformedFrame` from it closes the connection. ``own_user_only``: only
-    peers that are this user or root.
+    connection; a :class:`MalformedFrame` from it closes the connection. With ``own_user_only`` only
+    processes of this user and of root may connect.
     """
 
     _answer: Callable[[bytes, ThriftPeer], bytes | None]
@@ -117,12 +124,11 @@ class ThriftServer:
         limits = self._limits
         self.connections: set[_Connection] = set()
         self.held_bytes: int = 0
-        """Bytes of frames and answers that are held for all clients now."""
-        self._most_held = (
-            max(64 << 20, 4 * limits.frame_bytes)
-            if limits.held_bytes is None
-            else limits.held_bytes
-        )
+        """Number of bytes of frames and answers that are held for all clients now."""
+        if limits.held_bytes is None:
+            self._max_held_bytes = max(64 << 20, 4 * limits.frame_bytes)
+        else:
+            self._max_held_bytes = limits.held_bytes
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="nimbus-thrift-call")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
@@ -130,17 +136,18 @@ class ThriftServer:
         self.thread = threading.Thread(target=self._serve, name="nimbus-thrift", daemon=True)
 
     def start(self, timeout: float = 10.0) -> None:
-        """Begin to serve; :class:`Unavailable` when that does not happen in time."""
+        """Begin to serve; :class:`Unavailable` if the server does not start in time."""
         self.thread.start()
         if not self._started.wait(timeout) or not self.thread.is_alive():
             self.stop()
             raise Unavailable("the Thrift service did not start: see nimbus's log")
 
     def stop(self) -> None:
-        """End within a few seconds; calls that run are not waited for."""
-        loop, ended = self._loop, self._ended
+        """Stop within a few seconds, without waiting for calls that run."""
+        loop = self._loop
+        ended = self._ended
         if loop is not None and ended is not None and self.thread.is_alive():
-            with suppress(RuntimeError):  # It ended by itself in this moment.
+            with suppress(RuntimeError):  # The loop has just ended.
                 loop.call_soon_threadsafe(ended.set)
             self.thread.join(timeout=5)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -160,36 +167,39 @@ class ThriftServer:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._listener.setblocking(False)
-        works = [asyncio.create_task(work()) for work in (self._accept, self._sweep)]
+        accepting = asyncio.create_task(self._accept())
+        sweeping = asyncio.create_task(self._sweep())
         self._started.set()
         await self._ended.wait()
-        for work in works:
-            work.cancel()
+        accepting.cancel()
+        sweeping.cancel()
         for connection in list(self.connections):
             connection.drop()
 
     async def _accept(self) -> None:
-        """Take connections; of too many handshakes the oldest ends. A server of asyncio would have
-        no limit for them.
+        """Accept connections; of too many handshakes the oldest is cancelled.
+
+        asyncio's own server has no limit for handshakes.
         """
-        loop, opening = asyncio.get_running_loop(), dict[asyncio.Task[None], None]()
+        loop = asyncio.get_running_loop()
+        opening: dict[asyncio.Task[None], None] = {}  # In the order in which they began.
         while True:
             try:
-                # Each has its turn before the next is taken: only handshakes that wait for their
-                # peer become many.
+                # Each connection has its turn before the next is accepted: only handshakes that
+                # wait for their peer accumulate.
                 await asyncio.sleep(0)
                 link, _ = await loop.sock_accept(self._listener)
-            except OSError as error:  # Perhaps this process has too many files open.
+            except OSError as error:  # For example, this process has too many files open.
                 _log.warning("no Thrift client is taken now: %s", error)
                 await asyncio.sleep(0.2)
                 continue
-            if len(opening) >= _MOST_HANDSHAKES:
+            if len(opening) >= _MAX_HANDSHAKES:
                 oldest = next(iter(opening))
                 del opening[oldest]
                 oldest.cancel()
             task = loop.create_task(self._open(link))
             opening[task] = None
-            task.add_done_callback(lambda done: opening.pop(done, None))
+            task.add_done_callback(lambda ended_task: opening.pop(ended_task, None))
 
     async def _open(self, link: socket.socket) -> None:
         reader = asyncio.StreamReader(limit=_EARLY_BYTES)
@@ -200,36 +210,41 @@ class ThriftServer:
             )
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.own_user_only and not is_own_peer(
-            *map(writer.get_extra_info, ("sockname", "peername"))
-        ):
-            _log.warning(
-                "a connection of another user of this machine is refused: set storm.secret.file and TLS"
-            )
-            writer.transport.abort()
-            return
+        if self.own_user_only:
+            own_address = writer.get_extra_info("sockname")
+            peer_address = writer.get_extra_info("peername")
+            if not is_own_peer(own_address, peer_address):
+                _log.warning(
+                    "a connection of another user of this machine is refused: "
+                    "set storm.secret.file and TLS"
+                )
+                writer.transport.abort()
+                return
         if len(self.connections) >= self._limits.connections and not self._drop_one():
             writer.transport.abort()
             return
         connection = _Connection(writer)
         self.connections.add(connection)
         try:
-            while (frame := await self._receive(connection, reader)) is not None:
+            while True:
+                frame = await self._receive(connection, reader)
+                if frame is None:
+                    break
                 await self._reply(connection, frame)
         except MalformedFrame as error:
             _log.info("a Thrift client is disconnected: %s", error)
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # It left, or the service ends; nothing else cancels a conversation.
+            # The client left, or the service ends; a conversation is not cancelled otherwise.
             pass
         except Exception:
             _log.exception("a Thrift connection failed")
         finally:
-            self._hold(connection, -connection.held)
+            self._hold(connection, -connection.held_bytes)
             self.connections.discard(connection)
             connection.drop()
 
     async def _receive(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes | None:
-        """The next frame; ``None`` at the orderly end of the connection."""
+        """Return the next frame; ``None`` at the orderly end of the connection."""
         connection.become("idle")
         head = await reader.read(4)
         if not head:
@@ -244,19 +259,22 @@ class ThriftServer:
         size = int.from_bytes(head, "big", signed=True)
         if not 0 < size <= self._limits.frame_bytes:
             raise MalformedFrame(
-                f"a frame of {size} bytes (first bytes {head!r}), at most {self._limits.frame_bytes} are taken "
-                "(nimbus.thrift.max_buffer_size)"
+                f"a frame of {size} bytes (first bytes {head!r}), at most "
+                f"{self._limits.frame_bytes} are taken (nimbus.thrift.max_buffer_size)"
             )
         frame = bytearray()
         while len(frame) < size:
             chunk = await reader.read(min(_READ_BYTES, size - len(frame)))
-            if (
-                not chunk or connection not in self.connections
-            ):  # What a dropped one sent before pushes nobody out.
+            if not chunk:
+                return None
+            if connection not in self.connections:
+                # Data of a dropped connection must not cause the drop of another one.
                 return None
             frame += chunk
             self._hold(connection, len(chunk))
-        return bytes(frame) if connection in self.connections else None
+        if connection not in self.connections:
+            return None
+        return bytes(frame)
 
     async def _reply(self, connection: _Connection, frame: bytes) -> None:
         connection.become("working")
@@ -264,74 +282,90 @@ class ThriftServer:
         answer = await self._loop.run_in_executor(
             self._threads, self._answer, frame, connection.peer
         )
-        self._hold(connection, -connection.held)
+        self._hold(connection, -connection.held_bytes)
         if answer is None:
             return
         connection.become("sending")
         self._hold(connection, len(answer))
-        # In one segment: a length sent alone makes the client's kernel wait 40 ms before it
-        # acknowledges it.
+        # Length and answer are one segment: after a length alone, the client's kernel waits 40 ms
+        # before it acknowledges.
         connection.writer.write(len(answer).to_bytes(4, "big") + answer)
         await connection.writer.drain()
-        # What drain leaves in the transport's buffer is at most its high-water mark.
-        self._hold(connection, -connection.held)
+        # drain leaves at most the high-water mark in the transport's buffer.
+        self._hold(connection, -connection.held_bytes)
 
     # -- the limits --------------------------------------------------------------------------------
 
     def _hold(self, connection: _Connection, count: int) -> None:
-        connection.held += count
+        """Count bytes that are held for a connection.
+
+        Above the limit of all connections the slowest one is dropped, but none that holds at most
+        its share.
+        """
+        connection.held_bytes += count
         self.held_bytes += count
-        while self.held_bytes > self._most_held:
-            share = (
-                self._most_held // self._limits.connections
-            )  # Whoever holds less pushes nobody out.
-            holders = [
-                c
-                for c in self.connections
-                if c.held > share and c.state in ("receiving", "sending")
-            ]
-            slowest = min(holders, key=lambda c: c.since, default=None)
+        share = self._max_held_bytes // self._limits.connections
+        while self.held_bytes > self._max_held_bytes:
+            slowest = _oldest(
+                other
+                for other in self.connections
+                if other.held_bytes > share and other.state in ("receiving", "sending")
+            )
             if slowest is None:
                 return
             _log.warning(
                 "a Thrift client is dropped: %d bytes are held for all clients", self.held_bytes
             )
-            self.held_bytes -= slowest.held
-            slowest.held = 0
+            self.held_bytes -= slowest.held_bytes
+            slowest.held_bytes = 0
             self.connections.discard(slowest)
             slowest.drop()
 
     def _drop_one(self) -> bool:
-        """Make room for a new connection; ``False`` when everybody is busy."""
-        now = time.monotonic()
-        idle = [c for c in self.connections if c.state == "idle"]
-        slow = [c for c in self.connections if c.state == "receiving" and now - c.since > 5]
-        found = min(idle or slow, key=lambda c: c.since, default=None)
-        if found is None:
+        """Make room for a new connection; return False if all connections are busy.
+
+        The one that has been idle longest is dropped; without an idle one, the one whose frame has
+        been unfinished longest.
+        """
+        slow_since = time.monotonic() - _SLOW_FRAME_SECS
+        oldest = _oldest(
+            connection for connection in self.connections if connection.state == "idle"
+        )
+        if oldest is None:
+            oldest = _oldest(
+                connection
+                for connection in self.connections
+                if connection.state == "receiving" and connection.since < slow_since
+            )
+        if oldest is None:
             _log.warning(
                 "a Thrift client is refused: %d are connected and busy", len(self.connections)
             )
             return False
-        self.connections.discard(found)
-        found.drop()
+        self.connections.discard(oldest)
+        oldest.drop()
         return True
 
     async def _sweep(self) -> None:
-        """Drop those whose time is up."""
-        allowed = {
+        """Drop connections that have been in their state for too long."""
+        limits: dict[State, float] = {
             "idle": self._limits.idle_secs,
             "receiving": self._limits.frame_secs,
             "sending": self._limits.answer_secs,
         }
         while True:
-            await asyncio.sleep(min(_SWEEP_SECS, *allowed.values()))
+            await asyncio.sleep(min(_SWEEP_SECS, *limits.values()))
             now = time.monotonic()
             for connection in list(self.connections):
-                limit = allowed.get(connection.state)
-                if limit is not None and now - connection.since > limit:
+                limit = limits.get(connection.state)
+                duration = now - connection.since
+                if limit is not None and duration > limit:
                     _log.info(
-                        "a Thrift client is dropped: %s for %.0f s",
-                        connection.state,
-                        now - connection.since,
+                        "a Thrift client is dropped: %s for %.0f s", connection.state, duration
                     )
                     connection.drop()
+
+
+def _oldest(connections: Iterable[_Connection]) -> _Connection | None:
+    """The connection that has been in its state longest; ``None`` of none."""
+    return min(connections, key=lambda connection: connection.since, default=None)

@@ -1,4 +1,4 @@
-"""The Thrift service of one nimbus: who may call, what answers a call, and the server, wired."""
+"""Thrift service of one nimbus: authorization, dispatch of calls, and the server."""
 
 import logging
 import socket
@@ -27,12 +27,17 @@ from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
 from storm_dagster.nimbus.thrift.handler import NimbusHandler
 from storm_dagster.nimbus.thrift.idl import (
-    METHODS,
     decoder,
     encode_failure,
     encode_reply,
     load_idl,
     set_declared,
+)
+from storm_dagster.nimbus.thrift.methods import (
+    METHODS,
+    Method,
+    RefusedMethod,
+    operation_of_method,
 )
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftPeer, ThriftServer
@@ -44,30 +49,31 @@ _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 _ONEWAY = 4
 _LARGE_VALUES = 20_000
-_MOST_LARGE = 4
-"""Messages of so many values that are decoded together: decoded they take a hundred times their
-bytes.
+_MAX_LARGE = 4
+"""Number of messages of so many values that are decoded at the same time.
+
+Decoded messages take a hundred times their bytes.
 """
 _SUBMISSIONS = ("submitTopology", "submitTopologyWithOpts")
 
 
 def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
-    """The operation of a call; unknown methods are for administrators.
+    """Operation that the caller must be allowed.
 
-    Conf keys turn a submission into a change of the topology that runs under its name.
+    Unknown methods are for administrators. Conf keys turn a submission into a change of the topology that runs under its name.
     """
     if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
         return "topology"
-    return METHODS.get(method, {}).get("for", "admin")
+    return operation_of_method(method)
 
 
 @dataclass(frozen=True)
 class Access:
     """Authorization of each call on the Thrift port of a secured cluster.
 
-    Nothing is configured by default: the port is on loopback, and everybody who reaches it may
-    call. Thrift's calls have no place for a secret, so that with ``storm.secret`` alone every call
-    is refused; with TLS the client's certificate names its user.
+    By default no security is configured: the port is on loopback, and every client that reaches it
+    may call. Thrift's calls have no place for a secret, so that with ``storm.secret`` alone every
+    call is refused; with TLS the client's certificate names its user.
     """
 
     security: Security
@@ -76,9 +82,9 @@ class Access:
     groups: Callable[[str], frozenset[str]]
 
     def check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
-        """Return when the peer may call.
+        """Return if the peer may call the method.
 
-        Raises :class:`NotAuthenticated` and :class:`NotAuthorized`, which the audit log keeps.
+        Else raise :class:`NotAuthenticated` or :class:`NotAuthorized`, which the audit log keeps.
         """
         LIMITED_USER.set(None)
         REQUEST_USER.set(peer.user or "")
@@ -102,31 +108,34 @@ class Access:
         LIMITED_USER.set(caller.name)
         operation = operation_of(method, arguments)
         first = arguments[0] if arguments else None
-        named = operation == "topology" and isinstance(first, str)
-        authorize(caller, operation, self.conf, self.topology_conf(str(first)) if named else None)
+        topology_conf = None
+        if operation == "topology" and isinstance(first, str):
+            topology_conf = self.topology_conf(first)
+        authorize(caller, operation, self.conf, topology_conf)
 
 
 class Dispatcher:
-    """Calls the methods of ``handler`` by the names of the service; safe for many threads.
+    """Call the functions of a handler by the names of the service.
 
-    A handler's method takes the call's arguments in their order. ``check(peer, method, arguments)``
-    raises for who may not call.
+    ``check(peer, method, arguments)`` raises for a peer that must not call the method. Safe for many
+    threads.
     """
 
     def __init__(
         self,
-        handler: object,
+        handler: NimbusHandler,
         check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda *_: None,
     ) -> None:
         self._handler = handler
         self._check = check
         self._service = load_idl().Nimbus
-        self._large = threading.BoundedSemaphore(_MOST_LARGE)
+        self._large = threading.BoundedSemaphore(_MAX_LARGE)
 
     def answer(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
-        """The answer to a call, an error among them; ``None`` when the client expects none.
+        """Return the response to a call, which may be an error.
 
-        :class:`MalformedFrame` for what is no call: the connection cannot be trusted any further.
+        ``None`` if the client expects none. :class:`MalformedFrame` if the frame is not a call: the
+        connection can no longer be trusted.
         """
         with self._large if check_message(frame) > _LARGE_VALUES else nullcontext():
             protocol = decoder(frame)
@@ -134,37 +143,26 @@ class Dispatcher:
                 name, kind, seqid = protocol.read_message_begin()
             except Exception as error:
                 raise MalformedFrame(f"the method name: {error}") from None
-            answer = self._answer(name, seqid, protocol, peer)
-        return None if kind == _ONEWAY else answer
+            response = self._answer(name, seqid, protocol, peer)
+        return None if kind == _ONEWAY else response
 
     def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:
-        row = METHODS.get(name)
-        if row is None or "refused" in row:
+        method = METHODS.get(name)
+        if method is None:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
-            text = text if row is None else f"{name} is not served: {row['refused']}"
             return encode_failure(name, seqid, TApplicationException.UNKNOWN_METHOD, text)
-        args, result = (
-            getattr(self._service, f"{name}_args")(),
-            getattr(self._service, f"{name}_result")(),
-        )
+        if isinstance(method, RefusedMethod):
+            text = f"{name} is not served: {method.reason}"
+            return encode_failure(name, seqid, TApplicationException.UNKNOWN_METHOD, text)
+        args = getattr(self._service, f"{name}_args")()
+        result = getattr(self._service, f"{name}_result")()
         try:
             args.read(protocol)
         except Exception as error:
             text = f"the arguments of {name} cannot be read: {error}"
             return encode_failure(name, seqid, TApplicationException.PROTOCOL_ERROR, text)
         try:
-            given = [getattr(args, spec[1]) for _, spec in sorted(args.thrift_spec.items())]
-            self._check(peer, name, given)
-            value = getattr(self._handler, name)(*given)
-            if "changes" in row:
-                about = given[0] if given and isinstance(given[0], str) else ""
-                _audit.info(
-                    "user %r at %s: %s %r: done",
-                    peer.user or "anyone",
-                    peer.host,
-                    name,
-                    about[:200],
-                )
+            value = self._call(name, method, args, peer)
             if hasattr(result, "success"):
                 result.success = value
             return encode_reply(name, seqid, result)
@@ -174,15 +172,26 @@ class Dispatcher:
             text = f"{error.kind}: {error.message}"
             return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
         except Exception:
-            # The caller learns that it failed, the log what: a traceback may name paths of this
-            # host.
+            # A traceback may name paths of this host: only the log has it.
             _log.exception("%s failed", name)
             text = f"{name} failed inside nimbus: see its log"
             return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
 
+    def _call(self, name: str, method: Method, args: Any, peer: ThriftPeer) -> Any:
+        """Call the method if the peer may, and write the line of the audit log."""
+        arguments = [getattr(args, spec[1]) for _, spec in sorted(args.thrift_spec.items())]
+        self._check(peer, name, arguments)
+        value = method.call(self._handler, arguments)
+        if method.changes:
+            first = arguments[0] if arguments else None
+            subject = first if isinstance(first, str) else ""
+            user = peer.user or "anyone"
+            _audit.info("user %r at %s: %s %r: done", user, peer.host, name, subject[:200])
+        return value
+
 
 class ThriftService:
-    """Storm's Nimbus service on an open socket."""
+    """Storm's Nimbus service on a listening socket."""
 
     def __init__(
         self,
@@ -208,10 +217,10 @@ class ThriftService:
         )
 
     def start(self) -> None:
-        """Begin to serve; :class:`Unavailable` when that does not happen in time."""
+        """Begin to serve; :class:`Unavailable` if the server does not start in time."""
         self._server.start()
 
     def stop(self) -> None:
-        """End within a few seconds."""
+        """Stop the server within a few seconds."""
         self._server.stop()
         self._handler.downloads.close()

@@ -1,10 +1,11 @@
-"""A StormTopology that a client submits, as our topology, and ours as a StormTopology, for clients
-that draw it.
+"""Conversion between a StormTopology and a TopologySpec.
 
-Shell components, which is what streamparse and Storm's multilang libraries declare, run as they
-are. What only a JVM could run is refused, by name: serialized Java objects are never read. A Python
-component has no counterpart in Storm's union: it is shown as a ``JavaObject`` whose class name is
-``python:module:QualName`` and whose one argument is its JSON.
+Clients submit a StormTopology, and read one to draw it.
+
+Shell components, which streamparse and Storm's multilang libraries declare, run unchanged.
+Components that only a JVM could run are refused by name: serialized Java objects are never read. A
+Python component has no counterpart in Storm's union: it becomes a ``JavaObject`` whose class name
+is ``python:module:QualName`` and whose one argument is its JSON.
 """
 
 import json
@@ -26,8 +27,9 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 
 
 def read_topology_struct(topology: Any, name: str) -> TopologySpec:
-    """The topology in a StormTopology structure; :class:`InvalidTopology` names what cannot run
-    here.
+    """Read the topology in a StormTopology structure.
+
+    :class:`InvalidTopology` names the part that cannot run here.
     """
     if topology is None:
         raise InvalidTopology(
@@ -35,134 +37,145 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
         )
     if topology.state_spouts:
         raise InvalidTopology(
-            f"topology {name!r} has state spouts ({', '.join(sorted(topology.state_spouts))}): use spouts"
+            f"topology {name!r} has state spouts ({', '.join(sorted(topology.state_spouts))}): "
+            "use spouts"
         )
     if topology.worker_hooks:
         raise InvalidTopology(
             f"topology {name!r} has worker hooks, which are serialized Java objects: remove them"
         )
-    if needed := [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]:
+    archives = [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]
+    if archives:
         raise InvalidTopology(
-            f"topology {name!r} depends on {len(needed)} further archives ({needed[0]!r:.80}): put what it needs into its own"
+            f"topology {name!r} depends on {len(archives)} further archives ({archives[0]!r:.80}): "
+            "put what it needs into its own"
         )
     try:
-        spouts, bolts = (
-            {
-                component_id: _component(
-                    component_id, kind, getattr(spec, f"{kind}_object"), spec.common
-                )
-                for component_id, spec in (getattr(topology, f"{kind}s") or {}).items()
-            }
-            for kind in ("spout", "bolt")
-        )
+        spouts = {
+            component_id: _read_component(f"spout {component_id!r}", spout.spout_object, spout)
+            for component_id, spout in (topology.spouts or {}).items()
+        }
+        bolts = {
+            component_id: _read_component(f"bolt {component_id!r}", bolt.bolt_object, bolt)
+            for component_id, bolt in (topology.bolts or {}).items()
+        }
         return TopologySpec(name=name, spouts=spouts, bolts=bolts)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "topology"
-        raise InvalidTopology(f"topology {name!r}: {where}: {first['msg']}") from None
+        place = ".".join(str(part) for part in first["loc"]) or "topology"
+        raise InvalidTopology(f"topology {name!r}: {place}: {first['msg']}") from None
 
 
-def _component(component_id: str, kind: str, component: Any, common: Any) -> ComponentSpec:
-    where = f"{kind} {component_id!r}"
+def _read_component(title: str, component: Any, declaration: Any) -> ComponentSpec:
+    """Read a SpoutSpec or a Bolt; ``component`` is its ComponentObject."""
+    common = declaration.common
     if common is None:
         raise InvalidTopology(
-            f"{where} has no ComponentCommon: its inputs and streams are not declared"
+            f"{title} has no ComponentCommon: its inputs and streams are not declared"
         )
+    # The order decides which of several errors is reported.
+    component_object = _read_object(title, component)
+    conf = read_conf(common.json_conf, title)
+    inputs: list[InputSpec] = []
+    for source, grouping in (common.inputs or {}).items():
+        subscription = InputSpec(
+            component=source.componentId or "",
+            stream=source.streamId or DEFAULT_STREAM,
+            grouping=_read_grouping(title, grouping),
+        )
+        inputs.append(subscription)
+    outputs = {
+        stream: StreamSpec(fields=tuple(info.output_fields or ()), direct=bool(info.direct))
+        for stream, info in (common.streams or {}).items()
+    }
     parallelism = common.parallelism_hint
     return ComponentSpec(
-        object=_object(where, component),
+        object=component_object,
         parallelism=1 if parallelism is None else parallelism,
-        conf=read_conf(common.json_conf, where),
-        inputs=tuple(
-            InputSpec(
-                component=source.componentId or "",
-                stream=source.streamId or DEFAULT_STREAM,
-                grouping=_grouping(where, grouping),
-            )
-            for source, grouping in (common.inputs or {}).items()
-        ),
-        outputs={
-            stream: StreamSpec(fields=tuple(info.output_fields or ()), direct=bool(info.direct))
-            for stream, info in (common.streams or {}).items()
-        },
+        conf=conf,
+        inputs=tuple(inputs),
+        outputs=outputs,
     )
 
 
-def _object(where: str, component: Any) -> ComponentObject:
+def _read_object(title: str, component: Any) -> ComponentObject:
     if component is not None and component.shell is not None:
         command = component.shell.execution_command
         if not command:
             raise InvalidTopology(
-                f"{where} is a shell component without a command: give its execution_command"
+                f"{title} is a shell component without a command: give its execution_command"
             )
         script = component.shell.script
-        # Storm hands the whole script over as one argument, and streamparse_run splits it.
+        # Storm passes the whole script as one argument, and streamparse_run splits it.
         return ComponentObject(shell=(command, script) if script else (command,))
     if component is None or (component.java_object is None and component.serialized_java is None):
         raise InvalidTopology(
-            f"{where} is of an unknown kind: only shell components can be submitted over Thrift"
+            f"{title} is of an unknown kind: only shell components can be submitted over Thrift"
         )
-    java = component.java_object
-    kind = (
-        "a serialized Java object"
-        if java is None
-        else f"the Java class {java.full_class_name!r:.200}"
-    )
+    if component.java_object is None:
+        kind = "a serialized Java object"
+    else:
+        kind = f"the Java class {component.java_object.full_class_name!r:.200}"
     raise InvalidTopology(
-        f"{where} is {kind}, which cannot run here: use a shell component, or submit a Python topology with "
-        "`storm-dagster submit`"
+        f"{title} is {kind}, which cannot run here: use a shell component, or submit a Python "
+        "topology with `storm-dagster submit`"
     )
 
 
-def read_conf(text: str | None, where: str) -> dict[str, Any]:
-    """The conf of a topology or component as clients send it; :class:`InvalidTopology` unless it is
-    a JSON object.
+def read_conf(text: str | None, title: str) -> dict[str, Any]:
+    """Read the conf of a topology or component, as clients send it.
+
+    :class:`InvalidTopology`, which names it by ``title``, unless it is a JSON object.
     """
     if not text:
         return {}
     try:
         conf = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidTopology(f"the conf of {where} is not valid JSON: {error}") from None
+        raise InvalidTopology(f"the conf of {title} is not valid JSON: {error}") from None
     if conf is None:
         return {}
     if not isinstance(conf, dict):
         raise InvalidTopology(
-            f"the conf of {where} must be a JSON object, got {type(conf).__name__}"
+            f"the conf of {title} must be a JSON object, got {type(conf).__name__}"
         )
     return conf
 
 
-def _grouping(where: str, given: Any) -> GroupingSpec:
-    custom = getattr(given, "custom_object", None)
-    fields = getattr(given, "fields", None) or ()
+def _read_grouping(title: str, grouping: Any) -> GroupingSpec:
+    """Read a Grouping; ``title`` names the component in errors."""
+    custom = getattr(grouping, "custom_object", None)
+    fields = getattr(grouping, "fields", None) or ()
     if custom is not None and not fields:
         strings = [argument.string_arg for argument in custom.args_list or ()]
         fields = strings if all(strings) else ()
     for name, rule in GROUPINGS.items():
-        member, _, java = rule.storm.partition(":")
-        value = getattr(given, member, None)
-        same = value is not None and (not java or java == value.full_class_name)
-        if same and bool(fields) == (rule.needs == "fields"):
+        member, _, java_class = rule.storm.partition(":")
+        value = getattr(grouping, member, None)
+        if value is None or (java_class and java_class != value.full_class_name):
+            continue
+        if bool(fields) == (rule.needs == "fields"):
             return GroupingSpec(type=name, fields=tuple(fields))
     if custom is not None:
-        known = [rule.storm.partition(":")[2] for rule in GROUPINGS.values()]
-        ours = " and ".join(f"{java} with field names" for java in known if java)
+        java_classes = [rule.storm.partition(":")[2] for rule in GROUPINGS.values()]
+        supported = " and ".join(f"{name} with field names" for name in java_classes if name)
         raise InvalidTopology(
-            f"{where} is grouped by the Java class {custom.full_class_name!r:.200}, which cannot run here: of custom "
-            f"groupings only {ours} has a counterpart"
+            f"{title} is grouped by the Java class {custom.full_class_name!r:.200}, which cannot "
+            f"run here: of custom groupings only {supported} has a counterpart"
         )
-    if getattr(given, "custom_serialized", None) is not None:
+    if getattr(grouping, "custom_serialized", None) is not None:
         raise InvalidTopology(
-            f"{where} has a grouping that is a serialized Java object, which cannot run here: use one of Storm's"
+            f"{title} has a grouping that is a serialized Java object, which cannot run here: "
+            "use one of Storm's"
         )
     raise InvalidTopology(
-        f"{where} has a grouping of an unknown kind: use fields, global, shuffle, all, none, direct or local-or-shuffle"
+        f"{title} has a grouping of an unknown kind: "
+        "use fields, global, shuffle, all, none, direct or local-or-shuffle"
     )
 
 
 def changes_a_topology(json_conf: object) -> bool:
-    """Whether a submission with this conf changes the topology that runs, by JStorm's keys."""
+    """True if JStorm's keys in a submission's conf change the running topology."""
     try:
         conf = read_conf(json_conf, "the conf") if isinstance(json_conf, str) else {}
     except InvalidTopology:
@@ -171,66 +184,75 @@ def changes_a_topology(json_conf: object) -> bool:
 
 
 def topology_struct(spec: TopologySpec) -> Any:
-    """The structure; components in their order."""
+    """Make a StormTopology; components stay in their order."""
     idl = load_idl()
     return idl.StormTopology(
         spouts={
             component_id: idl.SpoutSpec(
-                spout_object=_shown_object(part), common=_shown_common(part)
+                spout_object=_object_struct(spout), common=_common_struct(spout)
             )
-            for component_id, part in spec.spouts.items()
+            for component_id, spout in spec.spouts.items()
         },
         bolts={
-            component_id: idl.Bolt(bolt_object=_shown_object(part), common=_shown_common(part))
-            for component_id, part in spec.bolts.items()
+            component_id: idl.Bolt(bolt_object=_object_struct(bolt), common=_common_struct(bolt))
+            for component_id, bolt in spec.bolts.items()
         },
         state_spouts={},
     )
 
 
-def _shown_object(part: ComponentSpec) -> Any:
+def _object_struct(component: ComponentSpec) -> Any:
     idl = load_idl()
-    if part.object.shell is not None:
-        command, *script = part.object.shell
+    shell = component.object.shell
+    if shell is not None:
+        command, *script = shell
         return idl.ComponentObject(
             shell=idl.ShellComponent(execution_command=command, script=" ".join(script))
         )
-    return idl.ComponentObject(java_object=_python(str(part.object.python), part.object.args))
+    python = str(component.object.python)
+    return idl.ComponentObject(java_object=_python_struct(python, component.object.args))
 
 
-def _python(name: str, args: dict[str, Any]) -> Any:
+def _python_struct(name: str, args: dict[str, Any]) -> Any:
+    """JavaObject in place of a Python class or function."""
     idl = load_idl()
-    given = [idl.JavaObjectArg(string_arg=json.dumps(args))] if args else []
-    return idl.JavaObject(full_class_name=f"python:{name}", args_list=given)
+    arguments: list[Any] = []
+    if args:
+        arguments.append(idl.JavaObjectArg(string_arg=json.dumps(args)))
+    return idl.JavaObject(full_class_name=f"python:{name}", args_list=arguments)
 
 
-def _shown_common(part: ComponentSpec) -> Any:
+def _common_struct(component: ComponentSpec) -> Any:
     idl = load_idl()
+    groupings: dict[Any, Any] = {}
+    for subscription in component.inputs:
+        source = idl.GlobalStreamId(
+            componentId=subscription.component, streamId=subscription.stream
+        )
+        groupings[source] = _grouping_struct(subscription.grouping)
+    streams = {
+        stream: idl.StreamInfo(output_fields=list(spec.fields), direct=spec.direct)
+        for stream, spec in component.outputs.items()
+    }
     return idl.ComponentCommon(
-        inputs={
-            idl.GlobalStreamId(componentId=item.component, streamId=item.stream): _shown_grouping(
-                item.grouping
-            )
-            for item in part.inputs
-        },
-        streams={
-            stream: idl.StreamInfo(output_fields=list(info.fields), direct=info.direct)
-            for stream, info in part.outputs.items()
-        },
-        parallelism_hint=part.parallelism,
-        json_conf=json.dumps(part.conf),
+        inputs=groupings,
+        streams=streams,
+        parallelism_hint=component.parallelism,
+        json_conf=json.dumps(component.conf),
     )
 
 
-def _shown_grouping(grouping: GroupingSpec) -> Any:
+def _grouping_struct(grouping: GroupingSpec) -> Any:
     idl = load_idl()
     rule = GROUPINGS[grouping.type]
     if not rule.storm:
-        return idl.Grouping(custom_object=_python(grouping.object or grouping.type, grouping.args))
-    member, _, java = rule.storm.partition(":")
-    if java:
-        fields = [idl.JavaObjectArg(string_arg=field) for field in grouping.fields]
-        return idl.Grouping(custom_object=idl.JavaObject(full_class_name=java, args_list=fields))
-    return idl.Grouping(
-        **{member: list(grouping.fields) if member == "fields" else idl.NullStruct()}
-    )
+        python = _python_struct(grouping.object or grouping.type, grouping.args)
+        return idl.Grouping(custom_object=python)
+    member, _, java_class = rule.storm.partition(":")
+    if java_class:
+        arguments = [idl.JavaObjectArg(string_arg=field) for field in grouping.fields]
+        java = idl.JavaObject(full_class_name=java_class, args_list=arguments)
+        return idl.Grouping(custom_object=java)
+    if member == "fields":
+        return idl.Grouping(fields=list(grouping.fields))
+    return idl.Grouping(**{member: idl.NullStruct()})

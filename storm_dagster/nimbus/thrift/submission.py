@@ -1,7 +1,7 @@
-"""submitTopology: what a Storm client sends becomes an upload of ours, and a Dagster run.
+"""Submissions of Storm clients, which become an upload and a Dagster run.
 
-Everything that can be checked is checked before anything is stored. The conf keys of JStorm turn a
-submission over a running topology into a hot deploy or a gray upgrade.
+All checks are made before any part is stored. The conf keys of JStorm turn a submission over a
+running topology into a hot deploy or a gray upgrade.
 """
 
 import logging
@@ -30,14 +30,14 @@ from storm_dagster.operations.submit.staging import read_token
 _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 6.0
-"""streamparse's client gives up after 7 s."""
+"""Maximum time of a response: streamparse's client gives up after 7 s."""
 _POLL_SECS = 0.1
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """A submission in which nothing is wrong by itself."""
+    """Submission whose parts have passed the checks."""
 
     name: str
     conf: dict[str, Any]
@@ -45,11 +45,11 @@ class _Checked:
     archive_sha256: str
     inactive: bool
     deploy: tuple[str, Mapping[str, Any]] | None
-    """Verb and body of the change that it is; ``None`` for a plain submission."""
+    """Verb and body of the change that it requests; ``None`` for a plain submission."""
 
 
 class TopologySubmission:
-    """Takes submissions at the leader."""
+    """Acceptance of submissions at the leader."""
 
     def __init__(
         self, nimbus: Nimbus, pending: PendingSubmissions, lifecycle: LifecycleRequests
@@ -66,19 +66,19 @@ class TopologySubmission:
         topology: Any,
         options: Any,
     ) -> None:
-        """Take the topology: stored whole, its Dagster run launched, and the topology published, so
-        that it is listed, unless that takes longer than :data:`ANSWER_SECS`; then the rest goes on
-        by itself.
+        """Accept a topology: store it, launch its run, and wait until it is published.
 
-        :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or
-        without Dagster. With a hot deploy or gray upgrade asked for, :class:`NotAlive` when the
-        name does not run.
+        A published topology is listed. If that takes longer than :data:`ANSWER_SECS`, it continues
+        in the background. :class:`AlreadyAlive`, :class:`InvalidTopology`, and
+        :class:`Unavailable` at a follower or without Dagster. For a hot deploy or gray upgrade
+        :class:`NotAlive` if the name does not run.
         """
         deadline = time.monotonic() + ANSWER_SECS - 0.5
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
         if checked.deploy is not None:
-            self._deploy(checked, *checked.deploy, self._store(checked), deadline)
+            verb, body = checked.deploy
+            self._deploy(checked, verb, body, self._store(checked), deadline)
             return
         with self._pending.reserve(checked.name):
             handle = self._store(checked)
@@ -95,8 +95,8 @@ class TopologySubmission:
                 "topology %s is taken; its run is launched when Dagster answers", checked.name
             )
             return
-        # Whoever lists topologies after submitting expects to see this one; the run goes on in any
-        # case.
+        # A client that lists topologies after its submission expects to see this one; the run
+        # continues in any case.
         try:
             self._await_publication(pending.token, deadline)
         except StormDagsterError as error:
@@ -116,13 +116,15 @@ class TopologySubmission:
         conf, spec, warnings = check_confs(
             document, spec, f"the conf of topology {checked!r}", unknown="warn"
         )
-        deploy = ("update", {}) if conf.get("topology.hot.deploy.enable") else None
-        if conf.get("topology.upgrade"):  # It counts before a hot deploy, as in JStorm.
-            deploy = "gray-upgrade", selection_of_conf(conf).to_document()
+        deploy: tuple[str, Mapping[str, Any]] | None = None
+        if conf.get("topology.upgrade"):  # It takes precedence over a hot deploy, as in JStorm.
+            deploy = ("gray-upgrade", selection_of_conf(conf).to_document())
+        elif conf.get("topology.hot.deploy.enable"):
+            deploy = ("update", {})
         if deploy is None:
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
             check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
-        # Refused in the answer, not only by the run's first stage.
+        # Errors are returned to the client, not only raised by the run's first stage.
         normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:
             _log.warning("topology %s: %s", checked, warning)
@@ -136,33 +138,37 @@ class TopologySubmission:
         )
 
     def _archive(self, location: str | None) -> str:
-        """The hash of the archive at a location that finishFileUpload ended;
-        :class:`InvalidTopology` for any other.
+        """Hash of the archive at a location that finishFileUpload ended.
+
+        :class:`InvalidTopology` for any other location.
         """
         if not isinstance(location, str) or not location.isalnum() or len(location) > 64:
             raise InvalidTopology(_no_archive(location))
+        key = f"upload.{location}.archive"
         try:
             self._nimbus.uploads.check(location)
-            with self._nimbus.blobs.open(f"upload.{location}.archive") as stream:
+            with self._nimbus.blobs.open(key) as stream:
                 if stream.read(2) != _GZIP and not zipfile.is_zipfile(stream):
                     raise InvalidTopology(
-                        "the uploaded archive is neither zip (jar) nor tar.gz: pack the code as one of those"
+                        "the uploaded archive is neither zip (jar) nor tar.gz: "
+                        "pack the code as one of those"
                     )
-            return self._nimbus.blobs.meta(f"upload.{location}.archive").sha256
+            return self._nimbus.blobs.meta(key).sha256
         except KeyNotFound:
             raise InvalidTopology(_no_archive(location)) from None
 
     def _store(self, checked: _Checked) -> str:
-        """The parts under a handle of their own, so that a location may be used again; the
-        handle.
+        """Store the parts as a new upload; return its handle.
+
+        The client may use its location for another submission.
         """
         handle = self._nimbus.uploads.begin()
         blobs = self._nimbus.blobs
         try:
-            if (
-                blobs.put_content(f"upload.{handle}.archive", checked.archive_sha256, WriteTerms())
-                is None
-            ):
+            archive = blobs.put_content(
+                f"upload.{handle}.archive", checked.archive_sha256, WriteTerms()
+            )
+            if archive is None:
                 raise InvalidTopology(_no_archive(None))
             blobs.put(f"upload.{handle}.source", b"thrift")
             blobs.put(f"upload.{handle}.conf", encode_json(checked.conf))
@@ -176,8 +182,9 @@ class TopologySubmission:
     def _await_publication(self, token: str, deadline: float) -> None:
         next_poll = time.monotonic() + 1.0
         while time.monotonic() < deadline:
-            known = read_token(self._nimbus.operations(self._nimbus.status.require()), token)
-            if known is not None and known[0].published:
+            operations = self._nimbus.operations(self._nimbus.status.require())
+            stored = read_token(operations, token)
+            if stored is not None and stored[0].published:
                 return
             if time.monotonic() >= next_poll:
                 run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
@@ -191,9 +198,8 @@ class TopologySubmission:
     ) -> None:
         def launch() -> None:
             try:
-                self._lifecycle.act(
-                    checked.name, verb, {"handle": handle, "token": _new_token(), **body}
-                )
+                document = {"handle": handle, "token": _new_token(), **body}
+                self._lifecycle.act(checked.name, verb, document)
             except BaseException:
                 self._nimbus.uploads.cancel(handle)
                 raise
@@ -210,7 +216,8 @@ def _inactive(options: Any) -> bool:
         return False
     if options.creds is not None and options.creds.creds:
         raise InvalidTopology(
-            "credentials are not taken: put them where the workers find them (files, or topology.environment)"
+            "credentials are not taken: put them where the workers find them "
+            "(files, or topology.environment)"
         )
     status = load_idl().TopologyInitialStatus
     if options.initial_status not in (None, status.ACTIVE, status.INACTIVE):
@@ -222,6 +229,6 @@ def _inactive(options: Any) -> bool:
 
 def _no_archive(location: str | None) -> str:
     return (
-        f"no uploaded archive {location!r:.80}: upload it (beginFileUpload, uploadChunk, finishFileUpload) to this nimbus, "
-        "and submit with the location that it gave"
+        f"no uploaded archive {location!r:.80}: upload it (beginFileUpload, uploadChunk, "
+        "finishFileUpload) to this nimbus, and submit with the location that it gave"
     )

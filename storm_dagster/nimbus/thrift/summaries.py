@@ -1,4 +1,4 @@
-"""Summaries of the cluster, its topologies, supervisors and workers as Storm's structures."""
+"""Storm's structures of cluster, topologies, supervisors and workers."""
 
 import time
 from typing import Any
@@ -15,34 +15,49 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
-_MOST_I32 = 2**31 - 1
+_MAX_I32 = 2**31 - 1
 
 
 def i32(value: float | None) -> int:
-    """A number as a field of 32 bits holds it."""
-    return max(-_MOST_I32, min(_MOST_I32, int(value or 0)))
+    """Round and limit a number to a field of 32 bits."""
+    return max(-_MAX_I32, min(_MAX_I32, int(value or 0)))
 
 
 def version_number(meta: BlobMeta) -> int:
-    """Storm's version of a blob: another number for another content."""
+    """Storm's version of a blob: a number that changes with the content."""
     return int(meta.sha256[:15], 16)
 
 
-def resources(one: TopologySize | WorkerSnapshot) -> dict[str, float]:
-    """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from
-    that.
+def resources(assigned: TopologySize | WorkerSnapshot) -> dict[str, float]:
+    """Fields 521 to 526: resources that the workers of a topology were given.
+
+    Topologies request no resources: those stand in both places.
     """
-    return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
+    return {
+        "requested_memonheap": assigned.memory_mb,
+        "requested_cpu": assigned.cpu,
+        "assigned_memonheap": assigned.memory_mb,
+        "assigned_cpu": assigned.cpu,
+        "requested_memoffheap": 0.0,
+        "assigned_memoffheap": 0.0,
+    }
 
 
 def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
-    """One worker; components of the system are counted only with ``include_sys``."""
+    """Make a WorkerSummary.
+
+    Components of the system are counted only with ``include_sys``.
+    """
     return load_idl().WorkerSummary(
-        **fields_of("WorkerSummary", worker),
+        supervisor_id=worker.node,
+        host=worker.host,
+        port=worker.port,
+        topology_id=worker.topology_id,
+        topology_name=worker.topology_name,
+        num_executors=worker.executors,
         component_to_num_tasks={
             component: count
             for component, count in worker.tasks_by_component.items()
@@ -55,54 +70,64 @@ def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) 
 
 
 class Summaries:
-    """Answers that need no statistics; the same at every nimbus."""
+    """Structures that need no statistics; every nimbus returns the same ones."""
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
         self._reader = reader
 
     def cluster(self) -> Any:
-        """A ClusterSummary."""
-        view = self._reader.view()
-        now = int(time.time())
+        """Return a ClusterSummary."""
+        supervisors = supervisors_of(self._reader.view(), now_secs=int(time.time()))
         nimbuses = self.nimbuses()
-        leader = next((one for one in nimbuses if one.isLeader), None)
+        leader_uptime_secs = 0
+        if nimbuses and nimbuses[0].isLeader:
+            leader_uptime_secs = nimbuses[0].uptime_secs
         return load_idl().ClusterSummary(
-            supervisors=[
-                self.supervisor(snapshot) for snapshot in supervisors_of(view, now_secs=now)
-            ],
-            nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
+            supervisors=[self.supervisor(snapshot) for snapshot in supervisors],
+            nimbus_uptime_secs=leader_uptime_secs,
             topologies=self.topologies(),
             nimbuses=nimbuses,
         )
 
     def topologies(self) -> list[Any]:
-        """A TopologySummary for each, by name; those whose records are damaged are left out."""
-        ordered = sorted(
-            self._reader.view().topologies.values(), key=lambda one: (one.base.name, one.id)
+        """Return a TopologySummary of each topology, in the order of their names.
+
+        Topologies whose records are damaged are left out.
+        """
+        topologies = sorted(
+            self._reader.view().topologies.values(),
+            key=lambda topology: (topology.base.name, topology.id),
         )
         if self._nimbus.blobs.shared:
-            return [self.topology(one, 1) for one in ordered]
-        # Shared with other pages for a moment: counting the copies of 300 topologies takes as long
-        # as all the rest.
-        copies = self._reader.replication(one.id for one in ordered)
-        return [
-            self.topology(
-                one, copies.get(one.id) or int(self._nimbus.blobs.exists(code_key(one.code_dir)))
-            )
-            for one in ordered
-        ]
+            return [self.topology(topology, 1) for topology in topologies]
+        # The reader shares the numbers with other pages for a moment: counting the copies of 300
+        # topologies takes as long as all the other fields.
+        copies_by_id = self._reader.replication(topology.id for topology in topologies)
+        summaries: list[Any] = []
+        for topology in topologies:
+            copies = copies_by_id.get(topology.id)
+            if not copies:
+                copies = int(self._nimbus.blobs.exists(code_key(topology.code_dir)))
+            summaries.append(self.topology(topology, copies))
+        return summaries
 
     def topology(self, topology: TopologyView, copies: int | None = None) -> Any:
-        """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is
-        known.
+        """Return the TopologySummary of one topology.
+
+        ``copies`` is the number of nimbuses that hold its code; ``None``: it is counted here.
         """
         if copies is None:
             copies = self.copies(code_key(topology.code_dir))
         size = TopologySize.of(topology)
         return load_idl().TopologySummary(
-            **fields_of("TopologySummary", topology),
-            **fields_of("sizes", size),
+            id=topology.id,
+            name=topology.base.name,
+            status=topology.base.status,
+            owner=topology.base.owner,
+            num_tasks=size.tasks,
+            num_executors=size.executors,
+            num_workers=size.workers,
             uptime_secs=i32(max(0, time.time() - topology.base.launch_time_secs)),
             storm_version=STORM_VERSION,
             topology_version=self.topology_version(topology),
@@ -112,53 +137,74 @@ class Summaries:
         )
 
     def owners(self, owner: str | None) -> list[Any]:
-        """An OwnerResourceSummary for each owner, or of this one: what the workers of his
-        topologies were given.
+        """Return an OwnerResourceSummary of each owner, or of this one.
+
+        Topologies request no resources: those that their workers were given stand in both places.
         """
-        found = topologies_by_owner(self._reader.view(), owner or None)
-        return [
-            load_idl().OwnerResourceSummary(
+        summaries: list[Any] = []
+        by_owner = topologies_by_owner(self._reader.view(), owner or None)
+        for name, topologies in by_owner.items():
+            size = TopologySize.of(*topologies)
+            summary = load_idl().OwnerResourceSummary(
                 owner=name,
                 total_topologies=len(topologies),
-                **fields_of("OwnerResourceSummary", TopologySize.of(*topologies)),
-                **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
+                total_executors=size.executors,
+                total_workers=size.workers,
+                total_tasks=size.tasks,
+                memory_usage=size.memory_mb,
+                requested_on_heap_memory=size.memory_mb,
+                requested_total_memory=size.memory_mb,
+                requested_off_heap_memory=0.0,
+                assigned_on_heap_memory=size.memory_mb,
+                assigned_off_heap_memory=0.0,
+                cpu_usage=size.cpu,
+                requested_cpu=size.cpu,
             )
-            for name, topologies in found.items()
-        ]
+            summaries.append(summary)
+        return summaries
 
     def sched_status(self, topology: TopologyView) -> str:
-        """Description of the placement's outcome."""
+        """Description of the result of the placement."""
         if topology.assignment is None:
             return "not placed yet"
-        placed = len(topology.assignment.task_slots())
-        wanted = len(topology.tasks.component_of()) if topology.tasks else placed
-        return (
-            "Fully Scheduled"
-            if placed >= wanted
-            else f"{wanted - placed} of {wanted} tasks are not placed"
-        )
+        placed_tasks = len(topology.assignment.task_slots())
+        tasks = len(topology.tasks.component_of()) if topology.tasks else placed_tasks
+        if placed_tasks >= tasks:
+            return "Fully Scheduled"
+        return f"{tasks - placed_tasks} of {tasks} tasks are not placed"
 
     def topology_version(self, topology: TopologyView) -> str:
-        """The code that it runs: the first digits of the archive's hash, when this nimbus has
-        it.
+        """First 16 digits of the hash of the topology's archive.
+
+        Empty if this nimbus does not hold the archive.
         """
         key = jar_key(topology.code_dir)
-        return self._nimbus.blobs.meta(key).sha256[:16] if self._nimbus.blobs.exists(key) else ""
+        if not self._nimbus.blobs.exists(key):
+            return ""
+        return self._nimbus.blobs.meta(key).sha256[:16]
 
     def copies(self, key: str) -> int:
-        """How many nimbuses are known to hold the newest content; a blob that is not announced
-        counts as held here.
+        """Number of nimbuses that hold the newest content of a blob.
+
+        A blob that is not announced counts as held by this nimbus if it is stored here.
         """
         if self._nimbus.blobs.shared:
             return 1
-        return len(self._nimbus.registry.read([key])[key].newest_holders()) or int(
-            self._nimbus.blobs.exists(key)
-        )
+        record = self._nimbus.registry.read([key])[key]
+        holders = len(record.newest_holders())
+        if holders == 0:
+            return int(self._nimbus.blobs.exists(key))
+        return holders
 
     def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
-        """One SupervisorSummary."""
+        """Return the SupervisorSummary of one supervisor."""
         return load_idl().SupervisorSummary(
-            **fields_of("SupervisorSummary", snapshot),
+            supervisor_id=snapshot.id,
+            host=snapshot.info.host,
+            version=snapshot.info.version,
+            used_mem=snapshot.used_memory_mb,
+            used_cpu=snapshot.used_cpu,
+            blacklisted=snapshot.blacklisted,
             uptime_secs=i32(snapshot.uptime_secs),
             num_workers=len(snapshot.info.ports),
             num_used_workers=len(snapshot.used),
@@ -171,7 +217,7 @@ class Summaries:
         )
 
     def nimbuses(self) -> list[Any]:
-        """A NimbusSummary for each that is alive, the leader first."""
+        """Return a NimbusSummary of each nimbus that is alive, the leader first."""
         return [
             load_idl().NimbusSummary(
                 host=row["host"],
@@ -184,13 +230,15 @@ class Summaries:
         ]
 
     def leader(self) -> Any:
-        """The leader's NimbusSummary; :class:`Unavailable` while there is none."""
-        me = self._nimbus.identity
+        """Return the leader's NimbusSummary; :class:`Unavailable` without a leader."""
+        own = self._nimbus.identity
         for summary in self.nimbuses():
-            mine = (summary.host, summary.port) == (me.host, me.thrift_port)
-            # Elected a moment ago, and still initializing: it takes no changes yet.
-            if summary.isLeader and not (mine and self._nimbus.status.epoch is None):
-                return summary
+            if not summary.isLeader:
+                continue
+            is_own = (summary.host, summary.port) == (own.host, own.thrift_port)
+            if is_own and self._nimbus.status.epoch is None:
+                continue  # It was just elected and still initializes: it accepts no changes yet.
+            return summary
         raise Unavailable(
-            f"no nimbus leads at the moment ({self._nimbus.identity.address} follows): try again in a few seconds"
+            f"no nimbus leads at the moment ({own.address} follows): try again in a few seconds"
         )

@@ -1,8 +1,8 @@
-"""Files and blobs in chunks: uploads and downloads that expire when they are left idle.
+"""Uploads and downloads in chunks, which expire when they are idle.
 
-A session is a random word; no path or key of a caller is ever a file's name. What an upload has
-received lies in the inbox until it is finished, and becomes a blob then; cancelled, failed and
-expired ones leave nothing.
+A session is a random word; no path or key of a caller is ever a file's name. The chunks of an
+upload lie in the inbox until it is finished, and become a blob then; a cancelled, failed or expired
+upload leaves no file.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -25,30 +25,31 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap, V
 
 _log = logging.getLogger(__name__)
-_MOST_OPEN = 1000
-_MOST_DOWNLOADS = 200
-"""Each holds a file open."""
+_MAX_UPLOADS = 1000
+_MAX_DOWNLOADS = 200
+"""Each download holds a file open."""
 
 
 class Upload:
-    """A file of the inbox that grows by chunks; one caller at a time."""
+    """File of the inbox that grows by chunks; one caller at a time."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
         self.key = key
-        """The blob that it will be."""
+        """Key of the blob that it becomes."""
         self.user = LIMITED_USER.get()
-        """Who alone goes on with it, beside administrators."""
+        """The only user, apart from administrators, who may continue this upload."""
         self.size: int = 0
         self.lock = threading.Lock()
         self.ended = False
         self.digest = hashlib.sha256()
-        """Of what has arrived."""
+        """Hash of the chunks that have arrived."""
         path.touch(exist_ok=False)
 
     def append(self, chunk: bytes) -> None:
-        """Write a chunk; opened each time, so that a thousand idle uploads hold no thousand
-        descriptors.
+        """Write a chunk.
+
+        The file is opened for each one, so that idle uploads hold no descriptors.
         """
         with self.path.open("ab") as sink:
             sink.write(chunk)
@@ -56,63 +57,68 @@ class Upload:
         self.size += len(chunk)
 
     def discard(self) -> None:
-        """Remove what is left of the file; repeatable."""
+        """Remove the file; repeatable."""
         self.ended: bool = True
         self.path.unlink(missing_ok=True)
 
 
 class UploadSessions:
-    """The uploads of one kind. ``what`` names a session in messages."""
+    """Uploads of one kind, which ``title`` names in messages."""
 
-    def __init__(self, nimbus: Nimbus, what: str) -> None:
+    def __init__(self, nimbus: Nimbus, title: str) -> None:
         self._nimbus = nimbus
-        self._what = what
-        self._most_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
-        self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MOST_OPEN)
+        self._title = title
+        self._max_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
+        self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MAX_UPLOADS)
 
     def begin(self, key: str | None = None) -> str:
-        """A new session for the blob ``key`` (``None``: the archive that is uploaded under the
-        session's own name).
+        """Begin a session for the blob ``key``; return its name.
 
-        :class:`Unavailable` at a follower, and when too many are open.
+        ``None`` stands for the archive that is uploaded under the session's own name.
+        :class:`Unavailable` at a follower, and if too many uploads are open.
         """
         self._nimbus.status.require()
-        check_share((upload.user for upload in self._open.build_map().values()), self._what)
+        users = [upload.user for upload in self._open.build_map().values()]
+        check_share(users, self._title)
         session = secrets.token_hex(16)
+        if key is None:
+            key = f"upload.{session}.archive"
         try:
-            upload = Upload(new_inbox_file(self._nimbus.inbox), key or f"upload.{session}.archive")
+            upload = Upload(new_inbox_file(self._nimbus.inbox), key)
         except OSError as error:
-            raise _disk(error) from error
+            raise _not_stored(error) from error
         if not self._open.put(session, upload):
             upload.discard()
             raise Unavailable(
-                f"{_MOST_OPEN} {self._what}s are open already: finish or cancel some, or wait"
+                f"{_MAX_UPLOADS} {self._title}s are open already: finish or cancel some, or wait"
             )
         return session
 
     def append(self, session: str | None, chunk: bytes | None) -> None:
-        """Add a chunk, and begin the session's idle time again; :class:`KeyNotFound` when there is
-        none (any more).
+        """Add a chunk, and restart the session's idle time.
+
+        :class:`KeyNotFound` if the session does not exist or has ended.
         """
         self._nimbus.status.require()
         with self._take(session) as upload:
             if chunk is None:
-                raise InvalidRequest(f"no chunk for {self._what} {session}: send bytes")
-            if upload.size + len(chunk) > self._most_bytes:
+                raise InvalidRequest(f"no chunk for {self._title} {session}: send bytes")
+            if upload.size + len(chunk) > self._max_bytes:
                 self._end(session, upload)
                 raise InvalidRequest(
-                    f"the {self._what} is larger than {self._most_bytes} bytes and was dropped: send less, or raise "
-                    "nimbus.upload.max.bytes"
+                    f"the {self._title} is larger than {self._max_bytes} bytes and was dropped: "
+                    "send less, or raise nimbus.upload.max.bytes"
                 )
             try:
                 upload.append(chunk)
             except OSError as error:
                 self._end(session, upload)
-                raise _disk(error) from error
+                raise _not_stored(error) from error
 
     def finish(self, session: str | None) -> BlobMeta:
-        """Make it a blob, on as many nimbuses as the cluster asks for; the session ends, also by an
-        error.
+        """Store the upload as a blob, on as many nimbuses as the cluster's conf requires.
+
+        The session ends, also after an error.
         """
         self._nimbus.status.require()
         with self._take(session) as upload:
@@ -126,9 +132,7 @@ class UploadSessions:
         return meta
 
     def cancel(self, session: str | None) -> None:
-        """End the session and leave nothing of it; :class:`KeyNotFound` for one that does not
-        exist.
-        """
+        """End the session and remove its file; :class:`KeyNotFound` if it does not exist."""
         with self._take(session) as upload:
             self._end(session, upload)
 
@@ -138,18 +142,24 @@ class UploadSessions:
 
     @contextmanager
     def _take(self, session: str | None) -> Iterator[Upload]:
-        """The upload of a session, whose idle time begins again, for one caller at a time."""
+        """Take the upload of a session for one caller, and restart its idle time."""
         upload = self._open.touch(session) if isinstance(session, str) else None
-        with nullcontext() if upload is None else upload.lock:
-            if upload is None or upload.ended or LIMITED_USER.get() not in (None, upload.user):
-                raise KeyNotFound(
-                    f"no {self._what} {session!r:.60}: it was finished or cancelled, has expired, or began at another "
-                    "nimbus; begin a new one"
-                )
+        if upload is None:
+            raise self._not_found(session)
+        with upload.lock:
+            is_allowed = LIMITED_USER.get() in (None, upload.user)
+            if upload.ended or not is_allowed:
+                raise self._not_found(session)
             yield upload
 
+    def _not_found(self, session: str | None) -> KeyNotFound:
+        return KeyNotFound(
+            f"no {self._title} {session!r:.60}: it was finished or cancelled, has expired, or "
+            "began at another nimbus; begin a new one"
+        )
+
     def _expire(self, session: str, upload: Upload) -> None:
-        _log.info("%s %s was idle for too long and is dropped", self._what, session)
+        _log.info("%s %s was idle for too long and is dropped", self._title, session)
         with upload.lock:
             upload.discard()
 
@@ -161,30 +171,35 @@ class _Download:
 
 
 class Downloads:
-    """The downloads of one nimbus; each holds the version of its blob that it began with."""
+    """Downloads of one nimbus.
+
+    Each one reads the version of its blob that it began with.
+    """
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
         self._open: TimeCacheMap[str, _Download] = _sessions(
-            nimbus, lambda _, d: self._close(d), _MOST_DOWNLOADS
+            nimbus, lambda _, download: self._close(download), _MAX_DOWNLOADS
         )
 
     def begin(self, key: str) -> tuple[str, BlobMeta]:
-        """A new session, and what it downloads; :class:`KeyNotFound` for a blob that is not
-        here.
+        """Begin a session; return its name and the description of the blob.
+
+        :class:`KeyNotFound` for a blob that this nimbus does not hold.
         """
         meta, stream = self._nimbus.blobs.base.open_with_meta(key)
         session = secrets.token_hex(16)
         if not self._open.put(session, _Download(stream)):
             stream.close()
             raise Unavailable(
-                f"{_MOST_DOWNLOADS} downloads are open already: finish some, or wait until they expire"
+                f"{_MAX_DOWNLOADS} downloads are open already: "
+                "finish some, or wait until they expire"
             )
         return session, meta
 
     def read(self, session: str | None) -> bytes:
-        """The next chunk; at the end an empty one, once, with which the session ends."""
+        """Return the next chunk; at the end an empty one, which ends the session."""
         download = self._open.touch(session) if isinstance(session, str) else None
         if download is None:
             raise KeyNotFound(
@@ -212,15 +227,15 @@ class Downloads:
 
 
 def _sessions(
-    nimbus: Nimbus, on_expire: Callable[[str, V], None], most: int
+    nimbus: Nimbus, on_expire: Callable[[str, V], None], limit: int
 ) -> TimeCacheMap[str, V]:
     expiry_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-    sessions = TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=most)
+    sessions = TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=limit)
     nimbus.expiring.append(sessions)
     return sessions
 
 
-def _disk(error: OSError) -> Unavailable:
+def _not_stored(error: OSError) -> Unavailable:
     return Unavailable(
         f"the chunk cannot be stored ({error.strerror}): free space on nimbus's disk"
     )

@@ -18,7 +18,6 @@ from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
 _GUARANTEES = (
@@ -155,16 +154,38 @@ class ClusterPages:
         rows: list[dict[str, Any]] = []
         for name, topologies in found.items():
             size = TopologySize.of(*topologies)
-            row = {"owner": name, "totalTopologies": len(topologies)} | fields_of("owner", size)
-            row |= {"totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
-            rows.append(row | dict.fromkeys(_GUARANTEES, "N/A"))
+            row: dict[str, Any] = {
+                "owner": name,
+                "totalTopologies": len(topologies),
+                "totalExecutors": size.executors,
+                "totalWorkers": size.workers,
+                "totalTasks": size.tasks,
+                "totalMemoryUsage": size.memory_mb,
+                "totalReqOnHeapMem": size.memory_mb,
+                "totalReqMem": size.memory_mb,
+                "totalAssignedOnHeapMem": size.memory_mb,
+                "totalCpuUsage": size.cpu,
+                "totalReqCpu": size.cpu,
+                "totalReqOffHeapMem": 0.0,
+                "totalAssignedOffHeapMem": 0.0,
+            }
+            row.update(dict.fromkeys(_GUARANTEES, "N/A"))
+            rows.append(row)
         return {"owners": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
 
 
 def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     """One worker, as on every page that lists workers."""
     return {
-        **fields_of("worker", worker),
+        "supervisorId": worker.node,
+        "host": worker.host,
+        "port": worker.port,
+        "topologyId": worker.topology_id,
+        "topologyName": worker.topology_name,
+        "executorsTotal": worker.executors,
+        "assignedMemOnHeap": worker.memory_mb,
+        "assignedCpu": worker.cpu,
+        "uptimeSeconds": worker.uptime_secs,
         "assignedMemOffHeap": 0.0,
         "componentNumTasks": dict(worker.tasks_by_component),
         "uptime": pretty_secs(worker.uptime_secs),
@@ -172,34 +193,58 @@ def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     }
 
 
-def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
-    total, used = len(one.info.ports), len(one.used)
+def _supervisor_row(supervisor: SupervisorSnapshot, links: Links) -> dict[str, Any]:
+    info = supervisor.info
+    slots = len(info.ports)
+    used_slots = len(supervisor.used)
     return {
-        **fields_of("supervisor", one),
-        "uptime": pretty_secs(one.uptime_secs),
-        "slotsTotal": total,
-        "slotsUsed": used,
-        "slotsFree": max(0, total - used),
-        "totalMem": float(one.info.memory_mb),
-        "totalCpu": float(one.info.cpu),
-        "availMem": max(0.0, one.info.memory_mb - one.used_memory_mb),
-        "availCpu": max(0.0, one.info.cpu - one.used_cpu),
-        "logLink": links.supervisor(one.id),
+        "id": supervisor.id,
+        "host": info.host,
+        "uptimeSeconds": supervisor.uptime_secs,
+        "usedMem": supervisor.used_memory_mb,
+        "usedCpu": supervisor.used_cpu,
+        "version": info.version,
+        "blacklisted": supervisor.blacklisted,
+        "uptime": pretty_secs(supervisor.uptime_secs),
+        "slotsTotal": slots,
+        "slotsUsed": used_slots,
+        "slotsFree": max(0, slots - used_slots),
+        "totalMem": float(info.memory_mb),
+        "totalCpu": float(info.cpu),
+        "availMem": max(0.0, info.memory_mb - supervisor.used_memory_mb),
+        "availCpu": max(0.0, info.cpu - supervisor.used_cpu),
+        "logLink": links.supervisor(supervisor.id),
     }
 
 
-def topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
-    """A topology, as the list and its own page show it."""
-    uptime = max(0, int(time.time()) - one.base.launch_time_secs)
+def topology_row(topology: TopologyView, replication: int, version: str) -> dict[str, Any]:
+    """A topology, as the list and its own page show it.
+
+    Topologies request no resources: those that their workers were given stand in both places.
+    """
+    size = TopologySize.of(topology)
+    uptime_secs = max(0, int(time.time()) - topology.base.launch_time_secs)
     return {
-        **fields_of("topology", one),
-        **fields_of("size", TopologySize.of(one)),
-        "encodedId": quote_plus(one.id),
-        "uptime": pretty_secs(uptime),
-        "uptimeSeconds": uptime,
+        "id": topology.id,
+        "name": topology.base.name,
+        "owner": topology.base.owner,
+        "status": topology.base.status,
+        "tasksTotal": size.tasks,
+        "workersTotal": size.workers,
+        "executorsTotal": size.executors,
+        "requestedMemOnHeap": size.memory_mb,
+        "requestedTotalMem": size.memory_mb,
+        "assignedMemOnHeap": size.memory_mb,
+        "assignedTotalMem": size.memory_mb,
+        "requestedCpu": size.cpu,
+        "assignedCpu": size.cpu,
+        "encodedId": quote_plus(topology.id),
+        "uptime": pretty_secs(uptime_secs),
+        "uptimeSeconds": uptime_secs,
         "replicationCount": replication,
         "schedulerInfo": None,
-        **dict.fromkeys(("requestedMemOffHeap", "assignedMemOffHeap"), 0.0),
+        "requestedMemOffHeap": 0.0,
+        "assignedMemOffHeap": 0.0,
         "stormVersion": version,
     }
 

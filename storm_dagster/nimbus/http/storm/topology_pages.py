@@ -30,7 +30,6 @@ from storm_dagster.nimbus.http.storm.formats import (
     window_hint,
 )
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
@@ -269,14 +268,18 @@ def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, An
 
 
 def _executor_row(
-    one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links
+    executor: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links
 ) -> dict[str, Any]:
+    log_link = links.worker(topology_id, executor.node, executor.host, executor.port)
     return {
-        **fields_of("executor", one),
-        "encodedId": quote_plus(one.id),
-        "uptime": pretty_secs(one.uptime_secs),
-        "workerLogLink": links.worker(topology_id, one.node, one.host, one.port),
-        **_numbers(one, window, sys),
+        "id": executor.id,
+        "uptimeSeconds": executor.uptime_secs,
+        "host": executor.host,
+        "port": executor.port,
+        "encodedId": quote_plus(executor.id),
+        "uptime": pretty_secs(executor.uptime_secs),
+        "workerLogLink": log_link,
+        **_numbers(executor, window, sys),
     }
 
 

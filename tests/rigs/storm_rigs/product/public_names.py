@@ -79,19 +79,11 @@ _SAMPLES = {
     "client_token": "token",
     "token": "token",
     "handle": "handle",
+    "request": "wc-1-1700000000",
     "use": "placement",
     "sensor": "sensor",
     "record": "0",
 }
-_CHILDREN = {
-    "assignment_backup": "wc",
-    "blob_max_sequence": _SAMPLES["key"],
-    "deploy": "wc",
-    "spark_session": _SAMPLES["use"],
-    "supervisor": "node",
-    "token": "token",
-}
-"""Path -> a child, where it is no topology's."""
 _ENVIRONMENT = re.compile(
     r"""["'](STORM_JAR|(?:STORM_DAGSTER|DAGSTER|SPARK|PYSPARK|JAVA|XDG)_[A-Z_]+)["']"""
 )
@@ -148,17 +140,7 @@ def _zookeeper_paths() -> Names:
         for name, value in vars(paths).items()
         if inspect.isfunction(value) and name[0] != "_"
     }
-    children = {
-        name: maker
-        for name, maker in makers.items()
-        if [*inspect.signature(maker).parameters] == ["name"]
-    }
-    made = [
-        path for name, maker in makers.items() if name not in children for path in _sampled(maker)
-    ]
-    made += [
-        maker(_CHILDREN.get(name, _SAMPLES["topology_id"])) for name, maker in children.items()
-    ]
+    made = [path for maker in makers.values() for path in _sampled(maker)]
     return {"first level": list(paths.FIRST_LEVEL), "fixed": fixed, "made": made}
 
 
@@ -485,14 +467,15 @@ def _metrics() -> Names:
 
 
 def _thrift() -> Names:
-    from storm_dagster.nimbus.thrift.idl import METHODS, load_idl
+    from storm_dagster.nimbus.thrift.idl import load_idl
+    from storm_dagster.nimbus.thrift.methods import METHODS, Method
 
     idl = load_idl()
     found: Names = {
         "served": [
             f"Nimbus.{name}"
             for name in idl.Nimbus.thrift_services
-            if "refused" not in METHODS[name]
+            if isinstance(METHODS[name], Method)
         ]
     }
     for name in idl.Nimbus.thrift_services:
