@@ -299,7 +299,7 @@ class Supervisor:
 
     def _probe(self) -> None:
         """Test writing to HOME. While that fails, no free slot is offered."""
-        error = self._write_error()
+        error = _write_error(self._housekeeper, self._folder / "probe")
         full = error is not None
         if full == self._full:
             return
@@ -313,20 +313,6 @@ class Supervisor:
         else:
             _log.info("%s is writable again: all slots are offered", self._home)
         self._wake.set()
-
-    def _write_error(self) -> OSError | None:
-        """Write the state file and a probe, and return the error, if there is one."""
-        path = self._folder / "probe"
-        try:
-            self._housekeeper.save_again()
-            path.write_bytes(bytes(_PROBE_BYTES))
-        except OSError as error:
-            return error
-        finally:
-            # A read-only disk refuses even the removal of a file that does not exist.
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-        return None
 
     def _tidy(self) -> None:
         if self._link.desired is not None:
@@ -345,6 +331,20 @@ class Supervisor:
                 rotate(live.log_path, self._conf["worker.log.max.bytes"], LOG_BACKUPS)
             except OSError as error:
                 _log.error("log %s cannot be rotated (%s)", live.log_path, error)
+
+
+def _write_error(housekeeper: Housekeeper, probe: Path) -> OSError | None:
+    """Write the state file and a probe, and return the error, if there is one."""
+    try:
+        housekeeper.save_again()
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error
+    finally:
+        # A read-only disk refuses even the removal of a file that does not exist.
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
 
 
 def _start_order(live: LiveWorker) -> tuple[int, int]:
