@@ -347,8 +347,8 @@ class LocalBlobStore:
         """Hold the lock of the folder.
 
         Each holder increments the modification time of the lock file by 1 ns before it changes the
-        store. The counted uses are valid until another holder has done so. A file system with coarser
-        times makes them invalid at each turn.
+        store. The counted uses are valid until another holder has done so. A file system with
+        coarser times makes them invalid at each turn.
         """
         with self._lock, open(self.directory / ".lock", "ab") as stream:
             lock_file(stream, wait=True)
