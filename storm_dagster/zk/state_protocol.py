@@ -29,7 +29,7 @@ def read_children(
 class ClusterState(Protocol):
     """A tree of small nodes with versions, watches and transactions.
 
-    Nodes may be ephemeral.     Paths start with ``/`` and are below the state's root.
+    Nodes may be ephemeral. Paths start with ``/`` and are below the state's root.
     ``watch=True`` arms a one-shot watch, whose event goes to every registered callback. Every
     method raises ``Unavailable`` if the store is out of reach; a write whose response was lost may
     have landed.
