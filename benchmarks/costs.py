@@ -87,7 +87,7 @@ def supervise(
         for each in links:
             each.link.start()
         eventually(
-            lambda: all(each.link.claims is not None for each in links),
+            lambda: all(each.link.desired is not None for each in links),
             timeout=600,
             what="all supervisors",
         )

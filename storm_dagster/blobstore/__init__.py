@@ -1,4 +1,4 @@
-"""Blob stores for archives, confs, topologies and the intermediate results of submissions.
+"""Blob stores for archives, confs, topologies and results of submission steps.
 
 A blob is bytes under a key. Its version is its content hash (SHA-256), never a time, so that
 neither a restart nor a change of leader makes a blob look new.

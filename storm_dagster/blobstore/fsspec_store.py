@@ -1,12 +1,14 @@
 """A blob store behind any fsspec URL (S3, GCS, HDFS, a shared folder, memory).
 
-Same layout as the local store, without locks: contents are immutable under their hash, and a key is
-one small document that is replaced last. All nimbuses see the same blobs, so nothing is replicated
-between them and none ever lacks one. Object stores have no folders and no rename: nothing here
-relies on either. A content that no key names any more goes when it is old
-(:meth:`FsspecBlobStore.clean_abandoned`), never at once: another nimbus may be about to name it. So
-it is condemned first, and removed when it has been that, unnamed, for as long again; who wants to
-name a condemned content writes it again.
+The layout is that of the local store, without locks: contents are immutable under their hash, and a
+key is one small document that is replaced last. All nimbuses see the same blobs, so that no blob is
+replicated between them and none ever lacks one. Object stores have neither folders nor a rename:
+the store relies on neither.
+
+A content that no key names is removed when it is old (:meth:`FsspecBlobStore.clean_abandoned`),
+never at once: another nimbus may be about to name it. So the content is condemned first, and
+removed after the same time once more, if no key has named it since. A writer that needs a condemned
+content stores it once more.
 """
 
 from __future__ import annotations
@@ -29,18 +31,17 @@ from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_su
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key
 
-_CHUNK = 1 << 20
-_SPOOL = 8 << 20
+_CHUNK_BYTES = 1 << 20
+_SPOOL_BYTES = 8 << 20
 _READS = 4
 _PAUSE_SECS = 0.05
 
 
 class FsspecBlobStore:
-    """A :class:`~storm_dagster.blobstore.store.BlobStore` at an fsspec URL such as
-    ``s3://bucket/storm``.
+    """Blob store at an fsspec URL such as ``s3://bucket/storm``.
 
-    ``options`` go to the file system unchanged. Errors of the remote store surface as
-    :class:`Unavailable`.
+    It is a :class:`~storm_dagster.blobstore.store.BlobStore`. ``options`` are passed to the file
+    system unchanged. Errors of the remote store surface as :class:`Unavailable`.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -67,7 +68,7 @@ class FsspecBlobStore:
         path = self._key_path(key)
         digest = hashlib.sha256()
         size = 0
-        with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
             for chunk in chunked(chunks):
                 digest.update(chunk)
                 size += len(chunk)
@@ -80,7 +81,7 @@ class FsspecBlobStore:
                 if not self._usable(meta.sha256):
                     temporary = self._path("tmp", secrets.token_hex(16))
                     with self._fs.open(temporary, "wb") as stream:
-                        while chunk := spool.read(_CHUNK):
+                        while chunk := spool.read(_CHUNK_BYTES):
                             stream.write(chunk)
                     self._move(temporary, target)
                     self._remove(self._path("condemned", meta.sha256))
@@ -88,9 +89,10 @@ class FsspecBlobStore:
         return meta
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
-        """Store the file ``path``, whose hash is ``sha256``, under ``key``, and remove the file."""
+        """Store the file ``path`` with the hash ``sha256``, and remove the file."""
         with path.open("rb") as stream:
-            meta = self.put(key, iter(lambda: stream.read(_CHUNK), b""), expected_sha256=sha256)
+            chunks = iter(lambda: stream.read(_CHUNK_BYTES), b"")
+            meta = self.put(key, chunks, expected_sha256=sha256)
         path.unlink(missing_ok=True)
         return meta
 
@@ -112,27 +114,29 @@ class FsspecBlobStore:
                     raw = self._fs.cat_file(path)
                 except FileNotFoundError:
                     raise no_such_blob(key, self.url) from None
-            if (meta := BlobMeta.of_key_file(raw)) is not None:
+            meta = BlobMeta.of_key_file(raw)
+            if meta is not None:
                 return meta
-            # Some file systems show a file while it is being replaced: read again.
+            # Some file systems show a file while it is being replaced: it is reread.
             if attempt + 1 < _READS:
                 time.sleep(_PAUSE_SECS)
         raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again")
 
     def exists(self, key: str) -> bool:
         with self._remote(f"looking for {key!r}"):
-            return self._there(self._key_path(key))
+            return self._exists(self._key_path(key))
 
     def has_content(self, sha256: str) -> bool:
-        """Whether some blob there has that content."""
+        """True if the store has that content, under any key."""
         with self._remote("looking for a content"):
-            return self._there(self._path("objects", check_sha256(sha256)))
+            return self._exists(self._path("objects", check_sha256(sha256)))
 
     def open(self, key: str) -> BinaryIO:
-        return self.open_with_meta(key)[1]
+        _, stream = self.open_with_meta(key)
+        return stream
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
-        """Description and stream of one and the same version; the caller closes the stream."""
+        """Description and stream of the same version. The caller closes the stream."""
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             try:
@@ -158,10 +162,10 @@ class FsspecBlobStore:
         return raw
 
     def delete(self, key: str) -> None:
-        """Remove the blob; its content goes when it is old and no other key has it."""
+        """Remove the blob. Its content is removed later, if no other key names it."""
         path = self._key_path(key)
         with self._remote(f"deleting {key!r}"):
-            if not self._there(path):
+            if not self._exists(path):
                 raise no_such_blob(key, self.url)
             self._fs.rm_file(path)
 
@@ -175,47 +179,52 @@ class FsspecBlobStore:
         return [self.meta(key) for key in self.keys(prefix)]
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files, and contents without a key, that are older than that; returns
-        their number.
+        """Remove old temporary files and old contents without a key.
+
+        Returns their number.
         """
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
-            doomed = [
-                path
-                for name in self._names("tmp")
-                if self._written(path := self._path("tmp", name)) <= horizon
-            ]
-            aged = {
-                name
-                for name in self._names("objects")
-                if self._written(self._path("objects", name)) <= horizon
-            }
+            temporary = self._older_than(horizon, "tmp")
+            contents = set(self._older_than(horizon, "objects"))
             condemned = set(self._names("condemned"))
-        if aged or condemned:
-            # The keys are read after the contents: what is named meanwhile is kept.
+        removed = 0
+        if contents or condemned:
+            # The keys are read after the contents, so that a content named in between is kept.
             used = {self.meta(key).sha256 for key in self.keys()}
             with self._remote("cleaning"):
-                for name in condemned & used:
-                    self._remove(self._path("condemned", name))
-                for name in sorted(aged - used):
-                    mark, path = self._path("condemned", name), self._path("objects", name)
-                    if name not in condemned:
-                        self._fs.pipe_file(mark, b"")
-                    # Written again meanwhile: somebody is about to name it.
-                    if self._written(mark) <= horizon and self._written(path) <= horizon:
-                        doomed.append(path)
-                        self._remove(path)
-                        self._remove(mark)
+                for sha256 in condemned & used:
+                    self._remove(self._path("condemned", sha256))
+                for sha256 in sorted(contents - used):
+                    if sha256 not in condemned:
+                        self._fs.pipe_file(self._path("condemned", sha256), b"")
+                    removed += self._remove_condemned(sha256, horizon)
         with self._remote("cleaning"):
-            for path in doomed:
-                self._remove(path)
-        return len(doomed)
+            for name in temporary:
+                self._remove(self._path("tmp", name))
+                removed += 1
+        return removed
+
+    def _older_than(self, horizon: float, part: str) -> list[str]:
+        names = self._names(part)
+        return [name for name in names if self._written_at(self._path(part, name)) <= horizon]
+
+    def _remove_condemned(self, sha256: str, horizon: float) -> bool:
+        """Remove a content that is old and has been condemned for as long."""
+        path = self._path("objects", sha256)
+        mark = self._path("condemned", sha256)
+        # A content that was written after the listing is about to be named.
+        if self._written_at(mark) > horizon or self._written_at(path) > horizon:
+            return False
+        self._remove(path)
+        self._remove(mark)
+        return True
 
     def _usable(self, sha256: str) -> bool:
-        """Whether the content is there to be named."""
-        return self._there(self._path("objects", sha256)) and not self._there(
-            self._path("condemned", sha256)
-        )
+        """True if a key may name the content: it is stored and not condemned."""
+        if not self._exists(self._path("objects", sha256)):
+            return False
+        return not self._exists(self._path("condemned", sha256))
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -224,21 +233,20 @@ class FsspecBlobStore:
     def _names(self, part: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(f"{self._root}/{part}", detail=False)
+            paths = self._fs.ls(f"{self._root}/{part}", detail=False)
         except FileNotFoundError:
             # An object store has no folder without a file.
             return []
-        return [
-            name
-            for each in found
-            if (name := str(each).rstrip("/").rpartition("/")[2]) and name != part
-        ]
+        names = [str(path).rstrip("/").rpartition("/")[2] for path in paths]
+        # Some file systems list the folder itself, too.
+        return [name for name in names if name not in ("", part)]
 
-    def _there(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         self._fs.invalidate_cache()
         return bool(self._fs.exists(path))
 
-    def _written(self, path: str) -> float:
+    def _written_at(self, path: str) -> float:
+        """Time of the last write; the current time for a file that has been removed."""
         try:
             return float(self._fs.modified(path).timestamp())
         except FileNotFoundError:
@@ -249,7 +257,7 @@ class FsspecBlobStore:
             self._fs.mv(temporary, target)
         except OSError:
             # Where a rename does not replace, another writer of the same content was faster.
-            if not self._there(target):
+            if not self._exists(target):
                 raise
             self._fs.rm_file(temporary)
 
@@ -265,7 +273,8 @@ class FsspecBlobStore:
 
     def _content_lost(self, meta: BlobMeta) -> Corrupt:
         return Corrupt(
-            f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again"
+            f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the "
+            "blob again"
         )
 
     def _key_path(self, key: str) -> str:
@@ -275,13 +284,15 @@ class FsspecBlobStore:
         return f"{self._root}/{part}/{name}"
 
     @contextmanager
-    def _remote(self, doing: str) -> Iterator[None]:
+    def _remote(self, action: str) -> Iterator[None]:
+        """Raise :class:`Unavailable` for an error of the file system."""
         try:
             yield
         except StormDagsterError:
             raise
         except Exception as error:
-            # Each file system raises errors of its own client.
+            # Each file system raises the errors of its client.
             raise Unavailable(
-                f"{doing} in the blob store {self.url} failed ({error}): check that it can be reached"
+                f"{action} in the blob store {self.url} failed ({error}): check that it can be "
+                "reached"
             ) from error

@@ -4,13 +4,13 @@ Layout below the base folder::
 
     objects/<sha256>        contents; immutable once there
     keys/<quoted key>       one small JSON document that names the key's size and content hash
-    tmp/<random>            contents being written
+    tmp/<random>            contents in the course of a write
     quarantine/<sha256>     contents whose bytes no longer match their name
     .lock                   taken while keys change
 
 The document below ``keys`` is the commit point: it is replaced by rename after the content is on
-disk. Two keys with the same content share one object, so that an archive that was staged, deployed
-and deployed again takes its space once. No part of a caller's key reaches the file system unquoted.
+disk. Two keys with the same content share one object, so that an archive that was staged and
+deployed twice takes its space once. No part of a caller's key reaches the file system unquoted.
 """
 
 import errno
@@ -31,15 +31,16 @@ from storm_dagster.host.files import lock_file
 from storm_dagster.model.errors import Corrupt, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _HASHED_NAME = "%h"
 """Starts the file name of a key that is too long when quoted; ``quote`` never produces it."""
 
 
 class LocalBlobStore:
-    """A :class:`~storm_dagster.blobstore.store.BlobStore` in a folder of this machine.
+    """Blob store in a folder of this machine.
 
-    Safe for many threads and, through a file lock, for several processes on one folder.
+    It is a :class:`~storm_dagster.blobstore.store.BlobStore`, safe for many threads and, through a
+    file lock, for several processes on one folder.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,13 +54,14 @@ class LocalBlobStore:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Unavailable(
-                f"blob store {self.directory} cannot be used ({error.strerror}): make the folder writable "
-                "or set blobstore.dir"
+                f"blob store {self.directory} cannot be used ({error.strerror}): make the folder "
+                "writable or set blobstore.dir"
             ) from error
         self._lock = threading.Lock()
         self._uses: Counter[str] | None = None
-        """Content -> number of keys that name it; ``None`` when it is to be counted again."""
-        self._turn = -1
+        """Content -> number of keys that name it; ``None`` if it must be counted first."""
+        self._last_turn = -1
+        """Turn of the lock (:meth:`_exclusive`) after which :attr:`_uses` was correct; -1: none."""
 
     def __repr__(self) -> str:
         return f"LocalBlobStore({str(self.directory)!r})"
@@ -69,8 +71,9 @@ class LocalBlobStore:
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Create or replace ``key``; :class:`Unavailable` when the disk is full or gone. A failure
-        leaves nothing.
+        """Create or replace ``key``.
+
+        Raises :class:`Unavailable` if the disk is full or gone. A failure leaves no file.
         """
         check_blob_key(key)
         problem = f"blob {key!r} cannot be stored"
@@ -78,7 +81,8 @@ class LocalBlobStore:
         digest = hashlib.sha256()
         size = 0
         with _on_disk(problem):
-            stream = open(temporary, "xb")  # noqa: SIM115 (its errors, not those of the source, are the disk's)
+            # Not a with statement: errors of ``chunks`` are not errors of the disk.
+            stream = open(temporary, "xb")  # noqa: SIM115
         try:
             for chunk in chunked(chunks):
                 with _on_disk(problem):
@@ -92,18 +96,18 @@ class LocalBlobStore:
                 os.fsync(stream.fileno())
                 return self._commit(temporary, meta)
         finally:
-            # A full disk has been reported: closing writes the rest once more.
+            # The error of a full disk has been raised; closing writes the buffer once more.
             with suppress(OSError):
                 stream.close()
-            # On a broken disk it stays, for clean_abandoned.
+            # On a broken disk the file stays, for clean_abandoned.
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
-        """Take the file ``path``, whose hash the caller has computed, over as the content of
-        ``key``.
+        """Make the file ``path`` the content of ``key``.
 
-        The file is moved; across file systems it is copied, verified and removed.
+        ``sha256`` is its hash, which the caller has computed. The file is moved; across file
+        systems it is copied, verified and removed.
         """
         check_blob_key(key)
         check_sha256(sha256)
@@ -117,7 +121,8 @@ class LocalBlobStore:
                 if error.errno != errno.EXDEV:
                     raise
         with open(path, "rb") as stream:
-            meta = self.put(key, iter(lambda: stream.read(_CHUNK), b""), expected_sha256=sha256)
+            chunks = iter(lambda: stream.read(_CHUNK_BYTES), b"")
+            meta = self.put(key, chunks, expected_sha256=sha256)
         path.unlink(missing_ok=True)
         return meta
 
@@ -133,7 +138,7 @@ class LocalBlobStore:
         return meta
 
     def delete(self, key: str) -> None:
-        """Remove the blob, and its content when no other key has it."""
+        """Remove the blob, and its content if no other key names it."""
         path = self._key_path(key)
         with _on_disk(f"blob {key!r} cannot be deleted"), self._exclusive():
             meta = self._read_key(path)
@@ -157,24 +162,26 @@ class LocalBlobStore:
         return self._key_path(key).is_file()
 
     def has_content(self, sha256: str) -> bool:
-        """Whether some blob here has that content."""
+        """True if the store has that content, under any key."""
         return (self._objects / check_sha256(sha256)).is_file()
 
     def open(self, key: str) -> BinaryIO:
-        """The content as a seekable stream; a later replacement or deletion does not disturb the
-        reader.
+        """The content as a seekable stream.
+
+        A later replacement or deletion does not disturb the reader.
         """
-        return self.open_with_meta(key)[1]
+        _, stream = self.open_with_meta(key)
+        return stream
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
-        """Description and stream of one and the same version; the caller closes the stream."""
+        """Description and stream of the same version. The caller closes the stream."""
         meta = self.meta(key)
         for _ in range(5):
             try:
                 with _on_disk(f"blob {key!r} cannot be read", FileNotFoundError):
                     return meta, open(self._objects / meta.sha256, "rb")
             except FileNotFoundError:
-                # It was replaced between the two reads.
+                # The blob was replaced between the two reads.
                 meta = self.meta(key)
         raise Corrupt(
             f"blob {key!r} names content {meta.sha256} that is not in {self.directory}: "
@@ -182,8 +189,9 @@ class LocalBlobStore:
         )
 
     def read(self, key: str) -> bytes:
-        """The whole content, verified; damaged content is moved to ``quarantine`` and raises
-        :class:`Corrupt`.
+        """The whole content, verified.
+
+        Damaged content is moved to ``quarantine`` and raises :class:`Corrupt`.
         """
         meta, stream = self.open_with_meta(key)
         with _on_disk(f"blob {key!r} cannot be read"), stream:
@@ -194,8 +202,8 @@ class LocalBlobStore:
                 with self._exclusive(), suppress(FileNotFoundError):
                     os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
             raise Corrupt(
-                f"blob {key!r} in {self.directory} no longer has its hash {meta.sha256}: it was moved to "
-                "quarantine; another nimbus may still hold it, otherwise store it again"
+                f"blob {key!r} in {self.directory} no longer has its hash {meta.sha256}: it was "
+                "moved to quarantine; another nimbus may still hold it, otherwise store it again"
             )
         return raw
 
@@ -218,7 +226,7 @@ class LocalBlobStore:
         """Descriptions of all blobs whose key starts with ``prefix``, by key."""
         blobs: list[BlobMeta] = []
         for key in self.keys(prefix):
-            # One that was deleted since the keys were listed is left out.
+            # A blob that was deleted after the listing is left out.
             with suppress(KeyNotFound):
                 blobs.append(self.meta(key))
         return blobs
@@ -226,10 +234,10 @@ class LocalBlobStore:
     # upkeep
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files and contents without a key that are older than that; how many were
-        removed.
+        """Remove old temporary files and old contents without a key.
 
-        The age protects uploads that other threads or processes are in the middle of.
+        Returns their number. The age protects the uploads in progress of other threads and
+        processes.
         """
         with _on_disk(f"abandoned files in {self.directory} cannot be removed"):
             return self._clean_older_than(time.time() - older_than_secs)
@@ -251,7 +259,7 @@ class LocalBlobStore:
         return removed
 
     def _temporary_path(self) -> Path:
-        """A fresh name for content being written."""
+        """New path for a content in the course of a write."""
         return self._tmp / secrets.token_hex(16)
 
     def _commit(self, temporary: Path, meta: BlobMeta) -> BlobMeta:
@@ -262,7 +270,7 @@ class LocalBlobStore:
                 _sync_folder(self._objects)
                 self._write_key(meta)
             except OSError:
-                self._uses = None  # Perhaps the key names it all the same.
+                self._uses = None  # The key may name the content despite the error.
                 self._drop_unused([meta.sha256])
                 raise
         return meta
@@ -293,7 +301,8 @@ class LocalBlobStore:
             return None
         if meta is None:
             raise Corrupt(
-                f"{path} does not describe a blob: it was damaged; remove the file and store the blob again"
+                f"{path} does not describe a blob: it was damaged; remove the file and store the "
+                "blob again"
             )
         return meta
 
@@ -301,20 +310,25 @@ class LocalBlobStore:
         name = quote(check_blob_key(key), safe="")
         if len(name) > 250:
             name = _HASHED_NAME + hashlib.sha256(key.encode()).hexdigest()
-        # A leading dot is a legal key, but listings skip hidden files.
-        return self._keys / ("%2E" + name[1:] if name.startswith(".") else name)
+        if name.startswith("."):
+            # A leading dot is legal in a key, but listings skip hidden files.
+            name = "%2E" + name[1:]
+        return self._keys / name
 
     def _drop_unused(self, hashes: Iterable[str]) -> int:
-        """Remove those contents that no key has; called under the lock."""
+        """Remove those contents that no key names, and return their number.
+
+        Called under the lock.
+        """
         candidates = set(hashes)
         if not candidates:
             return 0
         if self._uses is None:
             try:
-                found = [self._read_key(self._keys / name) for name in os.listdir(self._keys)]
+                metas = [self._read_key(self._keys / name) for name in os.listdir(self._keys)]
             except Corrupt:
-                return 0  # the damaged document may name any content: keep everything
-            self._uses = Counter(meta.sha256 for meta in found if meta is not None)
+                return 0  # The damaged document may name any content: none is removed.
+            self._uses = Counter(meta.sha256 for meta in metas if meta is not None)
         removed = 0
         for sha256 in candidates - self._uses.keys():
             with suppress(FileNotFoundError):
@@ -330,32 +344,38 @@ class LocalBlobStore:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
+        """Hold the lock of the folder.
+
+        Each holder increments the modification time of the lock file by 1 ns before it changes the
+        store. The counted uses are valid until another holder has done so. A file system with
+        coarser times makes them invalid at each turn.
+        """
         with self._lock, open(self.directory / ".lock", "ab") as stream:
             lock_file(stream, wait=True)
-            # Each holder moves the file's time by one before it changes anything: what was counted
-            # holds while nobody else did. A file system that keeps coarser times lets nothing hold.
-            turn = os.fstat(stream.fileno()).st_mtime_ns
-            if turn != self._turn:
+            former_turn = os.fstat(stream.fileno()).st_mtime_ns
+            if former_turn != self._last_turn:
                 self._uses = None
-            os.utime(stream.fileno(), ns=(turn + 1, turn + 1))
-            self._turn = os.fstat(stream.fileno()).st_mtime_ns
+            turn = former_turn + 1
+            os.utime(stream.fileno(), ns=(turn, turn))
+            self._last_turn = os.fstat(stream.fileno()).st_mtime_ns
             try:
                 yield
             except BaseException:
-                self._turn = -1
+                self._last_turn = -1
                 raise
-            if self._turn != turn + 1:
-                self._turn = -1
+            if self._last_turn != turn:
+                self._last_turn = -1
 
 
 @contextmanager
-def _on_disk(problem: str, *passed: type[OSError]) -> Iterator[None]:
-    """:class:`Unavailable`, which begins with the ``problem``, when the disk is full or gone. The
-    errors of the types ``passed`` stay as they are.
+def _on_disk(problem: str, *unchanged: type[OSError]) -> Iterator[None]:
+    """Raise :class:`Unavailable` for an error of a full or missing disk.
+
+    Its text begins with the ``problem``. Errors of the types ``unchanged`` are raised as they are.
     """
     try:
         yield
-    except passed:
+    except unchanged:
         raise
     except OSError as error:
         raise Unavailable(

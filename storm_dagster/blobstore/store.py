@@ -36,7 +36,7 @@ class BlobMeta:
 
     @staticmethod
     def of_key_file(raw: bytes) -> BlobMeta | None:
-        """What :meth:`key_file` gave; ``None`` for anything else."""
+        """Decode the result of :meth:`key_file`; ``None`` for any other content."""
         try:
             document = json.loads(raw)
             return BlobMeta(
@@ -48,13 +48,11 @@ class BlobMeta:
             return None
 
     def check_announced(self, sha256: str | None) -> None:
-        """:class:`InvalidRequest` unless the content has the hash that its sender announced, if it
-        announced one.
-        """
+        """Raise :class:`InvalidRequest` if the sender announced another hash."""
         if sha256 is not None and sha256 != self.sha256:
             raise InvalidRequest(
-                f"blob {self.key!r}: {self.size} bytes with SHA-256 {self.sha256} arrived, {sha256} was "
-                "announced: the transfer was damaged, send it again"
+                f"blob {self.key!r}: {self.size} bytes with SHA-256 {self.sha256} arrived, "
+                f"{sha256} was announced: the transfer was damaged, send it again"
             )
 
 
@@ -69,37 +67,40 @@ class BlobStore(Protocol):
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Create or replace ``key`` atomically: readers see the old content until all of the new is
-        stored.
+        """Create or replace ``key`` atomically.
 
-        :class:`InvalidRequest` when the content's hash is not ``expected_sha256``; then nothing
-        changes.
+        Readers see the old content until all of the new one is stored. Raises
+        :class:`InvalidRequest`, and changes no blob, if the content's hash is not
+        ``expected_sha256``.
         """
         ...
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store under ``key`` a content that the store has already, without its bytes; ``None``
-        when it has not.
+        """Store a content that the store already has under ``key``, without its bytes.
+
+        ``None`` if the store does not have it.
         """
         ...
 
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
-        """The content as a readable stream; :class:`KeyNotFound` when there is none."""
+        """The content as a readable stream; :class:`KeyNotFound` without the blob."""
         ...
 
     def read(self, key: str) -> bytes:
-        """The whole content, its hash checked (:class:`Corrupt`); :class:`KeyNotFound` when there
-        is none.
+        """The whole content, its hash checked.
+
+        Raises :class:`KeyNotFound` without the blob, and :class:`Corrupt` for another hash.
         """
         ...
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash; :class:`KeyNotFound` when there is no such blob."""
+        """Size and hash; :class:`KeyNotFound` without the blob."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the blob; :class:`KeyNotFound` when there is none. Open readers keep what they
-        read.
+        """Remove the blob; :class:`KeyNotFound` without it.
+
+        Open streams stay readable.
         """
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -107,7 +108,7 @@ class BlobStore(Protocol):
         ...
 
     def exists(self, key: str) -> bool:
-        """Whether the blob is there."""
+        """True if the blob exists."""
         ...
 
 
@@ -116,31 +117,34 @@ class ReplicatedStore(BlobStore, Protocol):
     """A store whose writes are acknowledged once enough nimbuses hold them."""
 
     def accepting_fewer(self, minimum: int | None = None) -> BlobStore:
-        """The same store, which acknowledges a write also when no nimbus that is alive can take a
-        further copy.
+        """The same store with writes that accept fewer copies.
 
-        ``minimum``: copies after which it no longer waits at all; ``None``: as many as the cluster
-        wants.
+        A write is acknowledged also if no living nimbus can take a further copy. ``minimum``:
+        number of copies from which on a write no longer waits; ``None``: the number that the
+        cluster wants.
         """
         ...
 
 
 def put_by_hash(store: BlobStore, key: str, raw: bytes) -> BlobMeta:
-    """Store ``raw`` under ``key`` by its hash alone; its bytes travel only when the store has them
-    under no key.
+    """Store ``raw`` under ``key``, by its hash if possible.
+
+    The bytes are sent only if the store has them under no key.
     """
-    return store.put_existing(key, hashlib.sha256(raw).hexdigest()) or store.put(key, raw)
+    sha256 = hashlib.sha256(raw).hexdigest()
+    return store.put_existing(key, sha256) or store.put(key, raw)
 
 
-def no_such_blob(key: str, where: str) -> KeyNotFound:
-    """The error for a missing blob, worded alike everywhere."""
+def no_such_blob(key: str, store: str) -> KeyNotFound:
+    """Error for a missing blob, with the same text for every ``store``."""
     return KeyNotFound(
-        f"no blob {key!r} in {where}: it was deleted or never stored; `storm-dagster blob list` shows the keys"
+        f"no blob {key!r} in {store}: it was deleted or never stored; `storm-dagster blob list` "
+        "shows the keys"
     )
 
 
 def check_sha256(value: object) -> str:
-    """A SHA-256 in lower-case hex, else :class:`InvalidRequest`."""
+    """Return a SHA-256 in lower-case hex; else raise :class:`InvalidRequest`."""
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise InvalidRequest(
             f"{value!r:.80} is not a SHA-256 of 64 lower-case hex digits: send the archive's hash"
@@ -149,7 +153,7 @@ def check_sha256(value: object) -> str:
 
 
 def chunked(chunks: Iterable[bytes] | bytes) -> Iterator[bytes]:
-    """``chunks`` as an iterator of chunks, whether it was one bytes object or many."""
+    """Iterator over ``chunks``, which may be a single bytes object."""
     if isinstance(chunks, bytes | bytearray | memoryview):
         yield bytes(chunks)
     else:

@@ -1,1 +1,1 @@
-"""The machine: processes, files, locks, Java, clocks and what is loaded by name."""
+"""The machine: processes, files, locks, Java, clocks and objects loaded by name."""

@@ -1,8 +1,7 @@
-"""Boot clock of leases and timeouts: seconds since boot, which cannot be set, and the id of that
-boot.
+"""Boot clock of leases and timeouts, and the id of the boot.
 
-What stores times of this clock stores :func:`boot_id` beside them, and forgets them when it is
-another.
+The clock is seconds since boot, which cannot be set. A record with times of this clock also has
+:func:`boot_id`, and the times are invalid after another boot.
 """
 
 import functools
@@ -13,8 +12,10 @@ from pathlib import Path
 
 
 def _clock() -> Callable[[], float]:
-    """The first clock that goes on while the machine sleeps: Linux's own, else the monotonic one,
-    which does so on macOS (where ``time.monotonic`` does not).
+    """The first clock that advances while the machine sleeps.
+
+    It is Linux's boot clock, else ``CLOCK_MONOTONIC``, which advances on macOS (where
+    ``time.monotonic`` does not).
     """
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
         if hasattr(time, name):
@@ -23,15 +24,16 @@ def _clock() -> Callable[[], float]:
 
 
 boot_clock: Callable[[], float] = _clock()
-"""Seconds since boot, times of sleep included: neither a set clock nor a sleeping machine stretches
-a lease.
+"""Seconds since boot, with times of sleep, so that neither a set clock nor a sleeping machine
+extends a lease.
 """
 
 
 @functools.cache
 def boot_id() -> str:
-    """Id of this boot: the kernel's own on Linux and macOS, elsewhere the time at which the machine
-    came up.
+    """Id of this boot.
+
+    On Linux and macOS it is the kernel's id, elsewhere the time of the boot.
     """
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -39,9 +41,8 @@ def boot_id() -> str:
 
     try:
         command = ["sysctl", "-n", "kern.bootsessionuuid"]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return result.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         import psutil
 

@@ -1,4 +1,4 @@
-"""The cluster conf as the files of a host have it."""
+"""Loader of the cluster conf from the files of a host."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,10 @@ from storm_dagster.model.errors import InvalidRequest
 
 
 def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
-    """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
+    """Merge the defaults, ``conf_dir/storm.yaml`` if it exists, and ``overrides``.
 
-    Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
-    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it.
+    Later values win. Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of
+    a wrong type. ``nimbus.host`` becomes the only seed if ``nimbus.seeds`` is not given.
     """
     merged = ClusterConf(default_conf(), dict.fromkeys(CONF_KEYS, "default"))
     if conf_dir is not None:

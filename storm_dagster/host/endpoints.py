@@ -55,11 +55,11 @@ class SparkEndpoint(_Endpoint):
     remote: str
     pid: int | None = None
     starting: bool = False
-    """Whether ``dev`` starts it still: a placement waits for it."""
+    """True while ``dev`` starts it: a placement waits for it."""
 
 
 class ClusterFile(_Endpoint):
-    """The whole file."""
+    """Content of ``HOME/cluster.json``."""
 
     zookeeper: str
     """``host:port``, those of an ensemble separated by commas."""
@@ -76,8 +76,9 @@ class ClusterFile(_Endpoint):
 
     @staticmethod
     def read(home: Path) -> "ClusterFile | None":
-        """The file of ``home``, or ``None`` when there is none; :class:`Corrupt` when it is
-        damaged.
+        """Read the file of ``home``; ``None`` without one.
+
+        Raises :class:`Corrupt` if it is damaged.
         """
         path = home / "cluster.json"
         try:
@@ -89,49 +90,56 @@ class ClusterFile(_Endpoint):
 
 
 def home_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
-    """The state folder of a local cluster: ``explicit``, else ``STORM_DAGSTER_HOME``, else
-    ``./.storm-dagster``.
+    """State folder of a local cluster.
+
+    It is ``explicit``, else ``STORM_DAGSTER_HOME``, else ``./.storm-dagster``.
     """
-    chosen: Any = explicit or os.environ.get("STORM_DAGSTER_HOME") or ".storm-dagster"
-    return Path(chosen).expanduser().absolute()
+    folder = explicit or os.environ.get("STORM_DAGSTER_HOME") or ".storm-dagster"
+    return Path(folder).expanduser().absolute()
 
 
 DEV_FILE = "dev.json"
 """File of HOME with the conf and the ports of its newest ``dev``; it outlives the cluster."""
 _FORMER_PORTS = "ports.json"
-"""File in which the release before kept the ports. Its ``dev.json`` was the conf alone."""
+"""File of the ports in an older release, whose ``dev.json`` was only the conf."""
 
 
 class DevFile(BaseModel):
-    """Conf and ports of the newest ``dev`` of a HOME: ``HOME/dev.json``, for its user alone."""
+    """Conf and ports of the newest ``dev`` of a HOME.
+
+    They are in ``HOME/dev.json``, which only its user can read.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     conf: dict[str, Any]
-    """What that ``dev`` was given beyond ``HOME/storm.yaml``. Only a cluster that runs has it: the
-    code location and clients then have the same conf as the daemons.
+    """Options of that ``dev`` beyond ``HOME/storm.yaml``.
+
+    They apply only while the cluster runs: the code location and clients then have the same conf as
+    the daemons.
     """
     ports: dict[str, Any]
     """Ports by purpose, as :class:`storm_dagster.cli.dev.ports.DevPorts` has them."""
 
     def write(self, home: Path) -> None:
-        """Replace ``home/dev.json`` atomically; the file of ports that it replaces is removed."""
-        # It may hold the cluster's secret.
+        """Replace ``home/dev.json`` atomically, and remove the ports of an older release."""
+        # The conf may contain the cluster's secret.
         write_atomically(home / DEV_FILE, self.model_dump_json() + "\n", mode=0o600)
         (home / _FORMER_PORTS).unlink(missing_ok=True)
 
     @staticmethod
     def read(home: Path) -> "DevFile":
-        """The file of ``home``, empty when there is none; :class:`Corrupt` when it is damaged.
+        """Read the file of ``home``; empty without one.
 
-        The two files of the release before are read in its place.
+        The two files of an older release are accepted, too. Raises :class:`Corrupt` if the file is
+        damaged.
         """
         path = home / DEV_FILE
         document = _json_map(path)
         if document is None:
             return DevFile(conf={}, ports=_former_ports(home))
         if document.keys() != {"conf", "ports"}:
-            # The keys of a conf have dots.
+            # A conf of an older release, whose keys have dots.
             return DevFile(conf=document, ports=_former_ports(home))
         try:
             return DevFile.model_validate(document)
@@ -140,8 +148,9 @@ class DevFile(BaseModel):
 
 
 def _json_map(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; ``None`` when there is none, :class:`Corrupt` when it is another
-    document.
+    """Read the JSON object in a file; ``None`` without the file.
+
+    Raises :class:`Corrupt` for any other document.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -155,7 +164,7 @@ def _json_map(path: Path) -> dict[str, Any] | None:
 
 
 def _former_ports(home: Path) -> dict[str, Any]:
-    """The ports in the file of the release before; empty when there is none, or a damaged one."""
+    """Ports in the file of an older release; empty if it is missing or damaged."""
     try:
         return _json_map(home / _FORMER_PORTS) or {}
     except (OSError, Corrupt):
@@ -167,7 +176,7 @@ def _damaged(path: Path, reason: str) -> Corrupt:
 
 
 def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
-    """The conf keys that follow from the addresses of a running local cluster."""
+    """Conf keys that follow from the addresses of a running local cluster."""
     values: dict[str, Any] = {
         "storm.zookeeper.servers": cluster.zookeeper.split(","),
         "storm.zookeeper.root": cluster.zookeeper_root,
@@ -187,19 +196,21 @@ def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
 def cluster_conf(
     home: Path | None = None, conf_dir: Path | None = None, overrides: Conf | None = None
 ) -> ClusterConf:
-    """The merged conf for a client of the cluster in ``home`` (default: ``STORM_DAGSTER_HOME``).
+    """Merge the conf for a client of the cluster in ``home``.
 
-    Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), what the
-    running ``dev`` was given with ``-c`` (``HOME/dev.json``), the addresses in
-    ``HOME/cluster.json``, then ``-c KEY=VALUE`` of the caller. With an explicit ``conf_dir`` the
-    cluster is the one that its ``storm.yaml`` names, and ``HOME/cluster.json`` is not read. Raises
-    :class:`InvalidRequest` for a wrong conf and :class:`Corrupt` for a damaged ``cluster.json``.
+    ``home`` is ``STORM_DAGSTER_HOME`` by default. Later values win: shipped defaults,
+    ``storm.yaml`` (of ``--conf-dir``, else of HOME), the ``-c`` options of the running ``dev``
+    (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then ``-c KEY=VALUE`` of the
+    caller. With an explicit ``conf_dir`` the cluster is the one that its ``storm.yaml`` names, and
+    ``HOME/cluster.json`` is not read. Raises :class:`InvalidRequest` for a wrong conf and
+    :class:`Corrupt` for a damaged ``cluster.json``.
     """
     if conf_dir is not None:
         return load_cluster_conf(conf_dir, overrides)
     home = home_dir(home)
     conf = load_cluster_conf(home)
-    if (cluster := ClusterFile.read(home)) is not None:
+    cluster = ClusterFile.read(home)
+    if cluster is not None:
         conf = conf.with_values(DevFile.read(home).conf, str(home / DEV_FILE))
         conf = conf.with_values(cluster_addresses(cluster), str(home / "cluster.json"))
     if overrides:

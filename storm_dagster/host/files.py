@@ -10,10 +10,13 @@ from typing import IO, Any
 
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
 
 def lock_file(stream: IO[Any], *, wait: bool) -> None:
-    """Lock an open file until it is closed; without ``wait``, ``BlockingIOError`` when another
-    process holds it.
+    """Lock an open file until it is closed.
+
+    Without ``wait``, raises ``BlockingIOError`` if another process holds the lock.
     """
     try:
         import fcntl
@@ -21,21 +24,22 @@ def lock_file(stream: IO[Any], *, wait: bool) -> None:
         raise InvalidRequest(
             f"{stream.name} cannot be locked on {sys.platform}: use Linux or macOS"
         ) from None
-    fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+    operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
+    fcntl.flock(stream, operation)
 
 
 def hold_folder(home: Path, role: str, id: str) -> IO[str]:
-    """Hold ``HOME/<role>/<id>`` until the result is closed or the process ends; :class:`Conflict`
-    when another does.
+    """Hold ``HOME/<role>/<id>`` until the result is closed or the process ends.
 
-    :class:`InvalidRequest` when the id cannot name a folder.
+    Raises :class:`Conflict` if another process holds it, and :class:`InvalidRequest` if the id
+    cannot name a folder.
     """
     if not _ID.fullmatch(id) or id == "id":
         raise InvalidRequest(
-            f"{role} id {id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another"
+            f"{role} id {id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose "
+            "another"
         )
     folder = home / role / id
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,13 +55,13 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = False) -> None:
-    """Replace a file: readers see the old or the new one, never a part. ``sync``: it outlives the
-    machine, too.
+    """Replace a file: readers see the old or the new one, never a part.
+
+    With ``sync`` the file also survives a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(
-        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
-    ) as stream:
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with open(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
         if sync:
             stream.flush()
@@ -65,27 +69,29 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = F
     os.replace(temporary, path)
 
 
-def read_private_file(path: Path, what: str) -> str:
-    """The text of a file that only its owner may read; :class:`InvalidRequest` when others may,
-    too.
+def read_private_file(path: Path, description: str) -> str:
+    """Read the text of a file that only its owner may read.
+
+    Raises :class:`InvalidRequest`, which begins with the ``description``, if others may, too.
     """
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(
-            f"{what} {path} cannot be read ({error}): name a file of this user's own"
+            f"{description} {path} cannot be read ({error}): name a file of this user's own"
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidRequest(
-            f"{what} {path} can be read or written by other users: chmod 600 {path}"
+            f"{description} {path} can be read or written by other users: chmod 600 {path}"
         )
     return text
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; :class:`Corrupt` with the remedy if the file is missing, or holds
-    something else.
+    """Read the JSON object in a file.
+
+    Raises :class:`Corrupt` with the remedy if the file is missing or holds any other content.
     """
     try:
         document = json.loads(path.read_bytes())

@@ -1,5 +1,6 @@
-"""Processes that fork after they have loaded libraries: a fork keeps only the thread that made
-it.
+"""Processes that fork after they have loaded libraries.
+
+A fork has only the thread that created it.
 """
 
 import os
@@ -11,13 +12,14 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_
 
 
 def fork_folder(socket: str | Path) -> Path:
-    """Folder of the fork server's own socket, beside the ``socket`` of a code server."""
+    """Folder of the fork server's socket, beside the ``socket`` of a code server."""
     return Path(os.path.abspath(socket) + ".forks")
 
 
 def threads() -> int:
-    """Number of threads of this process, including those of libraries; 2 where they cannot be
-    counted.
+    """Number of threads of this process, including those of libraries.
+
+    It is 2 on systems where they cannot be counted.
     """
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else 2
@@ -25,15 +27,16 @@ def threads() -> int:
 
 @contextmanager
 def without_library_threads() -> Iterator[None]:
-    """In this context, pandas and pyarrow start no threads when they are imported; the environment
-    is then as before.
+    """Keep pandas and pyarrow from starting threads when they are imported.
+
+    The environment is restored at the end of the context.
     """
-    before = {name: os.environ.get(name) for name in _NO_THREADS}
+    former = {name: os.environ.get(name) for name in _NO_THREADS}
     os.environ.update(_NO_THREADS)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in former.items():
             if value is None:
                 del os.environ[name]
             else:

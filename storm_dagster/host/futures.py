@@ -1,4 +1,4 @@
-"""Calls whose outcome another thread waits for."""
+"""Calls in other threads, with a future of their outcome."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def fulfill(future: Future[T], action: Callable[[], T]) -> None:
-    """Give the future the result of ``action``, or what it raises."""
+    """Give the future the result of ``action``, or its exception."""
     try:
         future.set_result(action())
     except BaseException as error:
@@ -18,8 +18,9 @@ def fulfill(future: Future[T], action: Callable[[], T]) -> None:
 
 
 def in_thread(name: str, action: Callable[[], T]) -> Future[T]:
-    """The outcome of ``action`` in a thread of that name, which no exit of the process waits
-    for.
+    """Run ``action`` in a thread of that name, and return the future of its outcome.
+
+    The exit of the process does not wait for the thread.
     """
     future: Future[T] = Future()
     threading.Thread(

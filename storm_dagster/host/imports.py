@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+_DISABLE_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
 
 class _Metadata(ModuleType):
-    """``importlib.metadata`` until it is used: Pydantic imports it, for its plugins alone, and it
-    takes 1.7 MiB.
+    """Stand-in of ``importlib.metadata`` until that is used.
+
+    Pydantic imports it only for its plugins, and it takes 1.7 MiB.
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # The import itself asks for it.
+        if name == "__path__":  # The import statement reads it.
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -28,15 +31,16 @@ class _Metadata(ModuleType):
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports of the block take a fifth to a quarter less time: no garbage is searched, then or
-    later, among what they make, and models get no plugins of Pydantic, which are searched in all
-    installed packages. Users' models get theirs.
+    """Reduce the time of the imports in the block by a fifth to a quarter.
+
+    The garbage collector never visits the objects that they create, and their models get no plugins
+    of Pydantic, which are searched in all installed packages. Users' models get theirs.
     """
-    name, collects = "PYDANTIC_DISABLE_PLUGINS", gc.isenabled()
+    gc_was_enabled = gc.isenabled()
+    former_value = os.environ.get(_DISABLE_PLUGINS)
     metadata = _Metadata("importlib.metadata")
     sys.modules.setdefault(metadata.__name__, metadata)
-    wanted = os.environ.get(name)
-    os.environ[name] = "__all__"
+    os.environ[_DISABLE_PLUGINS] = "__all__"
     gc.disable()
     try:
         yield
@@ -44,7 +48,8 @@ def quick_imports() -> Iterator[None]:
         if sys.modules.get(metadata.__name__) is metadata:
             del sys.modules[metadata.__name__]
         gc.freeze()
-        if collects:
+        if gc_was_enabled:
             gc.enable()
-        os.environ.pop(name)
-        os.environ.update({} if wanted is None else {name: wanted})
+        os.environ.pop(_DISABLE_PLUGINS)
+        if former_value is not None:
+            os.environ[_DISABLE_PLUGINS] = former_value

@@ -1,9 +1,8 @@
-"""The Java runtime that ZooKeeper and Spark run on, and class data with which both start in less
-than half the time.
+"""Java runtime of ZooKeeper and Spark, and class data that halves their start.
 
-The JVM parses class data once and maps it at later starts. These are Java's own archives (AppCDS):
-the JVM writes one when it ends in order, and checks at each start that it belongs to this Java and
-these jars. A damaged one is created again.
+The JVM parses class data once and maps it at later starts. These are Java's archives (AppCDS): the
+JVM writes one when it exits normally, and checks at each start that it belongs to this Java and
+these jars. A damaged archive is replaced.
 """
 
 import functools
@@ -21,12 +20,13 @@ from storm_dagster.model.errors import Unavailable
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_CLAIM_SECS = 3600.0
-"""Time in which a process makes an archive, before another may try."""
-_KEPT_SECS = 30 * 86400.0
+_CREATION_SECS = 3600.0
+"""Time for one process to create an archive, before another one may try."""
+_UNUSED_SECS = 30 * 86400.0
+"""Time after which an unused archive is removed."""
 
 MINIMUM_JAVA = 17
-"""The oldest Java that pyspark 4's jars, and so the embedded ZooKeeper among them, run on."""
+"""Oldest Java that the jars of pyspark 4 run on, the embedded ZooKeeper among them."""
 
 _ADVICE = (
     f"install Java {MINIMUM_JAVA} or newer (Debian: apt-get install openjdk-17-jre-headless, "
@@ -37,54 +37,56 @@ _VERSION = re.compile(r'version "(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?')
 
 @functools.cache
 def java_version(java: str) -> int:
-    """Major version of the Java command ``java``; ``Unavailable`` when it does not run."""
+    """Major version of the Java command ``java``; ``Unavailable`` if it does not run."""
     try:
-        # `-version` answers on standard error; a broken installation may hang, so the wait is
+        # `-version` prints to standard error. A broken installation may hang, so the wait is
         # bounded.
-        answer = subprocess.run(
+        result = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"Java at {java} does not run ({error}): {_ADVICE}") from None
-    match = _VERSION.search(answer.stderr + answer.stdout)
-    if answer.returncode != 0 or not match:
-        output = (answer.stderr or answer.stdout).strip()
+    match = _VERSION.search(result.stderr + result.stdout)
+    if result.returncode != 0 or not match:
+        output = (result.stderr or result.stdout).strip()
         raise Unavailable(f"Java at {java} does not print its version ({output!r:.200}): {_ADVICE}")
     major = int(match["major"])
-    # Up to Java 8 the version was written 1.8.
-    return int(match["minor"] or 0) if major == 1 else major
+    if major == 1:
+        # Up to Java 8 the version was written 1.8.
+        return int(match["minor"] or 0)
+    return major
 
 
 def java_command() -> str:
-    """Path of a Java command of version 17 or newer: that of ``JAVA_HOME``, else the one on the
-    path.
+    """Path of a Java command of version 17 or newer.
 
-    Raises ``Unavailable`` with install advice when there is none, or when it is too old.
+    It is the command of ``JAVA_HOME``, else the one on the path. Raises ``Unavailable`` with
+    install advice if there is none, or it is too old.
     """
-    if home := os.environ.get("JAVA_HOME"):
-        found = str(Path(home) / "bin" / "java")
-        if not os.access(found, os.X_OK):
-            raise Unavailable(f"JAVA_HOME is {home}, but {found} is not a program: {_ADVICE}")
+    java_home = os.environ.get("JAVA_HOME")
+    if java_home:
+        command = str(Path(java_home) / "bin" / "java")
+        if not os.access(command, os.X_OK):
+            raise Unavailable(
+                f"JAVA_HOME is {java_home}, but {command} is not a program: {_ADVICE}"
+            )
     else:
         on_path = shutil.which("java")
         if on_path is None:
             raise Unavailable(f"no 'java' on the path and JAVA_HOME is not set: {_ADVICE}")
-        found = on_path
-    version = java_version(found)
+        command = on_path
+    version = java_version(command)
     if version < MINIMUM_JAVA:
         raise Unavailable(
-            f"Java at {found} has version {version}, {MINIMUM_JAVA} is needed: {_ADVICE}"
+            f"Java at {command} has version {version}, {MINIMUM_JAVA} is needed: {_ADVICE}"
         )
-    return found
+    return command
 
 
-def _folder() -> Path:
-    """The cache folder of this user only: its files are mapped as code."""
-    folder = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "storm-dagster"
-        / "class-data"
-    )
+def _cache_folder() -> Path:
+    """Cache folder that only this user may write, since its files are mapped as code."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "storm-dagster" / "class-data"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022:
         raise PermissionError(f"others may write into {folder}")
@@ -92,15 +94,16 @@ def _folder() -> Path:
 
 
 def _key(java: str, jars: Iterable[Path]) -> str:
-    files = [Path(java).resolve(), *jars]
-    seen = [
-        f"{path}:{status.st_size}:{status.st_mtime_ns}" for path in files if (status := path.stat())
-    ]
-    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
+    """Hash of the Java command and the jars, by their paths, sizes and times."""
+    entries: list[str] = []
+    for path in (Path(java).resolve(), *jars):
+        status = path.stat()
+        entries.append(f"{path}:{status.st_size}:{status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16]
 
 
-def _complete(path: Path) -> bool:
-    """Whether the JVM has finished writing it: the header comes last."""
+def _is_complete(path: Path) -> bool:
+    """True if the JVM has written the whole archive: the header comes last."""
     with path.open("rb") as stream:
         return any(stream.read(4))
 
@@ -111,34 +114,40 @@ def _stamp(path: Path) -> str:
 
 
 def class_data_options(name: str, java: str, jars: Iterable[Path]) -> list[str]:
-    """JVM options that map the archive of ``name`` over these jars, or that make it when this JVM
-    ends.
+    """JVM options that map the archive of ``name`` over these jars, or create it.
 
-    Several may ask at once: one of them makes it. Archives that were not used for 30 days are
-    removed with the next one. Empty without a cache folder (``XDG_CACHE_HOME``, else ``~/.cache``),
-    or while another makes it.
+    A JVM creates the archive when it ends. Of several concurrent callers one creates it. Archives
+    that were not used for 30 days are removed with the next one. The options are empty without a
+    cache folder (``XDG_CACHE_HOME``, else ``~/.cache``), or while another process creates the
+    archive.
     """
     try:
-        folder = _folder()
+        folder = _cache_folder()
         archive = folder / f"{name}-{_key(java, jars)}.jsa"
-        made, making = archive.with_suffix(".made"), archive.with_suffix(".new")
-        if making.exists() and _complete(making):
-            made.write_text(_stamp(making), encoding="ascii")
-            os.replace(making, archive)
-            for old in folder.iterdir():
-                if time.time() - max(old.stat().st_atime, old.stat().st_mtime) > _KEPT_SECS:
-                    old.unlink(missing_ok=True)
+        stamp_file = archive.with_suffix(".made")
+        new_archive = archive.with_suffix(".new")
+        if new_archive.exists() and _is_complete(new_archive):
+            stamp_file.write_text(_stamp(new_archive), encoding="ascii")
+            os.replace(new_archive, archive)
+            _remove_unused(folder)
         quiet = "-Xlog:cds*=off"
         if archive.exists():
-            # The JVM ignores another's archive, and crashes over one that was cut off.
-            if made.exists() and made.read_text(encoding="ascii") == _stamp(archive):
+            # The JVM ignores the archive of other jars, but crashes with a truncated one.
+            if stamp_file.exists() and stamp_file.read_text(encoding="ascii") == _stamp(archive):
                 os.utime(archive, ns=(time.time_ns(), archive.stat().st_mtime_ns))
                 return [f"-XX:SharedArchiveFile={archive}", quiet]
             archive.unlink(missing_ok=True)
-        if making.exists() and time.time() - making.stat().st_mtime < _CLAIM_SECS:
+        if new_archive.exists() and time.time() - new_archive.stat().st_mtime < _CREATION_SECS:
             return []
-        making.touch(mode=0o600)
-        return [f"-XX:ArchiveClassesAtExit={making}", quiet]
+        new_archive.touch(mode=0o600)
+        return [f"-XX:ArchiveClassesAtExit={new_archive}", quiet]
     except (OSError, RuntimeError) as error:
         log.debug("no shared class data for %s: %s", name, error)
         return []
+
+
+def _remove_unused(folder: Path) -> None:
+    for path in folder.iterdir():
+        status = path.stat()
+        if time.time() - max(status.st_atime, status.st_mtime) > _UNUSED_SECS:
+            path.unlink(missing_ok=True)

@@ -1,5 +1,4 @@
-"""Processes of this machine, each known exactly: by its pid and the moment of its start; and their
-run files.
+"""Processes of this machine, identified by pid and start, and their run files.
 
 On Linux the start is in clock ticks since boot, which setting the clock does not move; elsewhere
 psutil gives it in hundredths of a second. Neither is valid after a reboot.
@@ -16,29 +15,29 @@ from pydantic import BaseModel, ValidationError
 from storm_dagster.host.clock import boot_id
 from storm_dagster.host.files import write_atomically
 
-# psutil, which all else here is asked of, derives the start from the wall clock; and workers start
-# without it.
 _HAS_PROC = os.path.isdir("/proc/self")
+"""True if the start of a process is read from /proc: psutil derives it from the wall clock, and
+workers start without psutil.
+"""
 
 
 class ExactProcess:
-    """Base of records of a process: of this one, and no other that got its pid later."""
+    """Base of records of a process, which never match a later one of the same pid."""
 
     pid: int
     start_ticks: int
     boot_id: str
 
     def alive(self) -> bool:
-        """Whether exactly this process still runs (same pid, same start, same boot; a zombie does
-        not).
-        """
-        return self.boot_id in ("", boot_id()) and start_ticks(self.pid) == self.start_ticks
+        """True if this process runs: same pid, same start, same boot; not for a zombie."""
+        return self._is_of_this_boot() and start_ticks(self.pid) == self.start_ticks
 
     def signal(self, number: int) -> bool:
-        """Signal exactly this process; ``False`` when it is gone."""
-        return self.boot_id in ("", boot_id()) and signal_exactly(
-            self.pid, self.start_ticks, number
-        )
+        """Signal exactly this process; ``False`` if it is gone."""
+        return self._is_of_this_boot() and signal_exactly(self.pid, self.start_ticks, number)
+
+    def _is_of_this_boot(self) -> bool:
+        return self.boot_id in ("", boot_id())
 
 
 @dataclass(frozen=True)
@@ -48,34 +47,39 @@ class Process:
     pid: int
     start_ticks: int
     session: int
-    """Pid of the leader of its session. A session outlives its leader, and no process gets that pid
-    meanwhile.
+    """Pid of the leader of its session.
+
+    A session outlives its leader; until it ends, no other process gets that pid.
     """
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start of the process; ``None`` when there is no such process, or a zombie."""
+    """Start of the process; ``None`` without the process, or for a zombie."""
     if not _HAS_PROC:
-        import psutil
-
-        try:
-            process = psutil.Process(pid)
-            return (
-                None
-                if process.status() == psutil.STATUS_ZOMBIE
-                else round(process.create_time() * 100)
-            )
-        except psutil.Error:
-            return None
+        return _start_by_psutil(pid)
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             raw = stream.read()
     except OSError:
         return None
-    # The command name is in brackets and may itself hold blanks and brackets: count after the last
-    # one.
+    # The command name is in brackets and may itself contain blanks and brackets: the fields are
+    # counted after the last bracket.
     fields = raw[raw.rfind(b")") + 2 :].split()
-    return int(fields[19]) if len(fields) >= 20 and fields[0] not in (b"Z", b"X") else None
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[19])
+
+
+def _start_by_psutil(pid: int) -> int | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return round(process.create_time() * 100)
+    except psutil.Error:
+        return None
 
 
 def processes() -> Iterator[Process]:
@@ -83,7 +87,7 @@ def processes() -> Iterator[Process]:
     import psutil
 
     for pid in psutil.pids():
-        # In this order: a pid that changes hands meanwhile does not match its start any more.
+        # In this order: if the pid is reused between the two, the start no longer matches it.
         ticks = start_ticks(pid)
         try:
             session = os.getsid(pid)
@@ -94,10 +98,11 @@ def processes() -> Iterator[Process]:
 
 
 def signal_exactly(pid: int, ticks: int, number: int) -> bool:
-    """Signal the process of that pid and start; ``False`` when it is gone, or another user's.
+    """Signal the process of that pid and start.
 
-    A pidfd is held before the start is compared, so that the pid cannot change hands in between;
-    where there is none (before Linux 5.3, macOS), an instant is left.
+    Returns ``False`` if it is gone, or another user's. A pidfd is opened before the start is
+    compared, so that the pid cannot be reused in between; without pidfds (before Linux 5.3, macOS)
+    a short race remains.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -121,13 +126,14 @@ def signal_exactly(pid: int, ticks: int, number: int) -> bool:
 
 
 def run_dir(home: Path) -> Path:
-    """The folder of the run files of ``home``."""
+    """Folder of the run files of ``home``."""
     return home / "run"
 
 
 class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
-    """One process of a cluster, from ``HOME/run``: matched by its pid *and* its start, and by the
-    boot id of the machine.
+    """Record of one process of a cluster, in ``HOME/run``.
+
+    It matches a process by pid *and* start, and by the boot id of the machine.
     """
 
     role: str
@@ -152,10 +158,11 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
     ) -> "RunFile":
         """Record the calling process (or ``pid``) atomically, and return the record.
 
-        ``ProcessLookupError`` when ``pid`` does not exist. ``id`` may hold any character of a node
+        ``ProcessLookupError`` if ``pid`` does not exist. ``id`` may contain any character of a node
         or topology id; ``/`` is replaced in the file's name.
         """
-        pid = os.getpid() if pid is None else pid
+        if pid is None:
+            pid = os.getpid()
         ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"process {pid} ({role} {id}) does not exist")
@@ -174,8 +181,9 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
 
     @staticmethod
     def read(path: Path) -> "RunFile | None":
-        """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches no
-        process).
+        """Read the record in ``path``.
+
+        ``None`` if the file is gone or unreadable: then it matches no process.
         """
         try:
             return RunFile.model_validate_json(path.read_bytes())
@@ -185,15 +193,14 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
     @staticmethod
     def read_all(home: Path) -> "list[RunFile]":
         """All readable records of ``home``, by file name."""
-        found = [RunFile.read(path) for path in sorted(run_dir(home).glob("*.json"))]
-        return [record for record in found if record is not None]
+        records = [RunFile.read(path) for path in sorted(run_dir(home).glob("*.json"))]
+        return [record for record in records if record is not None]
 
     def remove(self, home: Path) -> None:
-        """Remove the record if it is still this process's own; never another's."""
+        """Remove the record, unless it is another process's by now."""
         path = RunFile.path_of(home, self.role, self.id)
         current = RunFile.read(path)
-        if current is not None and (current.pid, current.start_ticks) == (
-            self.pid,
-            self.start_ticks,
-        ):
+        if current is None:
+            return
+        if current.pid == self.pid and current.start_ticks == self.start_ticks:
             path.unlink(missing_ok=True)

@@ -8,18 +8,19 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """Pauses between the retries of one thing: each is ``factor`` times the pause before it.
+    """Pauses between retries: each is ``factor`` times the pause before it.
 
-    The first pause is ``first``, and none is longer than ``longest``, both in the unit that the
-    caller counts in. It reads no clock and never sleeps, so that a loop which has other work to do
-    can use it as well. Used by one thread.
+    The first pause is ``first``, and none is longer than ``longest``, both in the unit of the
+    caller. The object reads no clock and never sleeps, so that a loop with other work can use it as
+    well. It belongs to one thread.
     """
 
     def __init__(self, first: float, longest: float, *, factor: float = 2.0) -> None:
         """:class:`ValueError` for pauses that do not grow from ``first`` to ``longest``."""
         if not 0 < first <= longest:
             raise ValueError(
-                f"pauses from {first:g} to {longest:g}: the first must be above 0, and not above the longest"
+                f"pauses from {first:g} to {longest:g}: the first must be above 0, and not above "
+                "the longest"
             )
         if factor < 1:
             raise ValueError(f"pauses that grow by {factor:g}: the factor must be 1 or more")
@@ -35,7 +36,7 @@ class Backoff:
         return pause
 
     def reset(self) -> None:
-        """Begin with the first pause again, as after a success."""
+        """Restart with the first pause, as after a success."""
         self._upcoming = self._first
 
 
@@ -47,12 +48,13 @@ def poll(
     clock: Callable[[], float] | None = None,
     sleep: Callable[[float], None] | None = None,
 ) -> T:
-    """Call ``condition`` until it returns a truthy value or ``timeout`` seconds have passed.
+    """Call ``condition`` until it returns a truthy value or the time is over.
 
-    Returns the last value, which is falsy only if the time is over. The condition is called at
-    least once, and once more when the time is over, so that it is never given up because this
-    process got no processor. Between two calls it sleeps ``pause`` seconds, or those of a
-    :class:`Backoff`, and never beyond the deadline. An exception of ``condition`` ends the wait.
+    The time is ``timeout`` seconds. Returns the last value, which is falsy only if the time is
+    over. The condition is called at least once, and once more when the time is over, so that a
+    process that got no processor does not give up too early. Between two calls it sleeps ``pause``
+    seconds, or those of a :class:`Backoff`, and never beyond the deadline. An exception of
+    ``condition`` ends the wait.
 
     ``clock`` (seconds that only grow) and ``sleep`` are ``time.monotonic`` and ``time.sleep`` if
     they are not given.

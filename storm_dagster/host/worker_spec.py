@@ -1,9 +1,8 @@
-"""Specification of a worker by its supervisor: the file that ``python -m storm_dagster.worker
-SPEC.json`` reads.
+"""Specification of a worker by its supervisor.
 
-The supervisor writes it atomically before it starts the process; the worker reads it once. It holds
-no task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run
-stale ones.
+``python -m storm_dagster.worker SPEC.json`` reads it. The supervisor writes it atomically before it
+starts the process; the worker reads it once. It has no task list: the worker reads its tasks from
+ZooKeeper, so that a restarted worker never runs stale ones.
 """
 
 import os
@@ -21,8 +20,10 @@ from storm_dagster.model.errors import Corrupt
 WORKER_MODULE = "storm_dagster.worker"
 """Command line of a worker, before the path of its spec."""
 SPARE = "--spare"
-"""After that path: wait for a line of standard input before reading it; end when there is none."""
-_MOST_BEAT_BYTES = 4096
+"""Option after that path: wait for a line of standard input before reading the spec, and exit at
+its end.
+"""
+_MAX_BEAT_BYTES = 4096
 
 
 class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
@@ -35,8 +36,9 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     it.
     """
     link_key: str = ""
-    """Key of the links between this topology's workers, in hex; ``""``: they are open, on
-    loopback.
+    """Key of the links between this topology's workers, in hex.
+
+    ``""``: the links are open, on loopback.
     """
     topology_id: str
     node: str
@@ -47,9 +49,7 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     home: str
     """HOME: the worker writes ``run/worker-<node>-<port>.json`` there."""
     conf: dict[str, Any] = {}
-    """Cluster conf of the daemon (``storm.zookeeper.*`` at the least); the topology's conf lies
-    over it.
-    """
+    """Cluster conf of the daemon (at least ``storm.zookeeper.*``); the topology's conf wins."""
     code_dir: str
     """``.../stormdist/<topology id>``: ``stormconf.ser``, ``stormcode.ser``, and the archive
     unpacked in ``code/``.
@@ -57,7 +57,7 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     code: str = ""
     """SHA-256 of the archive, first 16 hex digits; announced in the worker's node."""
     restarts: int = 0
-    """Restarts of the topology that were asked for when the process was started."""
+    """Requested restarts of the topology when the process was started."""
     started: float = 0.0
     """When the supervisor started it, by the boot clock, seconds; a spare's process is older."""
     heartbeat_path: str
@@ -78,48 +78,55 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def read(path: Path) -> "WorkerSpec":
-        """The spec in ``path``; :class:`Corrupt` when it is damaged."""
+        """Read the spec in ``path``; :class:`Corrupt` if it is damaged."""
         try:
             return WorkerSpec.model_validate_json(path.read_bytes())
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
+            field = ".".join(str(part) for part in first["loc"])
             raise Corrupt(
-                f"{path} is not a valid worker spec ({where}: {first['msg']}): start the worker through its supervisor"
+                f"{path} is not a valid worker spec ({field}: {first['msg']}): start the worker "
+                "through its supervisor"
             ) from None
 
 
 class HeartbeatFile(BaseModel, frozen=True, extra="ignore"):
-    """The worker's local heartbeat. ``count`` rises only while the worker's loop advances."""
+    """Local heartbeat of a worker."""
 
     pid: int
     time_boot: float
     """Boot clock at the beat, seconds."""
     count: int
+    """Rises only while the worker's loop advances."""
     status: str
-    """``starting``, ``running`` or ``paused`` (the lease ended: nothing is executed, the process
-    waits).
+    """``starting``, ``running`` or ``paused``.
+
+    A paused worker has lost its lease: it executes no tuple, and waits.
     """
 
     @staticmethod
     def read(path: Path) -> "HeartbeatFile | None":
-        """The newest beat, or ``None`` when there is none yet or it is damaged (the next beat
-        replaces it).
+        """Read the newest beat.
+
+        ``None`` before the first beat, or if it is damaged (the next beat replaces it).
         """
+        # The worker may be another user's: its file must not block, redirect or flood the reader.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            # The worker may be another user's: nothing that it puts there blocks, leads elsewhere
-            # or has no end.
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
-                return HeartbeatFile.model_validate_json(stream.read(_MOST_BEAT_BYTES) or b"")
+            with open(os.open(path, flags), "rb") as stream:
+                return HeartbeatFile.model_validate_json(stream.read(_MAX_BEAT_BYTES) or b"")
         except (OSError, ValidationError):
             return None
 
 
 def worker_processes() -> Iterator[tuple[Process, Path]]:
-    """Every process of this machine whose command line is a worker's, with the path of its spec."""
+    """Processes of this machine with the command line of a worker.
+
+    Each is given with the path of its spec.
+    """
     import psutil
 
     for process in processes():
         with suppress(psutil.Error, ValueError, IndexError):
-            line = psutil.Process(process.pid).cmdline()
-            yield process, Path(line[line.index(WORKER_MODULE) + 1])
+            command = psutil.Process(process.pid).cmdline()
+            yield process, Path(command[command.index(WORKER_MODULE) + 1])

@@ -2,7 +2,7 @@
 
 It has its own thread, so that a slow server or an outage never blocks the slots. While the cluster
 cannot be read, or its root is missing or another cluster's, the last desired work stays in force:
-nothing is ended because a node is absent.
+no worker is ended because a node is absent.
 """
 
 import logging
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from storm_dagster.core.slots.model import DesiredSlots, desired_slots
 from storm_dagster.model import paths
@@ -29,9 +30,10 @@ _log = logging.getLogger(__name__)
 _READ_SECS = 10.0
 """Interval of comparing the assignments version, since watches are only hints."""
 _OWN_READ_SECS = 120.0
-"""Interval of reading again what has workers here, and its upgrades."""
+"""Interval of rereading the topologies that have workers here, and their upgrades."""
 _VANISHED_TWICE_SECS = 0.3
-_MOST_REPORTS = 100
+"""Time between two reads of an assignment before it counts as removed."""
+_MAX_REPORTS = 100
 _LOST_RETRY_SECS = 0.5
 _UPGRADE_SECS = 0.2
 """Poll interval of this supervisor's processes during an upgrade of their topology."""
@@ -53,25 +55,27 @@ class ClusterLink:
     passes: Callable[[], int]
     """Completed passes of the loop."""
     wake: Callable[[], None]
-    """Wakes the loop when :attr:`claims` changed."""
+    """Wakes the loop when :attr:`desired` has changed."""
     upgrades: Upgrades
 
     def __post_init__(self) -> None:
-        self.claims: DesiredSlots | None = None
+        self.desired: DesiredSlots | None = None
         """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
         self._assignments: dict[str, Assignment] = {}
-        """Those that name this supervisor."""
+        """Topology id -> its assignment, if that names this supervisor."""
         self._version: int | None = None
         """Assignments version up to which everything is read."""
         self._changed: set[str] = set()
+        """Ids of the topologies to read next."""
         self._damaged: set[str] = set()
+        """Ids of the topologies whose assignment could not be decoded."""
         self._wakes: dict[str, Callable[[], None]] = {}
-        self._moved = threading.Event()
+        self._assignments_changed = threading.Event()
         self._read_at = -_READ_SECS
         self._read_own_at = time.monotonic()
         self._urls: tuple[str, ...] = ()
-        self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MOST_REPORTS)
+        self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MAX_REPORTS)
         self._count = 0
         self._beat_secs = float(self.conf["supervisor.heartbeat.frequency.secs"])
         self._beat_at: float | None = None
@@ -98,15 +102,17 @@ class ClusterLink:
         self._event.set()
 
     def report(self, topology_id: str, port: int, text: str) -> None:
-        """Record an error of the topology when ZooKeeper is reachable; the oldest of too many are
-        dropped.
+        """Record an error of the topology as soon as ZooKeeper is reachable.
+
+        At most 100 errors are pending: the oldest ones are dropped.
         """
         self._reports.append((topology_id, port, text, int(time.time())))
         self._event.set()
 
     def nimbus_urls(self) -> tuple[str, ...]:
-        """HTTP base URLs of the nimbuses: the leader, the others, those of ``nimbus.seeds``. From
-        any thread.
+        """HTTP base URLs of the nimbuses. From any thread.
+
+        The leader is first, then the other nimbuses, then those of ``nimbus.seeds``.
         """
         cluster = self._cluster
         if cluster is not None and cluster.session.connected:
@@ -119,13 +125,19 @@ class ClusterLink:
         return tuple(dict.fromkeys((*self._urls, *seed_urls(self.conf))))
 
     def code_hash(self, key: str) -> str | None:
-        """SHA-256 of that blob by the leader's records; ``None`` where they have none. From any
-        thread.
+        """SHA-256 of that blob by the leader's records. From any thread.
+
+        ``None`` if no record names the blob.
         """
-        upgrades = [state.record for state in list(self.upgrades.states.values())]
-        for record in (*list(self._assignments.values()), *upgrades):
-            if record is not None and key in record.code:
-                return record.code[key]
+        # Copies, since the thread of this link changes both.
+        assignments = list(self._assignments.values())
+        upgrades = list(self.upgrades.states.values())
+        for assignment in assignments:
+            if key in assignment.code:
+                return assignment.code[key]
+        for upgrade in upgrades:
+            if upgrade.record is not None and key in upgrade.record.code:
+                return upgrade.record.code[key]
         return None
 
     # -- the thread --------------------------------------------------------------------------------
@@ -139,11 +151,11 @@ class ClusterLink:
                 pause = self._until_due()
             except StormDagsterError as error:
                 self._log_problem(error.message)
-                self._moved.set()
+                self._assignments_changed.set()
                 pause = _LOST_RETRY_SECS
             except Exception:
-                _log.exception("reading the cluster failed: it is tried again")
-                self._moved.set()
+                _log.exception("reading the cluster failed: it is retried")
+                self._assignments_changed.set()
                 pause = _LOST_RETRY_SECS
             self._event.wait(pause)
         if self._cluster is not None:
@@ -153,7 +165,7 @@ class ClusterLink:
         """Log a problem once, and its end."""
         if problem != self._problem:
             if problem:
-                _log.error("%s (the workers here continue meanwhile)", problem)
+                _log.error("%s (the workers here continue)", problem)
             else:
                 _log.info("the cluster can be read again")
             self._problem = problem
@@ -161,22 +173,13 @@ class ClusterLink:
     def _sync(self) -> None:
         cluster = self._cluster
         if cluster is None:
-            cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
-            cluster.state.awaits_all = False  # The nodes of a topology are made with it.
-            cluster.state.add_listener(
-                lambda state: (self._on_assignments if state == "CONNECTED" else self._event.set)()
-            )
-            self._cluster = cluster
-            if self.cluster_id is None:
-                self.cluster_id = cluster.cluster_id()
-                self.save_cluster_id(self.cluster_id)
-                _log.info("this supervisor belongs to cluster %s", self.cluster_id)
+            cluster = self._connect()
         if not cluster.session.connected:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
         self._refuse_second(cluster)
         info = self.info(self._count + 1)
         reading = (
-            self._moved.is_set()
+            self._assignments_changed.is_set()
             or bool(self._changed)
             or time.monotonic() - self._read_at >= _READ_SECS
         )
@@ -196,59 +199,80 @@ class ClusterLink:
             self._write_report(cluster, *self._reports[0])
             self._reports.popleft()
 
+    def _connect(self) -> StormClusterState:
+        cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
+        cluster.state.awaits_all = False  # The nodes of a topology are made with it.
+        cluster.state.add_listener(self._on_connection_state)
+        self._cluster = cluster
+        if self.cluster_id is None:
+            self.cluster_id = cluster.cluster_id()
+            self.save_cluster_id(self.cluster_id)
+            _log.info("this supervisor belongs to cluster %s", self.cluster_id)
+        return cluster
+
+    def _on_connection_state(self, state: str) -> None:
+        if state == "CONNECTED":
+            self._on_assignments()
+        else:
+            self._event.set()
+
     def _until_due(self) -> float:
-        longest = float(self.conf["supervisor.monitor.frequency.secs"])
+        """Seconds until the next read or heartbeat is due."""
+        max_pause = float(self.conf["supervisor.monitor.frequency.secs"])
         if self.upgrades.states:
-            # Something may soon have to be written that nobody wakes this thread for.
-            longest = min(longest, _UPGRADE_SECS)
+            # A change of a local process may have to be written, which wakes no thread.
+            max_pause = min(max_pause, _UPGRADE_SECS)
         if self._beat_at is None:
             return 0.1
-        return max(0.05, min(longest, self._beat_at + self._beat_secs - time.monotonic()))
+        until_beat = self._beat_at + self._beat_secs - time.monotonic()
+        return max(0.05, min(max_pause, until_beat))
 
     # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, cluster: StormClusterState) -> None:
-        """Read what changed: one read when nothing did, however many topologies and supervisors
-        there are.
+        """Read the assignments and upgrades that have changed.
+
+        If none has changed, this is one read, however many topologies and supervisors there are.
         """
-        self._moved.clear()
+        self._assignments_changed.clear()
         version, record = cluster.assignment_changes(self._on_assignments)
-        changed = None if self._version is None else changes_since(record, version, self._version)
-        if changed is None:
+        changes = None
+        if self._version is not None:
+            changes = changes_since(record, version, self._version)
+        if changes is None:
             ids = cluster.state.find_children(paths.ASSIGNMENTS) or ()
-            changed = dict.fromkeys([*ids, *self._assignments])
-        self._changed.update(
-            topology_id
-            for topology_id, nodes in changed.items()
-            if nodes is None or self.id in nodes or topology_id in self._assignments
-        )
+            changes = dict.fromkeys([*ids, *self._assignments])
+        for topology_id, nodes in changes.items():
+            if nodes is None or self.id in nodes or topology_id in self._assignments:
+                self._changed.add(topology_id)
         self._changed |= self._damaged
         if time.monotonic() - self._read_own_at >= _OWN_READ_SECS:
             self._changed.update(self._assignments)
             self._read_own_at = time.monotonic()
         while self._changed:
-            self._read_one(cluster, self._changed.pop())
-        self._version, self._read_at = version, time.monotonic()
-        claims = desired_slots(self._assignments, self.id, self.upgrades.states)
-        if claims != self.claims:
-            self.claims = claims
+            self._read_topology(cluster, self._changed.pop())
+        self._version = version
+        self._read_at = time.monotonic()
+        desired = desired_slots(self._assignments, self.id, self.upgrades.states)
+        if desired != self.desired:
+            self.desired = desired
             self.wake()
 
-    def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:
+    def _read_topology(self, cluster: StormClusterState, topology_id: str) -> None:
         try:
-            # Watched only while it has workers here: what others run, and what is gone, leaves no
-            # watch.
-            found = self._read_mine(cluster, topology_id)
-            if found is not None:
+            # Watched only while it has workers here: a topology of other supervisors or a removed
+            # one leaves no watch.
+            assignment = self._read_assignment(cluster, topology_id)
+            if assignment is not None:
                 wake = self._wake_of(topology_id)
                 self.upgrades.read(cluster, topology_id, wake)
-                found = self._read_mine(cluster, topology_id, wake)
-            if found is None and topology_id in self._assignments:
+                assignment = self._read_assignment(cluster, topology_id, wake)
+            if assignment is None and topology_id in self._assignments:
                 # A root that is being wiped loses its nodes one by one, which must not look like
                 # kills.
                 self._stopped.wait(_VANISHED_TWICE_SECS)
                 cluster.check_cluster_id()
-                found = self._read_mine(cluster, topology_id)
+                assignment = self._read_assignment(cluster, topology_id)
                 cluster.check_cluster_id()
             self._damaged.discard(topology_id)
         except Corrupt as error:
@@ -259,53 +283,60 @@ class ClusterLink:
         except StormDagsterError:
             self._changed.add(topology_id)
             raise
-        if found is not None:
-            self._assignments[topology_id] = found
+        if assignment is not None:
+            self._assignments[topology_id] = assignment
         else:
             self._assignments.pop(topology_id, None)
             self._wakes.pop(topology_id, None)
             self.upgrades.forget(topology_id)
 
-    def _read_mine(
+    def _read_assignment(
         self, cluster: StormClusterState, topology_id: str, wake: Callable[[], None] | None = None
     ) -> Assignment | None:
-        """The assignment if it names this supervisor."""
-        found = cluster.read_assignment(topology_id, wake)
-        mine = found is not None and any(worker.node == self.id for worker in found[0].workers)
-        return found[0] if found is not None and mine else None
+        """The assignment, if it names this supervisor."""
+        versioned = cluster.read_assignment(topology_id, wake)
+        if versioned is None:
+            return None
+        assignment, _ = versioned
+        if any(worker.node == self.id for worker in assignment.workers):
+            return assignment
+        return None
 
     def _wake_of(self, topology_id: str) -> Callable[[], None]:
-        def changed() -> None:
+        def on_change() -> None:
             self._changed.add(topology_id)
             self._event.set()
 
-        # One for each topology, so that reading again does not pile them up.
-        return self._wakes.setdefault(topology_id, changed)
+        # One for each topology, so that repeated reads do not accumulate watches.
+        return self._wakes.setdefault(topology_id, on_change)
 
     def _on_assignments(self) -> None:
-        self._moved.set()
+        self._assignments_changed.set()
         self._event.set()
 
     # -- writing -----------------------------------------------------------------------------------
 
     def _refuse_second(self, cluster: StormClusterState) -> None:
-        """:class:`Conflict` while a supervisor elsewhere lives under the same id, for a session
-        without a record yet.
+        """Raise :class:`Conflict` while another supervisor lives under the same id.
 
-        Nothing is read then, so that no work is begun twice. A former process of the same folder
-        has ended: one lock admits one at a time.
+        Only a session without a record of this supervisor is checked. The cluster is not read
+        then, so that no work is started twice. A former process of the same folder has ended: one
+        lock admits one at a time.
         """
         if self._beat_session == cluster.session.session_id:
             return
-        path, other, mine = paths.supervisor(self.id), None, self.info(0)
+        path = paths.supervisor(self.id)
         if cluster.state.owned(path):
             return
+        own_info = self.info(0)
+        other_info = None
         with suppress(Corrupt):
-            other = decode_record(SupervisorInfo, cluster.state.get_data(path) or b"", path)
-        if other is not None and other.place not in ("", mine.place):
+            other_info = decode_record(SupervisorInfo, cluster.state.get_data(path) or b"", path)
+        if other_info is not None and other_info.place not in ("", own_info.place):
             raise Conflict(
-                f"a supervisor with id {self.id!r} lives already, on {other.host} in {other.place}: this one, on "
-                f"{mine.host} in {mine.place}, starts no worker; stop one of them, or give this one another --id"
+                f"a supervisor with id {self.id!r} lives already, on {other_info.host} in "
+                f"{other_info.place}: this one, on {own_info.host} in {own_info.place}, starts no "
+                "worker; stop one of them, or give this one another --id"
             )
 
     def _beat_due(self, cluster: StormClusterState, info: SupervisorInfo) -> bool:
@@ -320,9 +351,12 @@ class ClusterLink:
         return changed or expired or overdue
 
     def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
-        passes, self._beat_session = self.passes(), cluster.session.session_id
+        passes = self.passes()
+        self._beat_session = cluster.session.session_id
         cluster.supervisor_heartbeat(self.id, info)
-        self._beat, self._beat_at, self._beat_passes = info, time.monotonic(), passes
+        self._beat = info
+        self._beat_at = time.monotonic()
+        self._beat_passes = passes
         self._count += 1
 
     def _write_report(
@@ -331,12 +365,7 @@ class ClusterLink:
         assignment = self._assignments.get(topology_id)
         if assignment is None:
             return
-        here = (
-            worker.ids
-            for worker in assignment.workers
-            if worker.slot == (self.id, port) and worker.tasks
-        )
-        task = next(here, (0,))[0]
+        task = _first_task(assignment, self.id, port)
         host = str(self.conf["storm.local.hostname"])
         try:
             cluster.report_error(
@@ -348,14 +377,21 @@ class ClusterLink:
             _log.warning("the error of slot %d could not be stored: %s", port, error.message)
 
 
+def _first_task(assignment: Assignment, supervisor_id: str, port: int) -> int:
+    """First task of the worker in that slot; 0 if the slot has no task."""
+    for worker in assignment.workers:
+        if worker.slot == (supervisor_id, port) and worker.tasks:
+            return worker.ids[0]
+    return 0
+
+
 def _read_urls(cluster: StormClusterState) -> tuple[str, ...]:
+    """HTTP base URLs in the records of the nimbuses, the leader's first."""
+    urls: list[Any] = []
     epoch = cluster.epoch()
-    urls = [
-        epoch[1].http if epoch is not None else "",
-        *(row.get("http") for row in read_followers(cluster).values()),
-    ]
-    return tuple(
-        dict.fromkeys(
-            url.rstrip("/") for url in urls if str(url).startswith(("http://", "https://"))
-        )
-    )
+    if epoch is not None:
+        _, leader = epoch
+        urls.append(leader.http)
+    urls.extend(row.get("http") for row in read_followers(cluster).values())
+    valid = [url.rstrip("/") for url in urls if str(url).startswith(("http://", "https://"))]
+    return tuple(dict.fromkeys(valid))

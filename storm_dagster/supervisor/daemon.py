@@ -79,7 +79,7 @@ class Supervisor:
         self._logs_checked_at = 0.0
         self._stopping = threading.Event()
         self._file = LocalStateFile(self._folder / "localstate")
-        before = self._file.read()
+        former_state = self._file.read()
         self._housekeeper = Housekeeper(self._file)
         self._upgrades = Upgrades(
             supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"])
@@ -122,32 +122,24 @@ class Supervisor:
         scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
-        self._take_over(before)
+        self._take_over(former_state)
 
-    def _take_over(self, before: LocalState | None) -> None:
+    def _take_over(self, former_state: LocalState | None) -> None:
         """Adopt the running workers, and restore the slots."""
         self._localizer.prepare()
         now = boot_clock()
-        found = {
+        workers = {
             live.worker.id: live for live in find_workers(self._home, self.id, self._conf.values)
         }
-        for known in before.workers if before is not None else ():
-            process = WorkerProcess(known.pid, known.start_ticks, known.boot_id)
-            if known.worker_id not in found and process.alive():
-                found[known.worker_id] = LiveWorker(
-                    known.port,
-                    Worker(
-                        known.worker_id, Work(known.topology_id, known.code_dir, known.restarts)
-                    ),
-                    process,
-                    heartbeat_path(self._home / "workers" / known.worker_id),
-                    log_path(self._home, known.topology_id, known.port),
-                    now,
-                )
-        for wanted in before.wanted if before is not None else ():
-            work = Work(wanted.topology_id, wanted.code_dir, wanted.restarts)
-            self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
-        for live in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
+        if former_state is not None:
+            for record in former_state.workers:
+                process = WorkerProcess(record.pid, record.start_ticks, record.boot_id)
+                if record.worker_id not in workers and process.alive():
+                    workers[record.worker_id] = self._recorded_worker(record, process, now)
+            for slot in former_state.wanted:
+                work = Work(slot.topology_id, slot.code_dir, slot.restarts)
+                self.table.restore(slot.port, work, ran=slot.ran, crashes=slot.crashes)
+        for live in sorted(workers.values(), key=_start_order):
             _log.info(
                 "worker %s in slot %d runs already, pid %d",
                 live.worker.id,
@@ -155,7 +147,21 @@ class Supervisor:
                 live.process.pid,
             )
             self.table.adopt(live, now)
-        remove_stale_folders(self._home, self.id, found)
+        remove_stale_folders(self._home, self.id, workers)
+
+    def _recorded_worker(
+        self, record: KnownWorker, process: WorkerProcess, now: float
+    ) -> LiveWorker:
+        """The worker of a record of the state file, whose process still runs."""
+        work = Work(record.topology_id, record.code_dir, record.restarts)
+        return LiveWorker(
+            record.port,
+            Worker(record.worker_id, work),
+            process,
+            heartbeat_path(self._home / "workers" / record.worker_id),
+            log_path(self._home, record.topology_id, record.port),
+            now,
+        )
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers continue."""
@@ -166,10 +172,8 @@ class Supervisor:
         threading.Thread(
             target=watch.run, args=(self._stopping, stop), name="address", daemon=True
         ).start()
-        threading.Thread(
-            target=lambda: (stop.wait(), self._wake.set()), name="stop", daemon=True
-        ).start()
-        longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
+        threading.Thread(target=self._wake_at_stop, args=(stop,), name="stop", daemon=True).start()
+        max_pause = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
         tidied_at = boot_clock()
         try:
             while not stop.is_set():
@@ -181,7 +185,7 @@ class Supervisor:
                     self._housekeeper.do(self._tidy)
                     self._housekeeper.do(self._probe)
                     self._housekeeper.do(self._spares.refill)
-                self._wake.wait(self.table.pause(now, longest))
+                self._wake.wait(self.table.pause(now, max_pause))
         finally:
             self._stopping.set()
             self._log_service.stop()
@@ -193,42 +197,55 @@ class Supervisor:
             self._spares.close()
             self._localizer.close()
 
+    def _wake_at_stop(self, stop: threading.Event) -> None:
+        stop.wait()
+        self._wake.set()
+
     def run_pass(self, now: float) -> None:
         """Run one pass of the loop."""
-        claims = self._link.claims
+        desired = self._link.desired
         healthy = self._health.problem is None
         if not healthy:
             self.table.apply(DesiredSlots(work={}, contested={}), now)
-        elif claims is not None:
-            self.table.apply(claims, now)
-        if claims is not None:
+        elif desired is not None:
+            self.table.apply(desired, now)
+        if desired is not None:
             # Before the cluster was read, the workers may be those of another supervisor: HOME may
             # be a copy.
             self.table.poll(now)
-        self._memory.check(self.table.workers(), now, {} if claims is None else claims.workers)
+        placed_workers = {} if desired is None else desired.workers
+        self._memory.check(self.table.workers(), now, placed_workers)
         self._save()
         self._passes += 1
-        restarting, offered = self.table.restarting(), self._ports if healthy else ()
-        if offered and self._full:
-            # Those that run need no disk; no other could be started.
-            offered = tuple(
-                port for port, slot in sorted(self.table.slots.items()) if slot.wanted is not None
-            )
-        if (restarting, offered) != (self._restarting, self._offered):
-            self._restarting, self._offered = restarting, offered
+        restarting = self.table.restarting()
+        offered = self._offered_ports(healthy)
+        if restarting != self._restarting or offered != self._offered:
+            self._restarting = restarting
+            self._offered = offered
             self._link.request_heartbeat()
 
+    def _offered_ports(self, healthy: bool) -> tuple[int, ...]:
+        if not healthy:
+            return ()
+        if not self._full:
+            return self._ports
+        # A running worker needs no room on the disk; a new one could not be started.
+        slots = sorted(self.table.slots.items())
+        return tuple(port for port, slot in slots if slot.wanted is not None)
+
     def _runs(self) -> list[SlotRun]:
-        """Worker processes here. One that is ending, or not desired in its slot, does not count as
-        running.
+        """Worker processes of this supervisor.
+
+        A process that is ending, or not desired in its slot, does not count as running.
         """
-        found = []
+        runs: list[SlotRun] = []
         for live in self.table.workers():
-            work, slot = live.worker.work, self.table.slots.get(live.port)
+            work = live.worker.work
+            slot = self.table.slots.get(live.port)
             stable = slot is not None and slot.state == "running" and slot.wanted == work
             running = stable and live.status == "running"
-            found.append(SlotRun(live.port, work.topology_id, work.code_dir, live.started, running))
-        return found
+            runs.append(SlotRun(live.port, work.topology_id, work.code_dir, live.started, running))
+        return runs
 
     def _info(self, count: int) -> SupervisorInfo:
         return SupervisorInfo(
@@ -257,68 +274,81 @@ class Supervisor:
             )
             for live in self.table.workers()
         )
-        wanted = tuple(
-            WantedSlot(
-                port=port, **slot.wanted._asdict(), ran=slot.ran is not None, crashes=slot.crashes
-            )
-            for port, slot in self.table.slots.items()
-            if slot.wanted is not None
-        )
-        self._housekeeper.save(LocalState(supervisor_id=self.id, workers=workers, wanted=wanted))
+        slots: list[WantedSlot] = []
+        for port, slot in self.table.slots.items():
+            if slot.wanted is not None:
+                work = slot.wanted._asdict()
+                ran = slot.ran is not None
+                slots.append(WantedSlot(port=port, **work, ran=ran, crashes=slot.crashes))
+        state = LocalState(supervisor_id=self.id, workers=workers, wanted=tuple(slots))
+        self._housekeeper.save(state)
 
     def _clean(self, live: LiveWorker, last: bool) -> None:
         if last:
             # Not in the background: the next worker in the slot writes its own file.
-            process, name = live.process, f"{self.id}-{live.port}"
+            run_file = RunFile(
+                role="worker",
+                id=f"{self.id}-{live.port}",
+                pid=live.process.pid,
+                start_ticks=live.process.start_ticks,
+            )
             with suppress(OSError):
-                RunFile(
-                    role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks
-                ).remove(self._home)
+                run_file.remove(self._home)
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
     def _probe(self) -> None:
-        """Find out whether HOME can be written; until then no free slot is offered."""
-        probe, error = self._folder / "probe", None
-        try:
-            self._housekeeper.save_again()
-            probe.write_bytes(bytes(_PROBE_BYTES))
-        except OSError as failure:
-            error = failure
-        with suppress(
-            OSError
-        ):  # A disk that became read-only refuses this too, even where there is no file.
-            probe.unlink(missing_ok=True)
-        if (error is not None) != self._full:
-            self._full = error is not None
-            if error is not None:
-                full = "%s cannot be written (%s): free slots are not offered, its workers continue"
-                _log.error(full, self._home, error)
-            else:
-                _log.info("%s can be written again: all slots are offered", self._home)
-            self._wake.set()
+        """Test writing to HOME. While that fails, no free slot is offered."""
+        error = _write_error(self._housekeeper, self._folder / "probe")
+        full = error is not None
+        if full == self._full:
+            return
+        self._full = full
+        if full:
+            _log.error(
+                "%s cannot be written (%s): free slots are not offered, its workers continue",
+                self._home,
+                error,
+            )
+        else:
+            _log.info("%s is writable again: all slots are offered", self._home)
+        self._wake.set()
 
     def _tidy(self) -> None:
-        if self._link.claims is not None:
+        if self._link.desired is not None:
             # Not before the cluster was read: until then, used code is not known.
             for code_dir in self._localizer.remove_unused(self.table.used_code):
-                _log.info("code %s is used no more and was removed", code_dir)
+                _log.info("code %s is no longer used and was removed", code_dir)
         now = time.time()
         if now - self._logs_checked_at > _LOGS_SECS:
             self._logs_checked_at = now
             used = {live.log_path.parent for live in self.table.workers()}
-            most = self._conf["supervisor.logs.max.bytes"]
-            for folder in remove_old_logs(self._home, now, used=used, most_bytes=most):
+            max_bytes = self._conf["supervisor.logs.max.bytes"]
+            for folder in remove_old_logs(self._home, now, used=used, max_bytes=max_bytes):
                 _log.info("old worker logs removed: %s", folder)
         for live in self.table.workers():
             try:
-                rotate(
-                    live.log_path,
-                    self._conf["worker.log.max.bytes"],
-                    LOG_BACKUPS,
-                )
+                rotate(live.log_path, self._conf["worker.log.max.bytes"], LOG_BACKUPS)
             except OSError as error:
                 _log.error("log %s cannot be rotated (%s)", live.log_path, error)
+
+
+def _write_error(housekeeper: Housekeeper, probe: Path) -> OSError | None:
+    """Write the state file and a probe, and return the error, if there is one."""
+    try:
+        housekeeper.save_again()
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error
+    finally:
+        # A read-only disk refuses even the removal of a file that does not exist.
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+def _start_order(live: LiveWorker) -> tuple[int, int]:
+    return (live.port, live.process.start_ticks)
 
 
 def run(
@@ -328,12 +358,12 @@ def run(
     stop: threading.Event,
     ports: Sequence[int] | None = None,
 ) -> int:
-    """Run the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set, and return the exit
-    code.
+    """Run a supervisor until ``stop`` is set, and return the exit code.
 
     ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted
-    at the next start. Raises :class:`InvalidRequest` for invalid ports or an invalid id, and
-    :class:`Conflict` if that supervisor runs already. It waits for an unreachable ZooKeeper.
+    at the next start of ``supervisor_id`` in ``home``. Raises :class:`InvalidRequest` for invalid
+    ports or an invalid id, and :class:`Conflict` if that supervisor runs already. It waits for an
+    unreachable ZooKeeper.
     """
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
@@ -342,15 +372,18 @@ def run(
         )
     check_exposure(conf, "the supervisor's workers", "secret")
     home = home.resolve()
-    chosen = tuple(ports if ports is not None else conf["supervisor.slots.ports"])
-    if wrong := check_ports(chosen):
-        raise InvalidRequest(wrong)
+    slot_ports = tuple(ports if ports is not None else conf["supervisor.slots.ports"])
+    problem = check_ports(slot_ports)
+    if problem:
+        raise InvalidRequest(problem)
     with hold_folder(home, "supervisor", supervisor_id):
         logs = LogService(conf, home, supervisor_id)
         run_file = RunFile.write(home, "supervisor", supervisor_id, ports={"http": logs.port})
-        _log.info("supervisor %s starts, ports %s, boot %s", supervisor_id, list(chosen), boot_id())
+        _log.info(
+            "supervisor %s starts, ports %s, boot %s", supervisor_id, list(slot_ports), boot_id()
+        )
         try:
-            Supervisor(conf, home, supervisor_id, chosen, logs).serve(stop)
+            Supervisor(conf, home, supervisor_id, slot_ports, logs).serve(stop)
         finally:
             logs.stop()
             run_file.remove(home)

@@ -17,25 +17,26 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-_EVERY_SECS = 30.0
-_MOST_OUTPUT = 64 * 1024
+_INTERVAL_SECS = 30.0
+_MAX_OUTPUT_BYTES = 64 * 1024
 
 
 def check_once(folder: Path, timeout_secs: float) -> str | None:
-    """Run every executable file of ``folder`` in order, and return the first problem, or
-    ``None``.
+    """Run the executable files of ``folder`` in order until one fails.
+
+    Returns the problem of that one, or ``None``.
     """
     for script in sorted(folder.iterdir()):
-        if (
-            script.is_file()
-            and os.access(script, os.X_OK)
-            and (problem := _run(script, timeout_secs))
-        ):
+        if not script.is_file() or not os.access(script, os.X_OK):
+            continue
+        problem = _run(script, timeout_secs)
+        if problem is not None:
             return f"health script {script.name}: {problem}"
     return None
 
 
 def _run(script: Path, timeout_secs: float) -> str | None:
+    """Run a script, and return its problem, or ``None``."""
     try:
         process = subprocess.Popen(
             [str(script)],
@@ -52,14 +53,15 @@ def _run(script: Path, timeout_secs: float) -> str | None:
     except subprocess.TimeoutExpired:
         # Not reaped yet, so the group id is not reused.
         os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # What hangs in the kernel is not waited for.
+        with suppress(subprocess.TimeoutExpired):  # A process may hang in the kernel.
             process.communicate(timeout=1)
         return f"did not end within {timeout_secs:g} s"
-    lines = output[:_MOST_OUTPUT].decode("utf-8", "replace").splitlines()
-    error = next((line for line in lines if line.startswith("ERROR")), None)
-    if error is not None:
-        return error[:500]
-    return f"ended with code {process.returncode}" if process.returncode else None
+    for line in output[:_MAX_OUTPUT_BYTES].decode("utf-8", "replace").splitlines():
+        if line.startswith("ERROR"):
+            return line[:500]
+    if process.returncode != 0:
+        return f"ended with code {process.returncode}"
+    return None
 
 
 @dataclass(eq=False)
@@ -74,8 +76,9 @@ class HealthCheck:
     def __post_init__(self) -> None:
         self._stopped = threading.Event()
         self.problem: str | None = None
-        """Why this host is unhealthy; ``None`` if it is healthy, and until the first check has
-        finished.
+        """Reason why this host is unhealthy.
+
+        ``None`` if it is healthy, and until the first check has finished.
         """
         self._thread = threading.Thread(target=self._loop, name="health", daemon=True)
 
@@ -103,4 +106,4 @@ class HealthCheck:
                     _log.info("this host is healthy again")
                 self.problem = problem
                 self.wake()
-            self._stopped.wait(_EVERY_SECS)
+            self._stopped.wait(_INTERVAL_SECS)

@@ -1,4 +1,7 @@
-"""Launcher of workers: folder, spec, environment, log, process; and discovery of those that run."""
+"""Launcher of workers: folder, spec, environment, log and process.
+
+It also finds the workers that run already, for a supervisor that starts.
+"""
 
 import logging
 import os
@@ -30,25 +33,66 @@ from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, ope
 
 _log = logging.getLogger(__name__)
 
-_KEPT_BACK = frozenset(
+_SECRET_CONF_KEYS = frozenset(
     {
-        *("storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key"),
+        "storm.secret",
+        "storm.secret.file",
+        "storm.tls.cert",
+        "storm.tls.key",
         "storm.zookeeper.auth.file",
         PAYLOAD,
-        *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
+        "dagster.graphql.url",
+        "dagster.graphql.headers",
+        "dagster.graphql.token.file",
     }
 )
+"""Keys of the supervisor's conf that no worker gets."""
 _SPARE_CONF_KEYS = ("topology.environment", "topology.python")
 """Keys that a spare has from the supervisor's conf. A topology with other values gets another
 process.
 """
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "PYTHON*",
+    "SPARK_HOME",
+    "SPARK_LOCAL_IP",
+    "PYSPARK_PYTHON",
+    "JAVA_HOME",
+    "SSL_CERT_*",
+    "REQUESTS_CA_BUNDLE",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "all_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+)
+"""Variables of the supervisor that a worker needs; any other one may be a password of its host."""
+_OUTDATED = -1
+"""A number of restarts that no assignment has."""
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
 
 
 def heartbeat_path(folder: Path) -> Path:
     """Heartbeat of the worker of that working folder."""
-    return (folder / OWN if (folder / OWN).is_dir() else folder) / HEARTBEAT
+    own = folder / OWN
+    if own.is_dir():
+        return own / HEARTBEAT
+    return folder / HEARTBEAT
 
 
 def log_path(home: Path, topology_id: str, port: int) -> Path:
@@ -57,34 +101,12 @@ def log_path(home: Path, topology_id: str, port: int) -> Path:
 
 
 def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
-    """Command line of a worker; an argument list without a shell, since it contains conf values."""
-    return [str(conf.get("topology.python") or sys.executable), "-m", WORKER_MODULE, str(spec)]
+    """Command line of a worker.
 
-
-_PASSED_ON = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
-    *("VIRTUAL_ENV", "LD_LIBRARY_PATH"),
-    *(
-        "PYTHON*",
-        "SPARK_HOME",
-        "SPARK_LOCAL_IP",
-        "PYSPARK_PYTHON",
-        "JAVA_HOME",
-        "SSL_CERT_*",
-        "REQUESTS_CA_BUNDLE",
-    ),
-    *(
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "all_proxy",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "ALL_PROXY",
-    ),
-)
-"""Variables of the supervisor that a worker needs; anything else may be a password of its host."""
+    It is an argument list without a shell, since it contains conf values.
+    """
+    interpreter = str(conf.get("topology.python") or sys.executable)
+    return [interpreter, "-m", WORKER_MODULE, str(spec)]
 
 
 def worker_environment(
@@ -94,37 +116,34 @@ def worker_environment(
     home: Path,
     allowed: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns)
-    by ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
+    """Environment of a worker.
 
-    The archive is first on the path, which a spare adds itself, then the user's PYTHONPATH, then
-    this package.
+    It has the variables of ``base`` that a worker needs or that a pattern of ``allowed``
+    (``supervisor.worker.environment``) matches, those of ``topology.environment``, which win, and
+    the import path. The archive is first on the path (a spare adds it itself), then the user's
+    PYTHONPATH, then this package.
     """
-    wanted = conf.get("topology.environment") or {}
-    for name in wanted:
-        if not name or "=" in name or "\0" in name or "\0" in str(wanted[name]):
+    topology_environment = conf.get("topology.environment") or {}
+    for name, value in topology_environment.items():
+        if not name or "=" in name or "\0" in name or "\0" in str(value):
             raise InvalidTopology(
                 f"topology.environment: {name!r:.80} cannot name a variable: rename it"
             )
-    passed = {
-        name: value
-        for name, value in base.items()
-        if any(fnmatchcase(name, pattern) for pattern in (*_PASSED_ON, *allowed))
-    }
-    environment = {
-        **passed,
-        "PYTHONUNBUFFERED": "1",
-        **{name: str(value) for name, value in wanted.items()},
-    }
-    own_folder = str(Path(__file__).parents[2])
-    path = [
-        str(archive_root or ""),
-        *environment.get("PYTHONPATH", "").split(os.pathsep),
-        own_folder,
-    ]
+    patterns = (*_PASSED_ON, *allowed)
+    environment = {name: value for name, value in base.items() if _matches(name, patterns)}
+    environment["PYTHONUNBUFFERED"] = "1"
+    for name, value in topology_environment.items():
+        environment[name] = str(value)
+    user_path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    package_root = str(Path(__file__).parents[2])
+    path = [str(archive_root or ""), *user_path, package_root]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
     environment["STORM_DAGSTER_HOME"] = str(home)
     return environment
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class Launcher:
@@ -140,19 +159,18 @@ class Launcher:
         self._security = Security.of(self._conf)
         # User code runs in workers: they get their own link key and ZooKeeper user, never the
         # cluster's secrets.
-        self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
+        self._worker_conf = {
+            key: value for key, value in self._conf.items() if key not in _SECRET_CONF_KEYS
+        }
         self._users = ZooKeeperUsers.of(self._conf)
-        self.spares = Spares(self._conf["supervisor.worker.spares"], self._spare)
+        self.spares = Spares(self._conf["supervisor.worker.spares"], self._spawn_spare)
         if self._conf["supervisor.run.worker.as.user"]:
-            self.spares.number = 0  # Whose it will be is not known before.
+            self.spares.number = 0  # The user of a worker is not known before its launch.
             open_home(home)
-            theirs = {
-                "path": self._conf["supervisor.worker.zookeeper.keystore.path"],
-                "password": None,
-            }
-            self._handed |= {
-                f"storm.zookeeper.ssl.keystore.{part}": value for part, value in theirs.items()
-            }
+            self._worker_conf["storm.zookeeper.ssl.keystore.path"] = self._conf[
+                "supervisor.worker.zookeeper.keystore.path"
+            ]
+            self._worker_conf["storm.zookeeper.ssl.keystore.password"] = None
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         """Start a worker of ``work`` in slot ``port``.
@@ -164,13 +182,16 @@ class Launcher:
         conf = merge_conf({"cluster": self._conf, "stored": stored})
         # The stored conf alone: no conf of this host chooses the submitter.
         user = worker_user(self._conf, stored)
-        alike = user is None and all(
+        spare_fits = user is None and all(
             conf.get(key) == self._conf.get(key) for key in _SPARE_CONF_KEYS
         )
-        worker_id, spare = self.spares.take(alike)
+        worker_id, spare = self.spares.take(spare_fits)
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
         log = log_path(self._home, work.topology_id, port)
+        worker_conf = dict(self._worker_conf)
+        if self._users is not None:
+            worker_conf.update(self._users.worker_conf(work.topology_id))
         spec = WorkerSpec(
             worker_id=worker_id,
             token=secrets.token_hex(16),
@@ -179,10 +200,7 @@ class Launcher:
             host=self._host,
             port=port,
             home=str(self._home),
-            conf={
-                **self._handed,
-                **(self._users.worker_conf(work.topology_id) if self._users else {}),
-            },
+            conf=worker_conf,
             link_key=link_key_of(self._security, work.topology_id),
             code_dir=str(code.path),
             code=code.sha256[:16],
@@ -191,30 +209,38 @@ class Launcher:
             heartbeat_path=str(own / HEARTBEAT),
             log_path=str(log),
         )
-        theirs, base = spec, dict(os.environ)
+        # A worker of another user reads another spec, which the supervisor never believes.
+        worker_spec = spec
+        base = dict(os.environ)
         if user is not None:
-            # Of the log only what standard output is: its folder is closed to the worker.
-            folders = {"home": str(user.home(self._home)), "code_dir": str(own / code.path.name)}
-            theirs = spec.model_copy(update={**folders, "log_path": "/dev/stdout"})
-            base = user.environment(base, Path(theirs.home))
+            user_home = user.home(self._home)
+            worker_spec = spec.model_copy(
+                update={
+                    "home": str(user_home),
+                    "code_dir": str(own / code.path.name),
+                    # The folder of the log is closed to the worker.
+                    "log_path": "/dev/stdout",
+                }
+            )
+            base = user.environment(base, user_home)
         environment = worker_environment(
             base,
             conf,
-            theirs.archive_root,
-            Path(theirs.home),
+            worker_spec.archive_root,
+            Path(worker_spec.home),
             self._conf["supervisor.worker.environment"],
         )
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         # Also here, since the regular rotation may miss a worker that always dies soon.
-        with suppress(OSError):  # Where a copy has no room, the worker starts all the same.
+        with suppress(OSError):  # The worker starts even if the disk has no room for a copy.
             rotate(log, int(self._conf["worker.log.max.bytes"]), LOG_BACKUPS)
         try:
             spec.write(folder / SPEC)
             if user is not None:
                 folder.chmod(0o711)
                 own.mkdir(mode=0o700)
-                theirs.write(own / SPEC)
+                worker_spec.write(own / SPEC)
                 link_code(code.path, own / code.path.name)
                 user.give(own)
             if spare is not None and start(spare):
@@ -230,20 +256,24 @@ class Launcher:
         # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
         with suppress(OSError):
-            # The process runs: nothing may fail any more. It writes the same when it is up; `stop`
-            # must find it before.
+            # The process runs: the launch must not fail from here on. The worker writes the same
+            # file when it is up; `stop` must find the process before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        what, topology = (
-            (worker_id, work.topology_id, port, child.pid),
-            {"topology": work.topology_id},
+        _log.info(
+            "started worker %s of %s in slot %d, pid %d",
+            worker_id,
+            work.topology_id,
+            port,
+            child.pid,
+            extra={"topology": work.topology_id},
         )
-        _log.info("started worker %s of %s in slot %d, pid %d", *what, extra=topology)
         return LiveWorker(
             port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
         )
 
-    def _spare(self, worker_id: str) -> subprocess.Popen[bytes]:
-        command = [*worker_command(self._conf, self._home / "workers" / worker_id / SPEC), SPARE]
+    def _spawn_spare(self, worker_id: str) -> subprocess.Popen[bytes]:
+        spec_path = self._home / "workers" / worker_id / SPEC
+        command = [*worker_command(self._conf, spec_path), SPARE]
         allowed = self._conf["supervisor.worker.environment"]
         environment = worker_environment(dict(os.environ), self._conf, None, self._home, allowed)
         return self._spawn(
@@ -283,27 +313,33 @@ class Launcher:
             except OSError as error:
                 raise Unavailable(
                     f"{command[0]} cannot be started ({error.strerror or error}): "
-                    "set topology.python to an interpreter that exists on every supervisor, and that the worker's user may run"
+                    "set topology.python to an interpreter that exists on every supervisor, and "
+                    "that the worker's user may run"
                 ) from None
 
 
 def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
-    """What sets the resource limits of a process that is about to become a worker; it imports
-    nothing.
+    """Function that sets the resource limits of a process before it becomes a worker.
+
+    It runs between fork and exec, and so imports no module.
     """
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import resource
 
     # A core dump would hold conf values, and fill the disk.
     limits = {resource.RLIMIT_CORE: 0}
-    wanted = {
+    configured = {
         resource.RLIMIT_NOFILE: conf["supervisor.worker.max.files"],
         resource.RLIMIT_NPROC: conf["supervisor.worker.max.processes"],
     }
-    for limit, value in wanted.items():
-        if value is not None:
-            most = resource.getrlimit(limit)[1]
-            limits[limit] = value if most == resource.RLIM_INFINITY else min(value, most)
+    for limit, value in configured.items():
+        if value is None:
+            continue
+        _, hard_limit = resource.getrlimit(limit)
+        if hard_limit == resource.RLIM_INFINITY:
+            limits[limit] = value
+        else:
+            limits[limit] = min(value, hard_limit)
 
     def apply() -> None:
         for limit, value in limits.items():
@@ -312,27 +348,24 @@ def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
     return apply
 
 
-_OUTDATED = -1
-"""A number of restarts that no assignment has."""
-
-
 def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[LiveWorker]:
-    """Every live worker process of that supervisor below ``home``, the oldest first in each slot.
+    """Live worker processes of that supervisor, in each slot the oldest first.
 
     Workers outlive their supervisor. They are searched among the processes of the system, by the
-    path of their spec, so that one is found even if the supervisor died before it recorded the
-    start, or the state file is damaged. One with secrets that count no more by ``conf`` is found as
-    work that no assignment names, and so is started again in its slot.
+    path of their spec below ``home``, so that a worker is found even if the supervisor died before
+    it recorded the start, or the state file is damaged. A worker whose secrets are no longer valid
+    by ``conf`` is returned as work that no assignment names, and so is restarted in its slot.
     """
-    security, users = Security.of(conf), ZooKeeperUsers.of(conf)
-    found: list[LiveWorker] = []
+    security = Security.of(conf)
+    users = ZooKeeperUsers.of(conf)
+    workers: list[LiveWorker] = []
     for process, path in worker_processes():
         folder = path.parent.parent if path.parent.name == OWN else path.parent
         # Its children may have the same command line; the session's leader is the worker.
         if folder.parent != home / "workers" or process.session != process.pid:
             continue
         try:
-            # Anybody may start a process with such a command line.
+            # Another user may start a process with such a command line.
             if os.stat(f"/proc/{process.pid}").st_uid != path.parent.stat().st_uid:
                 continue
             spec = WorkerSpec.read(folder / SPEC)
@@ -348,33 +381,36 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
         # The folder of the code is named after its blob keys.
         restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
         worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
-        known = WorkerProcess(process.pid, process.start_ticks, boot_id())
-        found.append(
+        workers.append(
             LiveWorker(
                 spec.port,
                 worker,
-                known,
+                WorkerProcess(process.pid, process.start_ticks, boot_id()),
                 Path(spec.heartbeat_path),
                 Path(spec.log_path),
                 spec.started,
             )
         )
-    return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))
+    return sorted(workers, key=lambda live: (live.port, live.process.start_ticks))
 
 
 def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | None) -> bool:
-    """Whether a worker reaches other workers and ZooKeeper by what it was given."""
-    known = users.worker_conf(spec.topology_id)[PAYLOAD].split("\n") if users is not None else []
-    given = str(spec.conf.get(PAYLOAD, "")).split("\n")
-    return spec.link_key == link_key_of(security, spec.topology_id) and (
-        not known or not {*known}.isdisjoint(given)
-    )
+    """True if the secrets of a worker still open other workers and ZooKeeper to it."""
+    if spec.link_key != link_key_of(security, spec.topology_id):
+        return False
+    if users is None:
+        return True
+    valid_users = set(users.worker_conf(spec.topology_id)[PAYLOAD].split("\n"))
+    own_users = str(spec.conf.get(PAYLOAD, "")).split("\n")
+    return not valid_users.isdisjoint(own_users)
 
 
 def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> None:
-    """Remove the working folders of this supervisor's workers that run no more."""
-    keep = set(alive)
+    """Remove the working folders of this supervisor's workers that no longer run."""
+    alive_ids = set(alive)
     for folder in sorted((home / "workers").glob("*")):
         with suppress(OSError, Corrupt):
-            if folder.name not in keep and WorkerSpec.read(folder / SPEC).node == supervisor_id:
+            if folder.name in alive_ids:
+                continue
+            if WorkerSpec.read(folder / SPEC).node == supervisor_id:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Limits of worker processes: resource limits of the kernel, and memory (``worker.memory.size``).
+"""Memory limits of worker processes (``worker.memory.size``).
 
-Memory counts only with ``supervisor.worker.memory.enforce``, since the size is but a label of the
-placement otherwise. It is limited by a cgroup (v2) where the machine lets this process make one,
-and by watching the workers everywhere.
+They apply only with ``supervisor.worker.memory.enforce``: otherwise the size is only a label of the
+placement. A worker is limited by a cgroup (v2) where the machine lets this process make one, and
+its memory is watched on every machine.
 """
 
 import logging
@@ -26,22 +26,26 @@ _MIB = 2**20
 
 
 def resident_bytes(members: Sequence[Process]) -> int:
-    """Resident memory of these processes that is not a file's: what they share by forking counts
-    for each.
+    """Resident memory of these processes, without mapped files.
+
+    Pages that they share since a fork count for each of them.
     """
     total = 0
     for process in members:
         with suppress(OSError, ValueError, IndexError):
-            _, resident, shared, *_ = (
-                Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()
-            )
-            total += (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+            fields = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()
+            resident_pages = int(fields[1])
+            shared_pages = int(fields[2])
+            total += (resident_pages - shared_pages) * os.sysconf("SC_PAGE_SIZE")
     return total
 
 
 @dataclass(eq=False)
 class MemoryGuard:
-    """Guard of the memory of one supervisor's workers. Only the supervisor's loop calls it."""
+    """Guard of the memory of one supervisor's workers.
+
+    Only the supervisor's loop calls it.
+    """
 
     conf: Mapping[str, Any]
     report: Callable[[str, int, str], None]
@@ -50,9 +54,10 @@ class MemoryGuard:
 
     def __post_init__(self) -> None:
         self._checked_at = -_CHECK_SECS
-        self._known: dict[str, tuple[LiveWorker, int]] = {}
+        self._limits: dict[str, tuple[LiveWorker, int]] = {}
         """Worker id -> worker, and its limit in bytes."""
         self._ended: set[str] = set()
+        """Ids of the workers that this guard has ended."""
 
     def check(
         self,
@@ -60,32 +65,29 @@ class MemoryGuard:
         now: float,
         placed: Mapping[tuple[str, int], WorkerSlot],
     ) -> None:
-        """End each worker that uses more than its limit; report also those that the kernel ended.
+        """End each worker that uses more than its limit.
 
+        Workers that the kernel ended for their memory are reported, too.
         ``placed`` are the workers of the assignments, by topology id and port. A process whose
         worker is not among them has no limit yet.
         """
-        if (
-            not self.conf["supervisor.worker.memory.enforce"]
-            or now - self._checked_at < _CHECK_SECS
-        ):
+        if not self.conf["supervisor.worker.memory.enforce"]:
+            return
+        if now - self._checked_at < _CHECK_SECS:
             return
         self._checked_at = now
         alive = {live.worker.id for live in workers}
-        for worker_id in self._known.keys() - alive:
+        for worker_id in self._limits.keys() - alive:
             self._forget(worker_id)
         if not workers:
             return
         sessions = multimap((process.session, process) for process in processes())
         for live in workers:
             members = sessions.get(live.process.pid, [])
-            used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]
-            # A process gives nothing back: a smaller size is that of its next start.
-            worker = placed.get((live.worker.work.topology_id, live.port))
-            size = 0
-            if worker is not None:
-                # Placements of older releases name none.
-                size = worker.memory_bytes or int(self.conf["worker.memory.size"] or 0)
+            used = resident_bytes(members)
+            _, limit = self._limits.get(live.worker.id, (live, 0))
+            size = self._placed_size(placed.get((live.worker.work.topology_id, live.port)))
+            # A process does not return memory: a smaller size applies from its next start on.
             if size > limit:
                 limit = size
                 self._limit(live, limit, members)
@@ -94,16 +96,19 @@ class MemoryGuard:
                 self._report(live, used, limit)
                 live.process.end()
 
+    def _placed_size(self, worker: WorkerSlot | None) -> int:
+        """Memory of a worker by its placement, in bytes; 0 without a placement."""
+        if worker is None:
+            return 0
+        # Placements of older releases name no size.
+        return worker.memory_bytes or int(self.conf["worker.memory.size"] or 0)
+
     def _limit(self, live: LiveWorker, limit: int, members: Sequence[Process]) -> None:
-        self._known[live.worker.id] = (live, limit)
+        self._limits[live.worker.id] = (live, limit)
         group = self.cgroups / live.worker.id
         try:
-            if (
-                "memory"
-                not in (self.cgroups.parent / "cgroup.controllers")
-                .read_text(encoding="ascii")
-                .split()
-            ):
+            controllers = (self.cgroups.parent / "cgroup.controllers").read_text(encoding="ascii")
+            if "memory" not in controllers.split():
                 return
             group.mkdir(parents=True, exist_ok=True)
             for parent in (self.cgroups.parent, self.cgroups):
@@ -116,13 +121,11 @@ class MemoryGuard:
             _log.info("worker %s gets no cgroup (%s): its memory is watched", live.worker.id, error)
 
     def _forget(self, worker_id: str) -> None:
-        live, limit = self._known.pop(worker_id)
+        live, limit = self._limits.pop(worker_id)
         group = self.cgroups / worker_id
         with suppress(OSError, ValueError):
-            events = dict(
-                line.split()
-                for line in (group / "memory.events").read_text(encoding="ascii").splitlines()
-            )
+            lines = (group / "memory.events").read_text(encoding="ascii").splitlines()
+            events = dict(line.split() for line in lines)
             if int(events.get("oom_kill", 0)) and worker_id not in self._ended:
                 used = limit
                 with suppress(OSError):  # Linux 5.19 or newer.
@@ -134,9 +137,10 @@ class MemoryGuard:
 
     def _report(self, live: LiveWorker, used: int, limit: int) -> None:
         text = (
-            f"its worker used {used / _MIB:.1f} MiB of memory, its placement allows {limit / _MIB:.1f} MiB: it was "
-            "ended; raise worker.memory.size in the topology's conf (topology.master.worker.memory.size, or that of the "
-            "user-defined worker, if it has one), or use more workers"
+            f"its worker used {used / _MIB:.1f} MiB of memory, its placement allows "
+            f"{limit / _MIB:.1f} MiB: it was ended; raise worker.memory.size in the topology's "
+            "conf (topology.master.worker.memory.size, or that of the user-defined worker, if it "
+            "has one), or use more workers"
         )
         topology_id = live.worker.work.topology_id
         _log.error("slot %d, %s: %s", live.port, topology_id, text, extra={"topology": topology_id})
@@ -144,6 +148,6 @@ class MemoryGuard:
 
 
 def _set(file: Path, value: str) -> None:
-    # Without creating it: what is no cgroup stays as it is.
+    # Without O_CREAT: a folder that is not a cgroup is not changed.
     with open(os.open(file, os.O_WRONLY), "w", encoding="ascii") as stream:
         stream.write(value)

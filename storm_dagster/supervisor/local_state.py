@@ -1,7 +1,8 @@
-"""Local state of a supervisor across restarts: ``HOME/supervisor/<id>/localstate/state.json``.
+"""Local state of a supervisor across restarts.
 
-Written by rename after fsync, with a checksum. A damaged file is quarantined and not repaired: the
-state is rebuilt from the cluster, the running processes and the workers' spec files.
+It is in ``HOME/supervisor/<id>/localstate/state.json``, written by rename after fsync, with a
+checksum. A damaged file is quarantined and not repaired: the state is rebuilt from the cluster, the
+running processes and the workers' spec files.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from storm_dagster.host.files import write_atomically
 
 _log = logging.getLogger(__name__)
 
-_MOST_QUARANTINED = 5
+_MAX_QUARANTINED = 5
 
 
 class _StateModel(BaseModel):
@@ -45,7 +46,7 @@ class WantedSlot(_StateModel):
     code_dir: str
     restarts: int = 0
     ran: bool
-    """Whether a worker of that topology ran here."""
+    """True if a worker of that topology ran here."""
     crashes: int = 0
     """Crashes in a row, so that a restart of the supervisor continues the back-off."""
 
@@ -66,7 +67,10 @@ class LocalStateFile:
         self._written: LocalState | None = None
 
     def read(self) -> LocalState | None:
-        """Read the state; ``None`` if there is none, or it is damaged and was quarantined."""
+        """Read the state.
+
+        ``None`` if the file does not exist, or is damaged and was quarantined.
+        """
         try:
             raw = self._path.read_bytes()
         except FileNotFoundError:
@@ -79,14 +83,20 @@ class LocalStateFile:
             # Tuples are arrays in JSON: validated from JSON, so that strict types hold.
             state = LocalState.model_validate_json(json.dumps(body))
         except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-            damaged = "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and the running processes"
-            _log.error(damaged, self._path, str(error).splitlines()[0], self._quarantine().name)
+            quarantined = self._quarantine()
+            _log.error(
+                "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and "
+                "the running processes",
+                self._path,
+                str(error).splitlines()[0],
+                quarantined.name,
+            )
             return None
         self._written = state
         return state
 
     def write(self, state: LocalState) -> bool:
-        """Replace the file if the state has changed. Whether it has."""
+        """Replace the file if the state has changed; true if it has."""
         if state == self._written:
             return False
         body = state.model_dump(mode="json")
@@ -97,8 +107,10 @@ class LocalStateFile:
         return True
 
     def read_cluster_id(self) -> str | None:
-        """Id of this supervisor's cluster, in a separate file, so that a damaged state does not
-        make the supervisor join another cluster.
+        """Id of this supervisor's cluster, if it is known.
+
+        It has its own file, so that a damaged state does not make the supervisor join another
+        cluster.
         """
         try:
             return self._path.with_name("cluster_id").read_text(encoding="utf-8").strip() or None
@@ -111,14 +123,14 @@ class LocalStateFile:
         write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 
     def _quarantine(self) -> Path:
-        taken = sorted(
-            int(path.suffix[1:])
-            for path in self._path.parent.glob("state.json.broken.*")
-            if path.suffix[1:].isdigit()
-        )
-        quarantined = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
+        """Move the damaged file away, and delete the oldest ones beyond five."""
+        paths = self._path.parent.glob("state.json.broken.*")
+        suffixes = [path.suffix.removeprefix(".") for path in paths]
+        numbers = sorted(int(suffix) for suffix in suffixes if suffix.isdigit())
+        newest = numbers[-1] if numbers else 0
+        quarantined = self._path.with_name(f"state.json.broken.{newest + 1}")
         os.replace(self._path, quarantined)
-        for number in taken[: -(_MOST_QUARANTINED - 1)]:
+        for number in numbers[: -(_MAX_QUARANTINED - 1)]:
             self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
         return quarantined
 

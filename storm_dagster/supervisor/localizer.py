@@ -1,9 +1,10 @@
-"""Local code of a supervisor: fetched from any nimbus, verified, unpacked, removed when unused.
+"""Local code of a supervisor.
 
-Below ``HOME/supervisor/<id>``::
+It is fetched from any nimbus, verified, unpacked, and removed when it is unused. Below
+``HOME/supervisor/<id>``::
 
     stormdist/<code dir>/   stormjar.jar  stormconf.ser  stormcode.ser  code/  manifest.json
-    cache/<sha256>          archives by content: the same archive under another id is not fetched again
+    cache/<sha256>          archives by content, so that none is fetched twice under two ids
     tmp/                    fetches in progress; emptied at start
 
 A folder in ``stormdist`` is created by one rename, so that it is complete or absent.
@@ -65,8 +66,9 @@ class Localizer:
     conf: Mapping[str, Any]
     stop: threading.Event
     expected: Callable[[str], str | None] = lambda key: None
-    """The SHA-256 that the leader recorded for a blob; ``None``: none, and what its nimbus
-    announces is believed.
+    """The SHA-256 that the leader recorded for a blob.
+
+    ``None`` if it recorded none: the SHA-256 that the nimbus announces is believed then.
     """
     limits: UnpackLimits | None = None
 
@@ -77,8 +79,9 @@ class Localizer:
         self._max_bytes: int = self.conf["nimbus.upload.max.bytes"]
         self._moving = threading.Lock()
         self._under_way: set[str] = set()
+        """Names of the folders in ``tmp`` of the fetches in progress."""
         self.removing = False
-        """Whether :meth:`remove_unused` runs: code that looks complete may be removed soon."""
+        """True while :meth:`remove_unused` runs: code that looks complete may be removed soon."""
         # Addresses of the cluster never go through a proxy of the environment.
         idle_secs = min(SILENT_SECS, self.conf["nimbus.file.copy.expiration.secs"])
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
@@ -97,8 +100,9 @@ class Localizer:
         self._http.close()
 
     def path_of(self, code_dir: str) -> Path:
-        """Folder of that code; :class:`InvalidRequest` for a name that is not a valid blob key
-        prefix.
+        """Folder of that code.
+
+        Raises :class:`InvalidRequest` for a name that is not a valid prefix of blob keys.
         """
         check_blob_key(code_dir)
         if code_dir.startswith("."):
@@ -113,35 +117,38 @@ class Localizer:
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
             blobs = manifest["blobs"]
-            complete = isinstance(blobs["stormjar.jar"], str) and (path / "code").is_dir()
-            complete = complete and all(
-                (path / part).is_file() and self.expected(key_of(code_dir)) in (None, blobs[part])
-                for part, key_of in _PARTS.items()
-            )
-            return LocalCode(path, blobs["stormjar.jar"]) if complete else None
+            if not isinstance(blobs["stormjar.jar"], str) or not (path / "code").is_dir():
+                return None
+            for part, key_of in _PARTS.items():
+                if not (path / part).is_file():
+                    return None
+                if self.expected(key_of(code_dir)) not in (None, blobs[part]):
+                    return None
+            return LocalCode(path, blobs["stormjar.jar"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def distrust(self, code_dir: str) -> None:
-        """Do not take the code for complete any more, because a part of it is damaged: it is
-        fetched again.
+        """Mark the code as incomplete, because a part of it is damaged.
+
+        The next :meth:`fetch` replaces it.
         """
         with self._moving, suppress(OSError):
             (self.path_of(code_dir) / "manifest.json").unlink()
 
     def fetch(self, code_dir: str) -> LocalCode:
-        """Fetch the code unless it is here, in at most
-        ``supervisor.blobstore.download.max_retries`` rounds over all nimbuses.
+        """Fetch the code unless it is on this disk.
 
+        It takes at most ``supervisor.blobstore.download.max_retries`` rounds over all nimbuses.
         Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed),
         :class:`Corrupt` (the blobs are damaged), :class:`InvalidTopology` (the archive breaks a
         rule) and ``OSError`` (this disk).
         """
         path = self.path_of(code_dir)
         with self._moving:
-            found = self.local(code_dir)
-        if found is not None:
-            return found
+            code = self.local(code_dir)
+        if code is not None:
+            return code
         work = self._tmp / uuid.uuid4().hex
         self._under_way.add(work.name)
         work.mkdir(parents=True)
@@ -169,10 +176,10 @@ class Localizer:
     def remove_unused(
         self, used: Callable[[], Collection[str]], now_secs: float | None = None
     ) -> list[str]:
-        """Remove unused code folders, and cached archives that were unused for ten minutes.
+        """Remove unused code folders and archives, and return the names of the folders.
 
-        ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits
-        in :meth:`fetch`.
+        An archive in the cache is removed after ten minutes without use. ``used()`` is called while
+        :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`.
         """
         removed: list[str] = []
         with self._moving:
@@ -208,27 +215,29 @@ class Localizer:
             for base in self.sources():
                 url = f"{base.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
                 try:
-                    if archive and (sha256 := self._from_cache(url, key, target)):
-                        return sha256
-                    sha256 = self._download(
-                        url, key, target, self._max_bytes if archive else _MAX_RECORD_BYTES
-                    )
+                    if archive:
+                        return self._fetch_archive(url, key, target)
+                    return self._download(url, key, target, _MAX_RECORD_BYTES)
                 except StormDagsterError as error:
                     failure = error
                 except httpx.HTTPError as error:
-                    why = error or type(error).__name__
-                    failure = Unavailable(f"code {key!r} cannot be fetched from {url}: {why}")
-                else:
-                    if archive:
-                        with suppress(FileExistsError):
-                            os.link(target, self._cache / sha256)
-                    return sha256
+                    reason = error or type(error).__name__
+                    failure = Unavailable(f"code {key!r} cannot be fetched from {url}: {reason}")
                 _log.warning("%s", failure.message)
         raise failure
 
+    def _fetch_archive(self, url: str, key: str, target: Path) -> str:
+        """Take the archive from the cache, or download it into both places."""
+        sha256 = self._from_cache(url, key, target)
+        if sha256 is None:
+            sha256 = self._download(url, key, target, self._max_bytes)
+            with suppress(FileExistsError):
+                os.link(target, self._cache / sha256)
+        return sha256
+
     def _from_cache(self, url: str, key: str, target: Path) -> str | None:
         """Take the archive from the cache, if a nimbus names the hash of a cached one."""
-        if next(self._cache.iterdir(), None) is None:
+        if not any(self._cache.iterdir()):
             return None
         response = self._http.head(url)
         sha256 = response.headers.get("X-Content-SHA256", "")
@@ -247,25 +256,25 @@ class Localizer:
             return None
         return sha256
 
-    def _download(self, url: str, key: str, target: Path, most: int) -> str:
+    def _download(self, url: str, key: str, target: Path, max_bytes: int) -> str:
+        """Download and verify a blob into ``target``, and return its SHA-256."""
         digest = hashlib.sha256()
         size = 0
+        buffer_bytes = self.conf["storm.blobstore.inputstream.buffer.size.bytes"]
         with self._http.stream("GET", url) as response:
             if response.status_code == 404:
-                raise KeyNotFound(f"{url} does not exist there: was the topology killed meanwhile?")
+                raise KeyNotFound(f"{url} does not exist there: has the topology been killed?")
             if response.status_code != 200:
                 raise Unavailable(f"{url} returned {response.status_code}: see that nimbus's log")
             announced = response.headers.get("X-Content-SHA256")
             if not announced:
                 raise Corrupt(f"{url} came without X-Content-SHA256: is a nimbus listening there?")
             with target.open("wb") as sink:
-                for chunk in response.iter_raw(
-                    self.conf["storm.blobstore.inputstream.buffer.size.bytes"]
-                ):
+                for chunk in response.iter_raw(buffer_bytes):
                     size += len(chunk)
-                    if size > most:
+                    if size > max_bytes:
                         raise InvalidTopology(
-                            f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes"
+                            f"{url} is larger than {max_bytes} bytes: raise nimbus.upload.max.bytes"
                         )
                     digest.update(chunk)
                     sink.write(chunk)
@@ -274,13 +283,14 @@ class Localizer:
         sha256 = digest.hexdigest()
         if sha256 != announced:
             raise Corrupt(
-                f"{url} has SHA-256 {sha256}, {announced} was announced: what is stored is damaged"
+                f"{url} has SHA-256 {sha256}, {announced} was announced: the stored blob is damaged"
             )
         expected = self.expected(key)
         if expected not in (None, sha256):
             raise Corrupt(
-                f"{url} has SHA-256 {sha256}, the assignment of the leader says {expected}: that nimbus serves other "
-                "code and none of it is run; look at its blobs, or submit the topology again"
+                f"{url} has SHA-256 {sha256}, the assignment of the leader says {expected}: that "
+                "nimbus serves other code and none of it is run; look at its blobs, or submit the "
+                "topology again"
             )
         return sha256
 

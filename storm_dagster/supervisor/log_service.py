@@ -1,4 +1,4 @@
-"""HTTP service of a supervisor: logs of its host, stacks and restarts of its workers."""
+"""HTTP service of a supervisor: logs, and stacks and restarts of workers."""
 
 import logging
 import signal
@@ -26,14 +26,14 @@ from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
-_ANSWER_SECS = 2.0
+_RESPONSE_SECS = 2.0
 
 
 class LogService:
-    """HTTP service that listens from the start, and serves once the supervisor has adopted its
-    workers.
+    """HTTP service of one supervisor.
 
-    If the port is in use, any free one is used and announced (as in JStorm).
+    It listens from the start, and serves once the supervisor has adopted its workers. If the port
+    is in use, any free one is used and announced (as in JStorm).
     """
 
     def __init__(self, conf: ClusterConf, home: Path, supervisor_id: str) -> None:
@@ -50,8 +50,8 @@ class LogService:
             listener = listen(host, 0, "supervisor.http.port")
         self.announced = AnnouncedName(host, listener)
         self.port: int = int(listener.getsockname()[1])
-        shown = f"[{host}]" if ":" in host else host
-        self.url: str = f"{self._security.scheme}://{shown}:{self.port}"
+        url_host = f"[{host}]" if ":" in host else host
+        self.url: str = f"{self._security.scheme}://{url_host}:{self.port}"
         """URL in the supervisor's record."""
         tls = None
         if self._security.tls:
@@ -67,7 +67,7 @@ class LogService:
         )
 
     def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
-        """Start to serve; ``workers()``: those that run now."""
+        """Start to serve. ``workers()`` returns the workers that run at its call."""
         self._workers = workers
         self._service.start()
 
@@ -100,18 +100,18 @@ class LogService:
         guarded = Authentication(app, self._security, conf.values, lambda name: None)
         return Guard(guarded, hosts=allowed_hosts([host]), observe=lambda *_: None, routes=routes)
 
-    def _at(self, port: int) -> list[LiveWorker]:
-        found = [live for live in self._workers() if live.port == port]
-        if not found:
+    def _workers_at(self, port: int) -> list[LiveWorker]:
+        workers = [live for live in self._workers() if live.port == port]
+        if not workers:
             raise KeyNotFound(
                 f"no worker runs on port {port} of supervisor {self._id}: see /v1/workers"
             )
-        return found
+        return workers
 
     def _restart(self, text: str) -> dict[str, Any]:
         if not text.isascii() or not text.isdecimal() or len(text) > 5:
             raise InvalidRequest(f"a port is a number, got {text!r:.40}")
-        live = self._at(int(text))[-1]
+        live = self._workers_at(int(text))[-1]
         row = _row(live)
         _log.info("worker %s in slot %d is restarted by request", live.worker.id, live.port)
         live.process.signal(signal.SIGTERM)
@@ -122,23 +122,19 @@ class LogService:
         from storm_dagster.operations.live.worker_requests import ask_worker
 
         blocks: list[str] = []
-        for live in self._at(port):
-            header = (
-                f"topology {live.worker.work.topology_id} worker port {port} pid {live.process.pid}"
-            )
+        for live in self._workers_at(port):
+            topology_id = live.worker.work.topology_id
+            header = f"topology {topology_id} worker port {port} pid {live.process.pid}"
             try:
                 spec = WorkerSpec.read(self._home / "workers" / live.worker.id / SPEC)
-                answer = ask_worker(
-                    spec.host, port, spec.token, "stacks", _ANSWER_SECS, spec.link_key
+                response = ask_worker(
+                    spec.host, port, spec.token, "stacks", _RESPONSE_SECS, spec.link_key
                 )
-                blocks.append(stacks_text(header, answer["stacks"]))
-            except (OSError, StormDagsterError) as error:
-                reason = (
-                    error.message
-                    if isinstance(error, StormDagsterError)
-                    else "the worker just ended"
-                )
-                blocks.append(stacks_text(header, None, reason))
+                blocks.append(stacks_text(header, response["stacks"]))
+            except StormDagsterError as error:
+                blocks.append(stacks_text(header, None, error.message))
+            except OSError:
+                blocks.append(stacks_text(header, None, "the worker just ended"))
         return "\n".join(blocks)
 
 

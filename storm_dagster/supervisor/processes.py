@@ -1,7 +1,7 @@
-"""Worker processes: exact identity, immediate notice of their death, kill with all children.
+"""Worker processes: identity, notice of their death, kill with all children.
 
-The identity is pid, start time and boot id. Deaths are noticed by pidfds, for children and adopted
-processes alike (Linux >= 5.3; without them, by polling ten times a second).
+The identity is exact: pid, start time and boot id. Deaths are noticed by pidfds, for children and
+adopted processes alike (Linux >= 5.3; without them, by polling ten times a second).
 """
 
 import contextlib
@@ -31,7 +31,10 @@ _POLL_MS = 100
 
 @dataclass(frozen=True)
 class WorkerProcess(ExactProcess):
-    """A worker process: the leader of its own session, so that its children can be found."""
+    """A worker process.
+
+    It is the leader of its session, so that its children can be found.
+    """
 
     pid: int
     start_ticks: int
@@ -62,34 +65,43 @@ class LiveWorker:
 
 
 def session_members(leader: int) -> list[Process]:
-    """Live processes in the session of that leader, without itself."""
-    return [each for each in processes() if each.session == leader != each.pid]
+    """Live processes in the session of that leader, without the leader."""
+    return [
+        process for process in processes() if process.session == leader and process.pid != leader
+    ]
 
 
 def end_session(process: WorkerProcess) -> int:
-    """KILL what a worker left in its session (shell components), and return their number.
+    """KILL the other processes in a worker's session, and return their number.
 
-    While a member lives, the kernel does not reuse the leader's pid; if another process has it, no
-    member is left.
+    They are shell components. While a member lives, the kernel does not reuse the leader's pid: if
+    another process has it, the session has no member.
     """
-    now = start_ticks(process.pid)
-    if process.boot_id != boot_id() or (now is not None and now != process.start_ticks):
+    current_ticks = start_ticks(process.pid)
+    if process.boot_id != boot_id():
         return 0
-    members = session_members(process.pid)
-    return sum(signal_exactly(each.pid, each.start_ticks, signal.SIGKILL) for each in members)
+    if current_ticks is not None and current_ticks != process.start_ticks:
+        return 0
+    killed = 0
+    for member in session_members(process.pid):
+        killed += signal_exactly(member.pid, member.start_ticks, signal.SIGKILL)
+    return killed
 
 
 class ProcessWatch:
     """Thread that reports the death of each watched process once."""
 
     def __init__(self, on_exit: Callable[[str, int | None], None]) -> None:
-        """``on_exit(key, status)`` runs in the watching thread; ``status`` is the exit code, minus
-        the signal's number, or ``None`` for a process that is not a child.
+        """Start the thread.
+
+        ``on_exit(key, status)`` runs in it. ``status`` is the exit code, minus the signal's number,
+        or ``None`` for a process that is not a child.
         """
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[WorkerProcess, int]] = {}
-        self._seen: set[str] = set()
+        self._checked: set[str] = set()
+        """Keys of the processes that were alive after their pidfd was opened."""
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="process-watch", daemon=True)
@@ -112,7 +124,7 @@ class ProcessWatch:
         self._thread.join(timeout=5)
 
     def _wake_thread(self) -> None:
-        # Full: it wakes anyway. Closed: it has stopped.
+        # A full pipe still wakes the thread; a closed one means that it has stopped.
         with contextlib.suppress(OSError):
             os.write(self._wake, b"x")
 
@@ -125,17 +137,19 @@ class ProcessWatch:
             for _, handle in watched.values():
                 if handle >= 0:
                     poll.register(handle, select.POLLIN)
-            blind = any(handle < 0 for _, handle in watched.values())
-            ready = {descriptor for descriptor, _ in poll.poll(_POLL_MS if blind else None)}
+            lacks_handle = any(handle < 0 for _, handle in watched.values())
+            timeout_ms = _POLL_MS if lacks_handle else None
+            ready = {descriptor for descriptor, _ in poll.poll(timeout_ms)}
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
             for key, (process, handle) in watched.items():
                 # A different start time means that the process died before its pidfd was opened.
-                if (handle in ready or handle < 0 or key not in self._seen) and not process.alive():
+                may_be_dead = handle in ready or handle < 0 or key not in self._checked
+                if may_be_dead and not process.alive():
                     self._on_death(key, process, handle)
                 else:
-                    self._seen.add(key)
+                    self._checked.add(key)
         with self._lock:
             for _, handle in self._watched.values():
                 if handle >= 0:
@@ -147,7 +161,7 @@ class ProcessWatch:
     def _on_death(self, key: str, process: WorkerProcess, handle: int) -> None:
         with self._lock:
             self._watched.pop(key, None)
-        self._seen.discard(key)
+        self._checked.discard(key)
         status = process.child.wait() if process.child is not None else None
         if handle >= 0:
             os.close(handle)

@@ -1,8 +1,8 @@
-"""Slots of one supervisor: events for the pure slot machine, and execution of its instructions.
+"""Slots of one supervisor: the shell around the pure slot machine.
 
-Slow work (fetching, starting, removing) runs in threads, and its result is posted as an event. Only
-the supervisor's loop calls the methods, except :meth:`SlotTable.post` and
-:meth:`SlotTable.used_code`.
+It collects the events of the machine and executes its instructions. Slow work (fetching, starting,
+removing) runs in threads, and its result is posted as an event. Only the supervisor's loop calls
+the methods, except :meth:`SlotTable.post` and :meth:`SlotTable.used_code`.
 """
 
 import logging
@@ -22,9 +22,8 @@ from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_UNWATCHED = 5.0
+_MAX_PASS_GAP_SECS = 5.0
 """A longer pause between two passes means that the machine or this process was suspended."""
-
 
 Launch = Callable[[int, Work, LocalCode], LiveWorker]
 """``Launcher.launch``: start a worker in that slot; raises a :class:`StormDagsterError` or
@@ -73,13 +72,16 @@ class SlotTable:
 
     def used_code(self) -> set[str]:
         """Code folders that a slot wants or runs, from any thread."""
-        slots = list(self.slots.values())
-        works = [slot.wanted for slot in slots] + [
-            slot.worker.work for slot in slots if slot.worker is not None
-        ]
+        code_dirs: set[str] = set()
+        for slot in list(self.slots.values()):
+            if slot.wanted is not None:
+                code_dirs.add(slot.wanted.code_dir)
+            if slot.worker is not None:
+                code_dirs.add(slot.worker.work.code_dir)
         with self._lock:
-            works += [live.worker.work for live in self._workers.values()]
-            return {work.code_dir for work in works if work is not None} | self._fetching.keys()
+            code_dirs.update(live.worker.work.code_dir for live in self._workers.values())
+            code_dirs.update(self._fetching)
+        return code_dirs
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -93,8 +95,9 @@ class SlotTable:
         return tuple(port for port, slot in self.slots.items() if is_restarting(slot))
 
     def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
-        """Restore a slot before the first pass: the work of the last supervisor process, whether a
-        worker of it ran, and its crashes in a row.
+        """Restore a slot of the last supervisor process, before the first pass.
+
+        ``ran``: a worker of ``work`` ran here. ``crashes``: its crashes in a row.
         """
         slot = self.slots.get(port, SupervisedSlot(port))
         self.slots[port] = replace(
@@ -109,43 +112,47 @@ class SlotTable:
         self._feed(live.port, model.Launched(live.worker, beating=True), now)
         self._watch.add(live.worker.id, live.process)
 
-    def apply(self, claims: DesiredSlots, now: float) -> None:
+    def apply(self, desired: DesiredSlots, now: float) -> None:
         """Apply the desired work to every slot."""
-        for port, topologies in claims.contested.items():
+        for port, topologies in desired.contested.items():
             if self._contested.get(port) != topologies:
-                claimed = "slot %d is claimed by %s at once: it keeps what it runs until only one claims it"
-                _log.error(claimed, port, " and ".join(topologies))
-        self._contested = claims.contested
-        for port in sorted({*self.slots, *claims.work}):
-            if port not in claims.contested:
-                self._feed(
-                    port, model.Assigned(claims.work.get(port), lazy=port in claims.lazy), now
+                _log.error(
+                    "slot %d is claimed by %s at once: it keeps its worker until only one claims "
+                    "it",
+                    port,
+                    " and ".join(topologies),
                 )
+        self._contested = desired.contested
+        for port in sorted({*self.slots, *desired.work}):
+            if port not in desired.contested:
+                work = desired.work.get(port)
+                self._feed(port, model.Assigned(work, lazy=port in desired.lazy), now)
 
     def poll(self, now: float) -> None:
         """Run one pass: events, heartbeats of the workers, time."""
         gap = now - self._polled_at if self._polled_at is not None else 0.0
         self._polled_at = now
-        if gap > _LONGEST_UNWATCHED:
+        if gap > _MAX_PASS_GAP_SECS:
             _log.warning("no pass for %.1f s: the deadlines of the workers are extended", gap)
             self.slots = {port: extend_deadline(slot, gap) for port, slot in self.slots.items()}
         for _ in range(self._events.qsize()):
             port, event = self._events.get_nowait()
             self._feed(port, event, now)
             if isinstance(event, model.Exited):
-                # What its slot never ran: a second one, found at start.
+                # The slot orders no cleaning of a second worker, which was found at start.
                 self._forget(event.worker_id, last=False)
         for live in self.workers():
             beat = HeartbeatFile.read(live.heartbeat_path)
             if beat is not None and beat.count != live.count:
-                live.count, live.status = beat.count, beat.status
+                live.count = beat.count
+                live.status = beat.status
                 self._feed(live.port, model.Beat(live.worker.id), now)
         for port in list(self.slots):
             self._feed(port, model.Tick(), now)
 
-    def pause(self, now: float, longest: float) -> float:
+    def pause(self, now: float, max_pause: float) -> float:
         """Seconds that the loop may sleep after ``now``, unless it is woken."""
-        pause = longest
+        pause = max_pause
         for slot in self.slots.values():
             if slot.state == "waiting-for-start" and slot.worker is not None:
                 # Its first heartbeat is found only by polling.
@@ -169,9 +176,9 @@ class SlotTable:
         after, instructions = step(before, event, now, self.limits)
         self.slots[port] = after
         if after.state != before.state:
-            wanted = after.wanted.topology_id if after.wanted else "nothing wanted"
+            topology = after.wanted.topology_id if after.wanted else "nothing wanted"
             reason = f": {after.reason}" if after.reason else ""
-            _log.info("slot %d: %s -> %s (%s)%s", port, before.state, after.state, wanted, reason)
+            _log.info("slot %d: %s -> %s (%s)%s", port, before.state, after.state, topology, reason)
         for instruction in instructions:
             self._execute(port, instruction)
             if isinstance(instruction, model.Report):
@@ -251,11 +258,12 @@ class SlotTable:
             code = self.localizer.local(work.code_dir)
             if code is None:
                 raise Corrupt(
-                    f"code {work.code_dir} is not complete on this disk any more: it is fetched again"
+                    f"code {work.code_dir} is no longer complete on this disk: it is fetched again"
                 )
             live = self.launch(port, work, code)
         except Exception as error:
-            if damaged := isinstance(error, Corrupt):
+            damaged = isinstance(error, Corrupt)
+            if damaged:
                 self.localizer.distrust(work.code_dir)
             self.post(port, model.LaunchFailed(_text(error), code_missing=damaged))
         else:
@@ -279,8 +287,6 @@ class SlotTable:
 
 
 def _text(error: Exception) -> str:
-    return (
-        error.message
-        if isinstance(error, StormDagsterError)
-        else f"{type(error).__name__}: {error}"
-    )
+    if isinstance(error, StormDagsterError):
+        return error.message
+    return f"{type(error).__name__}: {error}"

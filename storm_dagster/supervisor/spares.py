@@ -1,8 +1,8 @@
-"""Spares: workers that have imported everything, and wait for what they are to run.
+"""Spares: processes that have imported a worker's modules and wait for a spec.
 
 Imports are most of a worker's start, and all workers of a host start at once after a submission or
-the loss of another host. A spare reads its spec when its supervisor tells it to, and ends when that
-one does.
+the loss of another host. A spare reads its spec when its supervisor orders it, and ends when the
+supervisor ends.
 """
 
 import subprocess
@@ -30,11 +30,14 @@ class Spares:
     _taken_at: float = float("-inf")
     _closed: bool = False
 
-    def take(self, wanted: bool) -> tuple[str, subprocess.Popen[bytes] | None]:
-        """A worker id, and its waiting process unless there is none or none is ``wanted``."""
+    def take(self, fits: bool) -> tuple[str, subprocess.Popen[bytes] | None]:
+        """Take a worker id, and its waiting process if there is one.
+
+        Without ``fits``, no spare may run the work: the id is new, and has no process.
+        """
         with self._lock:
             self._taken_at = boot_clock()
-            while wanted and self._waiting:
+            while fits and self._waiting:
                 worker_id, child = self._waiting.popitem()
                 if child.poll() is None:
                     return worker_id, child
@@ -42,8 +45,9 @@ class Spares:
         return uuid.uuid4().hex, None
 
     def refill(self) -> None:
-        """Start what is missing, if no worker was started a moment ago. Raises what ``spawn``
-        raises.
+        """Start the missing spares, unless a worker was started a moment ago.
+
+        Raises the errors of ``spawn``.
         """
         with self._lock:
             self._waiting = {
@@ -60,15 +64,16 @@ class Spares:
                 self._waiting[worker_id] = self.spawn(worker_id)
 
     def close(self) -> None:
-        """End all that wait."""
+        """End all spares."""
         with self._lock:
             self._closed = True
-            while self._waiting:
-                end(self._waiting.popitem()[1])
+            for child in self._waiting.values():
+                end(child)
+            self._waiting.clear()
 
 
 def start(child: subprocess.Popen[bytes]) -> bool:
-    """Tell a spare that its spec is there; whether it lived."""
+    """Order a spare to read its spec; false if it is dead."""
     assert child.stdin is not None
     try:
         child.stdin.write(b"\n")
@@ -80,7 +85,7 @@ def start(child: subprocess.Popen[bytes]) -> bool:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End a process that was never told to start."""
+    """End a spare that was not started."""
     child.kill()
     child.wait()
     with suppress(OSError, AttributeError):

@@ -1,13 +1,13 @@
-"""Users under which workers run (``supervisor.run.worker.as.user``), and the folders that they may
-enter.
+"""Users of this host under which workers run, and their folders.
 
-HOME and two folders in it can be entered by name, but not listed (mode 0711); all else in HOME
-stays closed::
+They are used with ``supervisor.run.worker.as.user``. HOME and two folders in it can be entered by
+name, but not listed (mode 0711); all else in HOME stays closed::
 
     workers/<worker id>/       the supervisor's, with the spec that it believes
-    workers/<worker id>/own/   the worker's (0700): its copy of the spec, heartbeat, and code as links to the
-                               supervisor's files, which it can read and not write
-    users/<uid>/               the user's (0700): home folder, temporary files and state of all its workers here
+    workers/<worker id>/own/   the worker's (0700): its copy of the spec, heartbeat, and code as
+                               links to the supervisor's files, which it can read and not write
+    users/<uid>/               the user's (0700): home folder, temporary files and state of all its
+                               workers here
 """
 
 import os
@@ -21,8 +21,8 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 OWN = "own"
 USERS = "users"
-_LOWEST_UID = 1000
-"""A submitter is no system user: the name stands in a conf."""
+_MIN_SUBMITTER_UID = 1000
+"""A submitter must not be a system user, since a conf chooses the name."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WorkerUser:
     gid: int
 
     def home(self, home: Path) -> Path:
-        """Folder of the user below HOME, made if it is missing."""
+        """Folder of the user below HOME, created if it is missing."""
         folder = home / USERS / str(self.uid)
         folder.mkdir(mode=0o700, exist_ok=True)
         os.chown(folder, self.uid, self.gid)
@@ -51,8 +51,9 @@ class WorkerUser:
         }
 
     def give(self, folder: Path) -> None:
-        """Give the folder and what is in it, last the folder itself; linked files stay the
-        supervisor's and are readable.
+        """Make the user the owner of a folder and its content, last of the folder.
+
+        Linked files stay the supervisor's and become readable.
         """
         for root, folders, files in os.walk(folder):
             for name in folders:
@@ -75,18 +76,20 @@ def link_code(code: Path, target: Path) -> None:
 
 
 def open_home(home: Path) -> None:
-    """Let workers enter their folders, and close everything else in HOME; :class:`InvalidRequest`
-    if it cannot be.
+    """Let workers enter their folders, and close everything else in HOME.
+
+    Raises :class:`InvalidRequest` if this process is not root, or HOME is in a closed folder.
     """
     if os.geteuid() != 0:
         raise InvalidRequest(
-            "supervisor.run.worker.as.user needs a supervisor that is root: start it as root, or remove the key"
+            "supervisor.run.worker.as.user needs a supervisor that is root: start it as root, or "
+            "remove the key"
         )
     for parent in home.parents:
         if not parent.stat().st_mode & 0o001:
             raise InvalidRequest(
-                f"supervisor.run.worker.as.user: workers cannot enter {home}, since {parent} is closed to other users: "
-                "name another --home, such as /var/lib/storm_dagster"
+                f"supervisor.run.worker.as.user: workers cannot enter {home}, since {parent} is "
+                "closed to other users: name another --home, such as /var/lib/storm_dagster"
             )
     for folder in (home / "workers", home / USERS):
         folder.mkdir(exist_ok=True)
@@ -98,39 +101,54 @@ def open_home(home: Path) -> None:
 
 
 def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> WorkerUser | None:
-    """The user of the topology's workers: its submitter, if the host knows it, else
-    ``supervisor.worker.user``.
+    """The user of the topology's workers.
 
-    ``None`` without ``supervisor.run.worker.as.user``. :class:`InvalidTopology` when there is none,
-    or it is root.
+    It is the submitter, if the host has that user, else ``supervisor.worker.user``. ``None``
+    without ``supervisor.run.worker.as.user``. Raises :class:`InvalidTopology` if the host has
+    neither, or the user is root.
     """
     if not conf["supervisor.run.worker.as.user"]:
         return None
     submitter = topology_conf.get("topology.submitter.user")
-    found = _find(submitter) if submitter else None
-    if found is not None and found.uid < _LOWEST_UID:
+    user = _user_by_name(submitter) if submitter else None
+    if user is not None and user.uid < _MIN_SUBMITTER_UID:
         raise InvalidTopology(
-            f"topology.submitter.user {submitter!r:.80} is a system user of this host (uid {found.uid}): "
-            f"submit as a user with a uid of {_LOWEST_UID} or more"
+            f"topology.submitter.user {submitter!r:.80} is a system user of this host (uid "
+            f"{user.uid}): submit as a user with a uid of {_MIN_SUBMITTER_UID} or more"
         )
     configured = conf["supervisor.worker.user"]
-    found = found or (_find(configured, numbers=True) if configured else None)
-    if found is None or found.uid == 0:
+    if user is None and configured:
+        if configured.isdecimal():
+            user = _user_by_number(configured)
+        else:
+            user = _user_by_name(configured)
+    if user is None or user.uid == 0:
         raise InvalidTopology(
-            f"no user of this host may run this topology (topology.submitter.user: {submitter or 'not set'}, "
-            f"supervisor.worker.user: {configured or 'not set'}): add the user, or set supervisor.worker.user to one "
-            "that is not root"
+            "no user of this host may run this topology (topology.submitter.user: "
+            f"{submitter or 'not set'}, supervisor.worker.user: {configured or 'not set'}): add the "
+            "user, or set supervisor.worker.user to one that is not root"
         )
-    return found
+    return user
 
 
-def _find(name: str, numbers: bool = False) -> WorkerUser | None:
+def _user_by_name(name: str) -> WorkerUser | None:
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import pwd
 
-    number = int(name) if numbers and name.isdecimal() else None
     try:
-        entry = pwd.getpwnam(name) if number is None else pwd.getpwuid(number)
+        entry = pwd.getpwnam(name)
     except (KeyError, ValueError, OverflowError):
-        return None if number is None else WorkerUser(name, number, number)
+        return None
+    return WorkerUser(entry.pw_name, entry.pw_uid, entry.pw_gid)
+
+
+def _user_by_number(number: str) -> WorkerUser:
+    """The user with that uid; it need not have a name on this host."""
+    import pwd
+
+    uid = int(number)
+    try:
+        entry = pwd.getpwuid(uid)
+    except (KeyError, ValueError, OverflowError):
+        return WorkerUser(number, uid, uid)
     return WorkerUser(entry.pw_name, entry.pw_uid, entry.pw_gid)

@@ -1,14 +1,14 @@
-"""Read cache of rarely changing nodes, in memory and on disk, invalidated by watches.
+"""Read cache of rarely changing nodes, in memory and on disk.
 
-Unlike JStorm's cache, whose entries simply aged, a value is served only while a watch on its node
-is armed and has not fired. Before anything is served, the events that had arrived are processed:
-what a caller reads here is at least as new as what it read from ZooKeeper before (the server sends
-the event of a change before any answer that already knows of it). A connection that is interrupted
-empties the memory level, for its watches may be gone; the values on disk are then proved by their
-modification id, without being transferred again.
+Watches invalidate it. Unlike JStorm's cache, whose entries simply aged, a value is served only
+while a watch on its node is armed and has not fired. Before a value is served, the events that have
+arrived are processed: a caller reads values that are at least as new as those that it read from
+ZooKeeper before (the server sends the event of a change before any response that includes the
+change). An interruption of the connection empties the memory level, because the watches may be
+lost; the values on disk are then proved by their modification id, without a second transfer.
 
-That a node is absent is known from the watched list of its folder. A watch on the node itself would
-wait for ever: ids of topologies do not come back.
+The absence of a node is proved by the watched list of its folder. A watch on the node itself would
+never fire: ids of topologies are not reused.
 """
 
 import contextlib
@@ -18,11 +18,12 @@ import sqlite3
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from kazoo.protocol.states import ZnodeStat
 
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.view import ClusterView, Versioned
@@ -37,22 +38,24 @@ _RARELY_CHANGING = re.compile(
     r"/(topology|tasks|assignments|workers)/[^/]+(/[^/]+)?|/blobstoremaxkeysequencenumber/[^/]+"
     r"|/(epoch|assignments|blacklist)"
 )
-"""Nodes kept by value. Heartbeat records and supervisors' records are rewritten all the time."""
+"""Nodes whose value is cached. Heartbeat and supervisor records are rewritten all the time."""
 _RARELY_CHANGING_LISTS = re.compile(
     r"/(workers|blobstore|gray_upgrade)/[^/]+|/(supervisors|topology|blobstore|gray_upgrade)"
 )
-_MOST_BYTES = 32 << 20
-_MOST_CHANGES = 100_000
-# Much longer than a starved process takes: whoever reads everything again because it is slow, stays
-# slow.
+_MAX_BYTES = 32 << 20
+_MAX_CHANGES = 100_000
 _BARRIER_SECS = 10.0
+"""Much longer than a starved process takes: dropping the cache would make it even slower."""
 
 _Value = tuple[bytes, Versioned] | None
+"""Data and version of a node; ``None`` without the node."""
+_Stamp = tuple[int, int]
+"""Number of interruptions of the connection, and number of events of a node."""
 
 
 @dataclass
 class CacheMetrics:
-    """Number of reads of cacheable nodes since the start, by where they were answered."""
+    """Number of reads of cacheable nodes since the start, by source."""
 
     memory: int = 0
     disk: int = 0
@@ -62,32 +65,31 @@ class CacheMetrics:
 
 
 class CachedReads(ZooKeeperClusterState):
-    """A :class:`ClusterState` on the session of another one, for readers; it never writes.
+    """Cached reads of a :class:`ClusterState`, on its session; it never writes.
 
-    It has watches of its own, so that events of its nodes do not issue callbacks of the other.
+    It has its own watches, so that events of its nodes do not issue callbacks of the other state.
     Thread-safe.
     """
 
     def __init__(
-        self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES
+        self, state: ZooKeeperClusterState, disk: DiskCache | None, max_bytes: int = _MAX_BYTES
     ) -> None:
         super().__init__(state.session)
         self.awaits_all = False
         self._disk = disk
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._guard = threading.Lock()
         self._memory: OrderedDict[str, _Value] = OrderedDict()
         self._bytes = 0
         self._lists: dict[str, list[str] | None] = {}
-        # Folder -> nodes whose absence its list proves.
         self._absent: dict[str, set[str]] = {}
-        self._gone: set[str] = set()
-        """Nodes that went; their values on disk go with the next that is written there."""
-        # Nodes whose armed watch has been silent, and the modification id of the value it watches.
-        self._sure: dict[str, int] = {}
-        # Rises with each event of a node, and with each interruption: what was asked for before
-        # proves nothing.
+        """Folder -> nodes whose absence its list proves."""
+        self._deleted: set[str] = set()
+        """Deleted nodes. Their values on disk are removed with the next write to the disk."""
+        self._watched: dict[str, int] = {}
+        """Node whose armed watch has not fired -> modification id of the value that it watches."""
         self._changes: dict[str, int] = {}
+        """Node -> number of its events. A value that was requested before an event may be old."""
         self._interruptions = 0
         self.metrics: CacheMetrics = CacheMetrics()
         self._decoded: dict[str, tuple[bytes, Any]] = {}
@@ -96,21 +98,23 @@ class CachedReads(ZooKeeperClusterState):
         self.add_listener(self._on_interruption)
 
     def load_view(self, cluster_id: str) -> ClusterView:
-        """The whole cluster (:func:`~storm_dagster.zk.view_loading.load_view`); what did not change
-        is not decoded again.
+        """The whole cluster; see :func:`~storm_dagster.zk.view_loading.load_view`.
+
+        A record that has not changed since the last view is not decoded a second time.
         """
-        known, used = self._decoded, dict[str, tuple[bytes, Any]]()
+        former = self._decoded
+        current: dict[str, tuple[bytes, Any]] = {}
 
         def decode(cls: type[Any], raw: bytes, path: str) -> Any:
-            found = known.get(path)
-            if found is None or found[0] != raw or type(found[1]) is not cls:
-                found = raw, decode_record(cls, raw, path)
-            used[path] = found
-            return found[1]
+            former_raw, record = former.get(path, (None, None))
+            if former_raw != raw or type(record) is not cls:
+                record = decode_record(cls, raw, path)
+            current[path] = (raw, record)
+            return record
 
         view = load_view(self, cluster_id, decode=decode)
-        # What is gone would be kept for ever.
-        self._decoded = used
+        # Replaced as a whole, so that the records of removed nodes are dropped.
+        self._decoded = current
         return view
 
     # -- invalidation ------------------------------------------------------------------------------
@@ -121,10 +125,10 @@ class CachedReads(ZooKeeperClusterState):
             if kind != CHILDREN_CHANGED:
                 self._drop_value(path)
             if kind == DELETED and self._disk is not None:
-                self._gone.add(path)
+                self._deleted.add(path)
             if kind != DATA_CHANGED:
                 self._drop_list(path)
-            crowded = len(self._changes) > _MOST_CHANGES
+            crowded = len(self._changes) > _MAX_CHANGES
         if crowded:
             self._on_interruption("CROWDED")
 
@@ -138,11 +142,11 @@ class CachedReads(ZooKeeperClusterState):
             self._bytes = 0
             self._lists.clear()
             self._absent.clear()
-            self._sure.clear()
+            self._watched.clear()
             self._changes.clear()
 
     def _drop_value(self, path: str) -> None:
-        if self._sure.pop(path, None) is not None:
+        if self._watched.pop(path, None) is not None:
             self.metrics.invalidated += 1
         self._forget(path)
 
@@ -155,147 +159,172 @@ class CachedReads(ZooKeeperClusterState):
             self._drop_list(absent)
 
     def _forget(self, path: str) -> None:
-        if (value := self._memory.pop(path, None)) is not None:
+        value = self._memory.pop(path, None)
+        if value is not None:
             self._bytes -= len(value[0])
 
     def _drain_events(self) -> None:
         """Wait until the events that have arrived are processed."""
-        done = threading.Event()
-        self.session.dispatch(done.set)
-        if not done.wait(_BARRIER_SECS):
+        drained = threading.Event()
+        self.session.dispatch(drained.set)
+        if not drained.wait(_BARRIER_SECS):
             self._on_interruption("BUSY")
 
-    def _stamp(self, path: str) -> tuple[int, int]:
+    def _stamp(self, path: str) -> _Stamp:
         return self._interruptions, self._changes.get(path, 0)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[_Value]:
-        """As the state itself; only nodes that change rarely are kept, and only without
-        ``watch``.
+        """As the state itself, with a cache of the nodes that change rarely.
+
+        With ``watch``, no value is taken from the cache.
         """
-        mine = dict.fromkeys(path for path in many if _RARELY_CHANGING.fullmatch(path))
-        if watch or not mine:
+        cacheable = dict.fromkeys(path for path in many if _RARELY_CHANGING.fullmatch(path))
+        if watch or not cacheable:
             return super().get_many(many, watch)
-        rest = [path for path in many if path not in mine]
-        found = {**dict(zip(rest, super().get_many(rest), strict=True)), **self._get_kept(mine)}
-        return [found[path] for path in many]
+        uncached = [path for path in many if path not in cacheable]
+        values = dict(zip(uncached, super().get_many(uncached), strict=True))
+        values.update(self._get_cached(cacheable))
+        return [values[path] for path in many]
 
-    def _get_kept(self, wanted: Iterable[str]) -> dict[str, _Value]:
+    def _get_cached(self, cacheable: Iterable[str]) -> dict[str, _Value]:
         self._drain_events()
-        found: dict[str, _Value] = {}
-        lacking: list[str] = []
+        values: dict[str, _Value] = {}
+        missing: list[str] = []
         with self._guard:
-            for path in wanted:
-                if path in self._sure and path in self._memory:
+            for path in cacheable:
+                if path in self._watched and path in self._memory:
                     self._memory.move_to_end(path)
-                    found[path] = self._memory[path]
+                    values[path] = self._memory[path]
                 else:
-                    lacking.append(path)
-            self.metrics.memory += len(found)
-            stamps = {path: self._stamp(path) for path in lacking}
-            sure = {path: self._sure[path] for path in lacking if path in self._sure}
-        if lacking:
-            read = self._fetch(lacking, sure)
-            self._keep(read, stamps)
-            found.update(read)
-        return found
+                    missing.append(path)
+            self.metrics.memory += len(values)
+            stamps = {path: self._stamp(path) for path in missing}
+            watched = {path: self._watched[path] for path in missing if path in self._watched}
+        if missing:
+            fetched = self._fetch(missing, watched)
+            self._store(fetched, stamps)
+            values.update(fetched)
+        return values
 
-    def _fetch(self, wanted: list[str], sure: dict[str, int]) -> dict[str, _Value]:
-        """From disk what is still true there, the rest from ZooKeeper with a watch."""
-        kept = self._from_disk(wanted)
-        proven: dict[str, _Value] = {
-            path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid
-        }
-        doubtful = [path for path in kept if path not in proven]
-        # First without: nothing would take a watch from a node that has gone.
-        for watch in (False, True):
-            stats = self._stats(
-                [self.session.full(path) for path in doubtful], "a read of versions", watch
-            )
-            alive = [
-                (path, stat) for path, stat in zip(doubtful, stats, strict=True) if stat is not None
-            ]
-            doubtful = [path for path, _ in alive]
-        for path, stat in alive:
-            if Versioned(stat.version, stat.mzxid) == kept[path][1]:
-                proven[path] = kept[path]
-        rest = [path for path in wanted if path not in proven]
-        read = dict(zip(rest, super().get_many(rest, True), strict=True))
-        self._list_folders(path for path, value in read.items() if value is None)
+    def _fetch(self, missing: list[str], watched: dict[str, int]) -> dict[str, _Value]:
+        """Values from the disk if they are valid, else from ZooKeeper with a watch."""
+        on_disk = self._load_from_disk(missing)
+        valid = self._valid_values(on_disk, watched)
+        invalid = [path for path in missing if path not in valid]
+        from_zookeeper = dict(zip(invalid, super().get_many(invalid, True), strict=True))
+        self._list_folders(path for path, value in from_zookeeper.items() if value is None)
         with self._guard:
-            self.metrics.disk += len(proven)
-            self.metrics.zookeeper += len(read)
-        self._to_disk(read)
-        return {**proven, **read}
+            self.metrics.disk += len(valid)
+            self.metrics.zookeeper += len(from_zookeeper)
+        self._save_to_disk(from_zookeeper)
+        return {**valid, **from_zookeeper}
 
-    def _keep(self, found: dict[str, _Value], stamps: dict[str, tuple[int, int]]) -> None:
+    def _valid_values(
+        self, on_disk: Mapping[str, tuple[bytes, Versioned]], watched: Mapping[str, int]
+    ) -> dict[str, _Value]:
+        """Values on disk that the node still has, by its watch or by its stat."""
+        valid: dict[str, _Value] = {}
+        unproved: list[str] = []
+        for path, (data, at) in on_disk.items():
+            if watched.get(path) == at.mzxid:
+                valid[path] = (data, at)
+            else:
+                unproved.append(path)
+        # First without a watch: a watch on a node that does not exist would never be removed.
+        existing = self._existing(unproved, watch=False)
+        stats = self._existing([*existing], watch=True)
+        for path, stat in stats.items():
+            if Versioned(stat.version, stat.mzxid) == on_disk[path][1]:
+                valid[path] = on_disk[path]
+        return valid
+
+    def _existing(self, many: Sequence[str], *, watch: bool) -> dict[str, ZnodeStat]:
+        """Path -> stat of those nodes that exist."""
+        fulls = [self.session.full(path) for path in many]
+        stats = self._stats(fulls, "a read of versions", watch)
+        pairs = zip(many, stats, strict=True)
+        return {path: stat for path, stat in pairs if stat is not None}
+
+    def _store(self, values: dict[str, _Value], stamps: dict[str, _Stamp]) -> None:
         with self._guard:
-            for path, value in found.items():
-                if self._stamp(path) != stamps[path] or (
-                    value is None and not self._is_absent(path)
-                ):
+            for path, value in values.items():
+                if self._stamp(path) != stamps[path]:
+                    continue
+                if value is None and not self._is_absent(path):
                     continue
                 self._forget(path)
                 self._memory[path] = value
                 self._bytes += 0 if value is None else len(value[0])
-                self._sure[path] = -1 if value is None else value[1].mzxid
-            while self._bytes > self._most_bytes and self._memory:
-                # Its watch stays armed, so that the disk level answers for it without asking.
-                self._forget(next(iter(self._memory)))
+                self._watched[path] = -1 if value is None else value[1].mzxid
+            while self._bytes > self._max_bytes and self._memory:
+                # The watch of the oldest one stays armed, so that its value on disk stays valid.
+                oldest = next(iter(self._memory))
+                self._forget(oldest)
 
     def find_children_many(
         self, many: Sequence[str], watch: bool = False
     ) -> list[list[str] | None]:
-        """As the state itself; the lists that change rarely are kept, without ``watch``."""
-        mine = {path for path in many if _RARELY_CHANGING_LISTS.fullmatch(path)}
-        if watch or not mine:
+        """As the state itself, with a cache of the lists that change rarely.
+
+        With ``watch``, no list is taken from the cache.
+        """
+        cacheable = {path for path in many if _RARELY_CHANGING_LISTS.fullmatch(path)}
+        if watch or not cacheable:
             return super().find_children_many(many, watch)
         self._drain_events()
-        plain = [path for path in many if path not in mine]
-        found = dict(zip(plain, super().find_children_many(plain), strict=True))
-        known, read = self._find_lists(mine)
+        uncached = [path for path in many if path not in cacheable]
+        lists = dict(zip(uncached, super().find_children_many(uncached), strict=True))
+        from_memory, from_zookeeper = self._find_lists(cacheable)
         with self._guard:
-            self.metrics.memory += len(known)
-            self.metrics.zookeeper += len(read)
-        found.update({**known, **read})
-        return [found[path] for path in many]
+            self.metrics.memory += len(from_memory)
+            self.metrics.zookeeper += len(from_zookeeper)
+        lists.update(from_memory)
+        lists.update(from_zookeeper)
+        return [lists[path] for path in many]
 
     def _find_lists(
-        self, wanted: Iterable[str]
+        self, folders: Iterable[str]
     ) -> tuple[dict[str, list[str] | None], dict[str, list[str] | None]]:
-        """Lists that were known, and those that were read."""
+        """The lists in memory, and the other ones, which are read."""
         with self._guard:
-            known = {path: self._lists[path] for path in wanted if path in self._lists}
-            stamps = {path: self._stamp(path) for path in wanted if path not in known}
-        read = dict(zip(stamps, super().find_children_many([*stamps], True), strict=True))
-        self._list_folders(path for path, names in read.items() if names is None)
+            in_memory = {path: self._lists[path] for path in folders if path in self._lists}
+            stamps = {path: self._stamp(path) for path in folders if path not in in_memory}
+        lists = dict(zip(stamps, super().find_children_many([*stamps], True), strict=True))
+        self._list_folders(path for path, names in lists.items() if names is None)
         with self._guard:
-            for path, names in read.items():
-                if self._stamp(path) == stamps[path] and (
-                    names is not None or self._is_absent(path)
-                ):
+            for path, names in lists.items():
+                if self._stamp(path) != stamps[path]:
+                    continue
+                if names is not None or self._is_absent(path):
                     self._lists[path] = names
-        return known, read
+        return in_memory, lists
 
     def _list_folders(self, absent: Iterable[str]) -> None:
         """Read the lists that prove the absence of these nodes from now on."""
-        if folders := {parent_of(path) for path in absent if not self._awaits(path)}:
+        folders = {parent_of(path) for path in absent if not self._awaits(path)}
+        if folders:
             self._find_lists(folders)
 
     def _is_absent(self, path: str) -> bool:
-        """Whether a watch will tell when the missing node comes; it is noted where."""
+        """True if an armed watch notices the creation of the missing node.
+
+        A node whose absence its folder's list proves is noted in :attr:`_absent`.
+        """
         if self._awaits(path):
             return True
         folder, _, name = path.rpartition("/")
-        names = self._lists.get(folder, [name]) or []
+        if folder not in self._lists:
+            return False
+        names = self._lists[folder] or []
         at = bisect_left(names, name)
         if names[at : at + 1] == [name]:
             return False
         self._absent.setdefault(folder, set()).add(path)
         return True
 
-    def _from_disk(self, many: list[str]) -> dict[str, tuple[bytes, Versioned]]:
+    def _load_from_disk(self, many: list[str]) -> dict[str, tuple[bytes, Versioned]]:
         if self._disk is None:
             return {}
         try:
@@ -303,32 +332,31 @@ class CachedReads(ZooKeeperClusterState):
         except (OSError, sqlite3.Error) as error:
             _log.warning("the disk cache cannot be read: %s", error)
             return {}
-        found: dict[str, tuple[bytes, Versioned]] = {}
+        values: dict[str, tuple[bytes, Versioned]] = {}
         for path, row in rows.items():
-            # What is damaged, or of an earlier release, is read again.
+            # A damaged value, or one of an earlier release, is read from ZooKeeper.
             with contextlib.suppress(msgspec.MsgspecError):
-                found[path] = msgspec.msgpack.decode(row, type=tuple[bytes, Versioned])
-        return found
+                values[path] = msgspec.msgpack.decode(row, type=tuple[bytes, Versioned])
+        return values
 
-    def _to_disk(self, read: dict[str, _Value]) -> None:
-        if self._disk is None or not read:
+    def _save_to_disk(self, values: dict[str, _Value]) -> None:
+        if self._disk is None or not values:
             return
+        existing = {path: value for path, value in values.items() if value is not None}
         try:
-            kept = {
-                path: msgspec.msgpack.encode(value)
-                for path, value in read.items()
-                if value is not None
-            }
-            self._disk.put_many(kept)
+            self._disk.put_many(
+                {path: msgspec.msgpack.encode(value) for path, value in existing.items()}
+            )
             with self._guard:
-                gone, self._gone = self._gone.union(read).difference(kept), set()
-            if gone:
-                self._disk.remove([*gone])
+                absent = self._deleted.union(values).difference(existing)
+                self._deleted = set()
+            if absent:
+                self._disk.remove([*absent])
         except (OSError, sqlite3.Error) as error:
             _log.warning("the disk cache cannot be written: %s", error)
 
     def close(self) -> None:
-        """Forget everything; the session belongs to the other state and stays open."""
+        """Empty the cache. The session belongs to the other state and stays open."""
         self._active = False
         self.remove_listener(self._on_interruption)
         self._on_interruption("CLOSED")

@@ -1,4 +1,4 @@
-"""The storage layer below everything that Storm keeps in ZooKeeper, its ``ClusterState``."""
+"""Storage layer below all that Storm keeps in ZooKeeper: its ``ClusterState``."""
 
 import contextlib
 import logging
@@ -33,20 +33,23 @@ _EVENTS = {
     "CHANGED": DATA_CHANGED,
     "CHILD": CHILDREN_CHANGED,
 }
-# Races between reading a node and acting on it are run again this often before they are a Conflict.
 _ATTEMPTS = 10
-_CLOSED = (b"", ZnodeStat(*[-1] * len(ZnodeStat._fields)))
+"""Attempts at a read and the action on it; the last race that is lost is a ``Conflict``."""
+_CLOSED_NODE = (b"", ZnodeStat(*[-1] * len(ZnodeStat._fields)))
+"""Result of a read of a node that a worker has closed to this client."""
 
 
 def parent_of(path: str) -> str:
-    """The path of the parent node; ``/`` for a first-level node."""
-    return path.rstrip("/").rpartition("/")[0] or "/"
+    """Path of the parent node; ``/`` for a first-level node."""
+    parent, _, _ = path.rstrip("/").rpartition("/")
+    return parent or "/"
 
 
 def _check_size(path: str, data: bytes) -> None:
     if len(data) > MAX_NODE_BYTES:
         raise InvalidRequest(
-            f"{path} would take {len(data)} bytes, a ZooKeeper node may hold {MAX_NODE_BYTES}: write less"
+            f"{path} would take {len(data)} bytes, a ZooKeeper node may hold {MAX_NODE_BYTES}: "
+            "write less"
         )
 
 
@@ -97,8 +100,8 @@ class ZooKeeperClusterState(ClusterState):
         with self._lock:
             callbacks = list(self._callbacks.values())
         for callback in callbacks:
-            # A failing callback is never called again for the same event (kazoo might), and stops
-            # no other.
+            # A failing callback is called once for an event (kazoo might repeat it), and does not
+            # stop the other ones.
             try:
                 callback(kind, path)
             except Exception:
@@ -113,9 +116,12 @@ class ZooKeeperClusterState(ClusterState):
     # -- reading -----------------------------------------------------------------------------------
 
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
-        full, watcher = self.session.full(path), self._watcher if watch else None
+        full = self.session.full(path)
+        watcher = self._watcher if watch else None
         return self.session.call(
-            lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True
+            lambda client: client.exists_async(full, watch=watcher),
+            f"a read of {path}",
+            read=True,
         )
 
     def get_version(self, path: str, watch: bool = False) -> int | None:
@@ -123,30 +129,35 @@ class ZooKeeperClusterState(ClusterState):
         return None if stat is None else stat.version
 
     def owned(self, path: str) -> bool:
-        mine = self.session.session_id
+        own_id = self.session.session_id
         stat = self._stat(path)
-        return stat is not None and mine != 0 and stat.ephemeralOwner == mine
+        return stat is not None and own_id != 0 and stat.ephemeralOwner == own_id
 
     def get_many(
         self, many: Sequence[str], watch: bool = False
     ) -> list[tuple[bytes, Versioned] | None]:
-        answers = self._read_at_once(many, watch, "get_async", _CLOSED)
-        return [
-            answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid))
-            for answer in answers
-        ]
+        nodes: list[tuple[bytes, Versioned] | None] = []
+        for result in self._read_at_once(many, watch, "get_async", _CLOSED_NODE):
+            if result is None:
+                nodes.append(None)
+            else:
+                data, stat = result
+                nodes.append((data, Versioned(stat.version, stat.mzxid)))
+        return nodes
 
     def find_children_many(
         self, many: Sequence[str], watch: bool = False
     ) -> list[list[str] | None]:
-        answers = self._read_at_once(many, watch, "get_children_async", [])
-        return [None if answer is None else sorted(answer) for answer in answers]
+        lists = self._read_at_once(many, watch, "get_children_async", [])
+        return [None if names is None else sorted(names) for names in lists]
 
     def _read_at_once(
         self, many: Sequence[str], watch: bool, method: str, closed: Any
     ) -> list[Any]:
-        """One request for many nodes, unless ``watch``. One that a worker has closed fails all of
-        it: see the next method.
+        """Read many nodes, without ``watch`` in one request.
+
+        A node that a worker has closed fails the whole request. Then, and with ``watch``, see
+        :meth:`_read_many`.
         """
         if len(many) > 1 and not watch:
             with contextlib.suppress(InvalidRequest):
@@ -155,65 +166,71 @@ class ZooKeeperClusterState(ClusterState):
                     fulls, f"a read of {many[0]}", method == "get_children_async"
                 )
         watcher = self._watcher if watch else None
-        return self._read_many(
-            many, lambda full, c: getattr(c, method)(full, watch=watcher), watch, closed
-        )
+
+        def begin(full: str, client: Any) -> Any:
+            return getattr(client, method)(full, watch=watcher)
+
+        return self._read_many(many, begin, watch, closed)
 
     def _read_many(
         self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any
     ) -> list[Any]:
-        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch
-        if it is awaited.
+        """Read many nodes, one request each; results in order, ``None`` without the node.
 
-        ``closed`` is the answer for a node that a worker has made and closed: it must not hide
-        those of others.
+        ``watch`` leaves an exists-watch on a missing node that is awaited. ``closed`` is the result
+        for a node that a worker has made and closed: it must not hide the other nodes.
         """
         fulls = [self.session.full(path) for path in many]
-        answers: list[Any] = [None] * len(fulls)
-        wanted = list(range(len(fulls)))
+        results: list[Any] = [None] * len(fulls)
+        pending = list(range(len(fulls)))
         for _ in range(_ATTEMPTS):
-            what = f"a read of {many[wanted[0]]}" if wanted else "a read"
-            found = self.session.pipeline([partial(begin, fulls[index]) for index in wanted], what)
-            for index, answer in zip(wanted, found, strict=True):
-                if isinstance(answer, NoNodeError):
-                    answers[index] = None
-                elif isinstance(answer, InvalidRequest) and worker_may_have_made(many[index]):
-                    # Closed to this client alone, which must be able to read where it lies.
-                    folder = self.session.full("/".join(many[index].split("/")[:3]))
-                    self.session.call(
-                        lambda client, folder=folder: client.get_children_async(folder),
-                        what,
-                        read=True,
-                    )
-                    answers[index] = closed
-                elif isinstance(answer, Exception):
-                    raise answer
+            action = f"a read of {many[pending[0]]}" if pending else "a read"
+            begins = [partial(begin, fulls[index]) for index in pending]
+            for index, result in zip(pending, self.session.pipeline(begins, action), strict=True):
+                if isinstance(result, NoNodeError):
+                    results[index] = None
+                elif isinstance(result, InvalidRequest) and worker_may_have_made(many[index]):
+                    self._check_readable_folder(many[index], action)
+                    results[index] = closed
+                elif isinstance(result, Exception):
+                    raise result
                 else:
-                    answers[index] = answer
+                    results[index] = result
             missing = [
                 index
-                for index in wanted
-                if answers[index] is None and watch and self._awaits(many[index])
+                for index in pending
+                if results[index] is None and watch and self._awaits(many[index])
             ]
-            stats = self._stats([fulls[i] for i in missing], what)
-            # A node that came into being between the two reads is read again.
-            wanted = [index for index, stat in zip(missing, stats, strict=True) if stat is not None]
-            if not wanted:
-                return answers
-        raise conflict(
-            f"{many[wanted[0]]} appears and vanishes all the time: read again", many[wanted[0]]
-        )
+            stats = self._stats([fulls[index] for index in missing], action)
+            # A node that was created between the two reads is reread.
+            pending = [
+                index for index, stat in zip(missing, stats, strict=True) if stat is not None
+            ]
+            if not pending:
+                return results
+        path = many[pending[0]]
+        raise conflict(f"{path} appears and vanishes all the time: read again", path)
+
+    def _check_readable_folder(self, path: str, action: str) -> None:
+        """Raise unless this client may read the folder of a node that is closed to it.
+
+        Then only the node is closed, by its worker.
+        """
+        folder = self.session.full("/".join(path.split("/")[:3]))
+        self.session.call(lambda client: client.get_children_async(folder), action, read=True)
 
     def _awaits(self, path: str) -> bool:
-        """Whether a watch on a missing node waits until it is there."""
+        """True if a watch on a missing node waits for its creation."""
         return self.awaits_all or parent_of(path) == "/"
 
-    def _stats(self, fulls: Sequence[str], what: str, watch: bool = True) -> list[ZnodeStat | None]:
+    def _stats(
+        self, fulls: Sequence[str], action: str, watch: bool = True
+    ) -> list[ZnodeStat | None]:
         watcher = self._watcher if watch else None
         begins = [
             lambda client, full=full: client.exists_async(full, watch=watcher) for full in fulls
         ]
-        stats = self.session.pipeline(begins, what)
+        stats = self.session.pipeline(begins, action)
         for stat in stats:
             if isinstance(stat, Exception):
                 raise stat
@@ -226,51 +243,57 @@ class ZooKeeperClusterState(ClusterState):
     # -- writing -----------------------------------------------------------------------------------
 
     def mkdirs(self, path: str) -> None:
-        """Create the node and its parents where they are missing; racing creators do not disturb.
+        """Create the missing ones of the node and its parents.
 
-        The root itself is never created here: state that vanished as a whole must not come back as
-        an empty tree. ``Unavailable`` when the root is absent.
+        Concurrent creators do not disturb. The root itself is never created here: state that
+        vanished as a whole must not come back as an empty tree. ``Unavailable`` when the root is
+        absent.
         """
-        if parent_of(path) == path or self.exists(path):
+        parent = parent_of(path)
+        if parent == path or self.exists(path):
             return
         # From below: a worker may create nodes in a few places only.
-        self.mkdirs(parent_of(path))
+        self.mkdirs(parent)
         try:
             self._create(path, b"")
         except NodeExistsError:
             return
         except NoNodeError:
-            gone = conflict(f"{parent_of(path)} was deleted meanwhile: try again", path)
-            raise (self._no_root() if parent_of(path) == "/" else gone) from None
+            if parent == "/":
+                raise self._no_root() from None
+            raise conflict(f"{parent} was deleted at the same time: retry", path) from None
 
     def _no_root(self) -> Unavailable:
         return Unavailable(
-            f"the cluster root {self.session.root or '/'} does not exist in ZooKeeper at {self.session.hosts}: "
-            "nothing was created; check storm.zookeeper.root and .servers, "
+            f"the cluster root {self.session.root or '/'} does not exist in ZooKeeper at "
+            f"{self.session.hosts}: nothing was created; check storm.zookeeper.root and .servers, "
             "or create the root with storm-dagster daemon nimbus on an empty store, or dev"
         )
 
     def _create(
         self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
     ) -> str:
-        full, acl = self.session.full(path), self.session.acl(path)
-        made = self.session.call(
+        full = self.session.full(path)
+        acl = self.session.acl(path)
+        created = self.session.call(
             lambda client: client.create_async(
                 full, data, acl, ephemeral=ephemeral, sequence=sequence
             ),
             f"the creation of {path}",
         )
-        return self.session.strip(made)
+        return self.session.strip(created)
 
-    def _create_with_parents(self, path: str, data: bytes, **how: bool) -> str:
+    def _create_with_parents(
+        self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
+    ) -> str:
         for _ in range(_ATTEMPTS):
             try:
-                return self._create(path, data, **how)
+                return self._create(path, data, ephemeral=ephemeral, sequence=sequence)
             except NoNodeError:
                 if parent_of(path) == "/":
                     raise self._no_root() from None
                 self.mkdirs(parent_of(path))
-        raise conflict(f"the parent of {path} is deleted again and again: try again", path)
+        raise conflict(f"the parent of {path} is deleted all the time: retry", path)
 
     def create_node(self, path: str, data: bytes = b"") -> None:
         _check_size(path, data)
@@ -280,14 +303,15 @@ class ZooKeeperClusterState(ClusterState):
             raise conflict(f"{path} exists already: read again", path) from None
 
     def create_sequential(self, path: str, data: bytes) -> str:
-        """Create ``path`` + 10 digits; not for what must be unique: a lost answer may leave a
-        node.
+        """Create a node ``path`` + 10 digits, and return its path.
+
+        Not for a record that must be unique: a lost response may leave a node.
         """
         _check_size(path, data)
         return self._create_with_parents(path, data, sequence=True)
 
     def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
-        """Write the data; returns the new version.
+        """Write the data, and return the new version.
 
         Without ``version`` a missing node is created with its parents, and existing data is
         replaced. With it (0 included), ``Conflict`` unless the node exists and has that version.
@@ -304,7 +328,7 @@ class ZooKeeperClusterState(ClusterState):
             with contextlib.suppress(NodeExistsError):
                 self._create_with_parents(path, data)
                 return 0
-        raise conflict(f"{path} appears and vanishes all the time: try again", path)
+        raise conflict(f"{path} appears and vanishes all the time: retry", path)
 
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
         full = self.session.full(path)
@@ -314,35 +338,35 @@ class ZooKeeperClusterState(ClusterState):
             )
         except BadVersionError:
             raise conflict(
-                f"{path} was changed meanwhile (version {version} was expected): read again", path
+                f"{path} has changed (version {version} was expected): read again", path
             ) from None
         except NoNodeError:
-            raise conflict(f"{path} does not exist any more: read again", path) from None
+            raise conflict(f"{path} no longer exists: read again", path) from None
 
     def set_ephemeral_node(self, path: str, data: bytes) -> None:
         """Make ``path`` an ephemeral node of this session that holds ``data``.
 
-        An existing node is only written to when this very session owns it. One that an older
-        session of the same process (or anybody else) owns is replaced in one transaction: writing
-        to it would succeed, and the node would vanish with its owner. ``Conflict`` when the race
-        for it is lost again and again, or when it has children.
+        An existing node is written to only if this session owns it. A node of another session, even
+        an older one of the same process, is replaced in one transaction: a write to it would
+        succeed, and the node would vanish with its owner. ``Conflict`` when the race for it is lost
+        repeatedly, or when it has children.
         """
         _check_size(path, data)
         for _ in range(_ATTEMPTS):
-            mine = self.session.session_id
+            own_id = self.session.session_id
             stat = self._stat(path)
             with contextlib.suppress(NodeExistsError, Conflict):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)
-                elif mine and stat.ephemeralOwner == mine:
-                    # Versions begin at 0 again in a node that was replaced meanwhile: check its
-                    # owner.
-                    if self._set(path, data, stat.version).ephemeralOwner != mine:
+                elif own_id and stat.ephemeralOwner == own_id:
+                    written = self._set(path, data, stat.version)
+                    if written.ephemeralOwner != own_id:
+                        # Replaced after the read: versions of the new node begin at 0, too.
                         continue
                 else:
-                    self.transaction().delete(path, stat.version).create(
-                        path, data, ephemeral=True
-                    ).commit()
+                    transaction = self.transaction().delete(path, stat.version)
+                    transaction.create(path, data, ephemeral=True)
+                    transaction.commit()
                 return
         raise conflict(
             f"{path} cannot be made an ephemeral node: it has children, or others write it", path
@@ -351,13 +375,14 @@ class ZooKeeperClusterState(ClusterState):
     def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
         _check_size(path, data)
         for _ in range(_ATTEMPTS):
-            mine = self.session.session_id
+            own_id = self.session.session_id
             try:
                 self._create_with_parents(path, data, ephemeral=True)
                 return True
             except NodeExistsError:
-                if (stat := self._stat(path)) is not None:
-                    return mine != 0 and stat.ephemeralOwner == mine
+                stat = self._stat(path)
+                if stat is not None:
+                    return own_id != 0 and stat.ephemeralOwner == own_id
         return False
 
     def delete_node(self, path: str) -> None:
@@ -376,7 +401,7 @@ class ZooKeeperClusterState(ClusterState):
             except NotEmptyError:
                 for name in self.find_children(path) or ():
                     self.delete_node(f"{path}/{name}")
-        raise conflict(f"{path} gets new children while it is deleted: try again", path)
+        raise conflict(f"{path} gets new children while it is deleted: retry", path)
 
     def transaction(self) -> Transaction:
         return Transaction(self.session)

@@ -1,9 +1,9 @@
-"""Extension of kazoo's connection: lease arithmetic, the negotiated timeout, short connects.
+"""Extension of kazoo's connection: lease times, granted timeout, short connects.
 
-kazoo exposes neither the session timeout that the server granted nor when an answered request had
-been sent. Both are needed to know until when a session certainly lives
-(``docs/decisions.md#one-owner``), and both pass through these few methods. Nothing else in the
-package touches kazoo's private parts.
+kazoo exposes neither the session timeout that the server granted nor the send time of an answered
+request. Both are needed to know until when a session certainly lives
+(``docs/decisions.md#one-owner``), and both pass through these few methods. No other module of the
+package uses kazoo's private parts.
 """
 
 import ssl
@@ -33,13 +33,15 @@ CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
 
 _HANDSHAKE_SECONDS = 5.0
-_SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove no lease
+_SESSION_GONE = {-112, -118}
+"""Codes of SessionExpired and SessionMoved: responses that prove no lease."""
 
 
 @dataclass(frozen=True)
 class SessionLease:
-    """Lease of the session by its newest response. Replaced as a whole, so reading it needs no
-    lock.
+    """Lease of the session by its newest response.
+
+    It is replaced as a whole, so that reading it needs no lock.
     """
 
     session_id: int = 0
@@ -53,8 +55,9 @@ class SessionLease:
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's, with short connects, and a TLS context of ours: kazoo's trusts the system's
-    authorities as well.
+    """kazoo's handler with short connects and the TLS context of the cluster.
+
+    kazoo's TLS context trusts the system's authorities as well.
     """
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
@@ -67,19 +70,20 @@ class _Handler(SequentialThreadingHandler):
         link = super().create_connection(*args, **kwargs)
         if self._tls is None:
             return link
-        # It closes the link when it fails.
         link.settimeout(_HANDSHAKE_SECONDS)
+        # A failing wrap_socket closes the link.
         return self._tls.wrap_socket(link, server_hostname=kwargs["hostname"].strip("[]"))
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
-        # What TLS has decrypted already is not seen by the kernel.
-        buffered = [each for each in rlist if isinstance(each, ssl.SSLSocket) and each.pending()]
-        ready = super().select(rlist, wlist, xlist, 0 if buffered else timeout)
-        return ([*buffered, *(each for each in ready[0] if each not in buffered)], *ready[1:])
+        # The kernel does not see the bytes that TLS has decrypted already.
+        buffered = [link for link in rlist if isinstance(link, ssl.SSLSocket) and link.pending()]
+        readable, writable, failed = super().select(rlist, wlist, xlist, 0 if buffered else timeout)
+        unbuffered = [link for link in readable if link not in buffered]
+        return [*buffered, *unbuffered], writable, failed
 
 
 class LeaseConnection(ConnectionHandler):
-    """kazoo's connection with the send time of each request that is not answered yet."""
+    """kazoo's connection with the send time of each pending request."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -87,9 +91,7 @@ class LeaseConnection(ConnectionHandler):
         self._sent_boot: dict[int, float] = {}
         self._ping_sent_boot = 0.0
         self.tls_errors: deque[ssl.SSLError] = deque(maxlen=100)
-        """The newest failures of TLS since the last session began; a client tries again for
-        ever.
-        """
+        """Newest failures of TLS since the last session began; a client retries without end."""
 
     @contextmanager
     def _socket_error_handling(self) -> Iterator[None]:
@@ -104,22 +106,25 @@ class LeaseConnection(ConnectionHandler):
         """Drop the lease: the session is over."""
         self.lease = SessionLease()
 
-    def _answered(self, sent_boot: float) -> None:
-        old = self.lease
-        if old.session_id and sent_boot > old.answered_boot:
-            self.lease = replace(old, answered_boot=sent_boot)
+    def _on_response(self, sent_boot: float) -> None:
+        lease = self.lease
+        if lease.session_id and sent_boot > lease.answered_boot:
+            self.lease = replace(lease, answered_boot=sent_boot)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        sent = boot_clock()
+        sent_boot = boot_clock()
         result: Any = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect):
-            answer = result[0]
+            response = result[0]
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
-            if answer.time_out > 0:
+            if response.time_out > 0:
                 self.tls_errors.clear()
                 self.lease: SessionLease = SessionLease(
-                    answer.session_id, sent, answer.time_out, sent
+                    session_id=response.session_id,
+                    answered_boot=sent_boot,
+                    negotiated_ms=response.time_out,
+                    connected_boot=sent_boot,
                 )
         return result
 
@@ -134,31 +139,32 @@ class LeaseConnection(ConnectionHandler):
     def _read_header(self, timeout: float) -> Any:
         header, buffer, offset = super()._read_header(timeout)
         if header.xid == PING_XID:
-            self._answered(self._ping_sent_boot)
+            self._on_response(self._ping_sent_boot)
         else:
-            sent = self._sent_boot.pop(header.xid, None)
-            if sent is not None and header.err not in _SESSION_GONE:
-                self._answered(sent)
+            sent_boot = self._sent_boot.pop(header.xid, None)
+            if sent_boot is not None and header.err not in _SESSION_GONE:
+                self._on_response(sent_boot)
         return header, buffer, offset
 
 
 def make_client(
     hosts: str, session_timeout_ms: int, auth: str | None = None, tls: ssl.SSLContext | None = None
 ) -> tuple[KazooClient, LeaseConnection]:
-    """A kazoo client that is not started yet, and its connection.
+    """Make a kazoo client, which the caller starts, and its connection.
 
-    It goes on reconnecting in the background at most a second apart for as long as it is open;
-    requests never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth``
-    (lines "user:password") the client proves itself by digest, also after each reconnection.
+    Until it is closed, it reconnects in the background at most a second apart; requests never wait
+    for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` (lines
+    "user:password") the client authenticates by digest, also after each reconnection.
     """
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
+    credentials = [("digest", line) for line in auth.split("\n")] if auth else None
     client = KazooClient(
         hosts=hosts,
         timeout=session_timeout_ms / 1000.0,
         handler=_Handler(tls),
         connection_retry=retry,
         randomize_hosts=True,
-        auth_data=[("digest", one) for one in auth.split("\n")] if auth else None,
+        auth_data=credentials,
     )
     retry = retry.copy()
     retry.interrupt = client._stopped.is_set
@@ -168,7 +174,10 @@ def make_client(
 
 
 class MultiRead(NamedTuple):
-    """The request, as kazoo's own ones are made; servers know it since release 3.6."""
+    """Read of many nodes, in the form of kazoo's requests.
+
+    Servers support it from release 3.6 on.
+    """
 
     paths: tuple[str, ...]
     children: bool = False
@@ -176,39 +185,44 @@ class MultiRead(NamedTuple):
     type: int = 22
 
     def serialize(self) -> bytearray:
-        """The bytes of the request."""
-        raw, kind = bytearray(), GetChildren if self.children else GetData
+        """Bytes of the request."""
+        raw = bytearray()
+        request = GetChildren if self.children else GetData
         for path in self.paths:
-            raw += MultiHeader(kind.type, False, -1).serialize() + kind(path, None).serialize()
-        return raw + MultiHeader(-1, True, -1).serialize()
+            raw += MultiHeader(request.type, False, -1).serialize()
+            raw += request(path, None).serialize()
+        raw += MultiHeader(-1, True, -1).serialize()
+        return raw
 
     @staticmethod
     def deserialize(raw: bytes, offset: int) -> list[Any]:
-        """(data, stat) or the children of each path, ``None`` for a missing node; raises what else
-        the server refuses.
+        """(data, stat) or the children of each path; ``None`` for a missing node.
+
+        Raises every other error of the server.
         """
-        found: list[Any] = []
+        results: list[Any] = []
         header, offset = MultiHeader.deserialize(raw, offset)
         while not header.done:
             if header.type == GetData.type:
-                found.append(GetData.deserialize(raw, offset))
-                offset += int_struct.size + len(found[-1][0] or b"") + stat_struct.size
+                data, stat = GetData.deserialize(raw, offset)
+                results.append((data, stat))
+                offset += int_struct.size + len(data or b"") + stat_struct.size
             elif header.type == GetChildren.type:
-                found.append(GetChildren.deserialize(raw, offset))
-                offset += int_struct.size + sum(
-                    int_struct.size + len(name.encode()) for name in found[-1]
-                )
+                names = GetChildren.deserialize(raw, offset)
+                results.append(names)
+                offset += int_struct.size
+                offset += sum(int_struct.size + len(name.encode()) for name in names)
             elif EXCEPTIONS[header.err] is NoNodeError:
-                found.append(None)
+                results.append(None)
                 offset += int_struct.size
             else:
                 raise EXCEPTIONS[header.err]()
             header, offset = MultiHeader.deserialize(raw, offset)
-        return found
+        return results
 
 
 def multi_read_async(client: Any, paths: Sequence[str], children: bool = False) -> Any:
-    """kazoo's asynchronous result of that request."""
+    """Send a :class:`MultiRead`, and return kazoo's asynchronous result."""
     result = client.handler.async_result()
     client._call(MultiRead(tuple(paths), children), result)
     return result

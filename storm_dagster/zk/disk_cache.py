@@ -1,5 +1,6 @@
-"""The disk level of the read cache: an embedded key-value store, SQLite unless the conf names
-another.
+"""Disk level of the read cache: an embedded key-value store.
+
+It is SQLite unless the conf names another class.
 """
 
 import sqlite3
@@ -12,29 +13,33 @@ from storm_dagster.host.resolve import load_plugin
 
 
 class DiskCache(Protocol):
-    """A store of bytes by text keys that survives the process. All methods may be called from any
-    thread.
+    """A store of bytes by text keys that survives the process.
+
+    All methods may be called from any thread.
     """
 
     def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Those of the keys that are there."""
+        """Values of those keys that the store has."""
         ...
 
     def put_many(self, values: Mapping[str, bytes]) -> None:
-        """Create or replace."""
+        """Create or replace these keys."""
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Drop them; missing ones are no error."""
+        """Remove these keys; a missing one is not an error."""
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all keys."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the store."""
 
 
 class SqliteCache:
-    """:class:`DiskCache` in one SQLite file. A damaged file is replaced: it is only a cache."""
+    """:class:`DiskCache` in one SQLite file.
+
+    A damaged file is replaced, because it is only a cache.
+    """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -58,17 +63,16 @@ class SqliteCache:
         return db
 
     def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
-        wanted = list(keys)
-        found: dict[str, bytes] = {}
+        key_list = list(keys)
+        values: dict[str, bytes] = {}
         with self._lock:
-            for start in range(0, len(wanted), 500):
-                part = wanted[start : start + 500]
+            for start in range(0, len(key_list), 500):
+                part = key_list[start : start + 500]
+                # The statement contains only question marks, never a key.
                 marks = ",".join("?" * len(part))
-                # Only question marks are put into the text.
-                found.update(
-                    self._db.execute(f"SELECT key, value FROM reads WHERE key IN ({marks})", part)
-                )
-        return found
+                query = f"SELECT key, value FROM reads WHERE key IN ({marks})"
+                values.update(self._db.execute(query, part))
+        return values
 
     def put_many(self, values: Mapping[str, bytes]) -> None:
         self._write("INSERT OR REPLACE INTO reads VALUES (?, ?)", list(values.items()))
@@ -91,13 +95,15 @@ class SqliteCache:
             self._db.close()
 
 
-def open_disk_cache(directory: Path, named: str | None, *, reset: bool) -> DiskCache:
-    """The disk level in ``directory``; ``named`` is ``module:class``, called with the folder.
+def open_disk_cache(directory: Path, class_name: str | None, *, reset: bool) -> DiskCache:
+    """Open the disk level in ``directory``.
 
-    With ``reset`` it is emptied. Raises :class:`InvalidRequest` when the class cannot be loaded.
+    ``class_name`` is ``module:class``, which is called with the folder; ``None``:
+    :class:`SqliteCache`. With ``reset`` the cache is emptied. Raises :class:`InvalidRequest` if the
+    class cannot be loaded.
     """
-    make = SqliteCache if not named else load_plugin("nimbus.cache.class", named)
-    cache: DiskCache = make(directory)
+    cache_class = load_plugin("nimbus.cache.class", class_name) if class_name else SqliteCache
+    cache: DiskCache = cache_class(directory)
     if reset:
         cache.clear()
     return cache

@@ -1,11 +1,10 @@
-"""A real ZooKeeper server out of the jars that pyspark ships: nothing to download.
+"""A real ZooKeeper server from the jars that pyspark ships, without a download.
 
-The server is an ordinary child process (``QuorumPeerMain``, standalone). :func:`zookeeper_command`
-is what ``storm-dagster daemon zookeeper`` executes.
+The server is an ordinary child process (``QuorumPeerMain``, standalone).
+``storm-dagster daemon zookeeper`` executes :func:`zookeeper_command`.
 
-An ensemble of three serves while any two of them see each other. For production, use one that is
-run on hosts of its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make
-chaos``.
+An ensemble of three serves while any two of them see each other. For production, use one on
+separate hosts; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make chaos``.
 """
 
 import importlib.util
@@ -27,34 +26,34 @@ _TABLE = load_table(__name__, "embedded")
 
 
 def zookeeper_jars() -> list[Path]:
-    """The jars of pyspark that make a ZooKeeper server; pyspark itself is not imported.
+    """The jars of pyspark that a ZooKeeper server needs.
 
-    Raises ``Unavailable`` when pyspark is not installed or was installed without its jars.
+    pyspark itself is not imported. Raises ``Unavailable`` when pyspark is not installed or was
+    installed without its jars.
     """
     spec = importlib.util.find_spec("pyspark")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     if not roots:
         raise Unavailable(
-            "pyspark is not installed, and the embedded ZooKeeper comes out of its jars: "
+            "pyspark is not installed, and the embedded ZooKeeper is in its jars: "
             "pip install 'pyspark[connect]>=4.1', or name an ensemble in storm.zookeeper.servers"
         )
     folder = Path(roots[0]) / "jars"
     jars = sorted(folder.glob("*.jar"))
-    chosen = [
-        jar for jar in jars if jar.name.startswith((*_TABLE["jars"], *_TABLE["optional_jars"]))
-    ]
-    lacking = [
-        prefix
-        for prefix in _TABLE["jars"]
-        if not any(jar.name.startswith(prefix) for jar in chosen)
-    ]
-    if lacking:
+    prefixes = (*_TABLE["jars"], *_TABLE["optional_jars"])
+    server_jars = [jar for jar in jars if jar.name.startswith(prefixes)]
+    missing = [f"{prefix}*.jar" for prefix in _TABLE["jars"] if not _has_jar(server_jars, prefix)]
+    if missing:
         raise Unavailable(
-            f"{folder} holds no {', '.join(name + '*.jar' for name in lacking)}: "
+            f"{folder} holds no {', '.join(missing)}: "
             "install pyspark from PyPI (pyspark-client has no jars), "
             "or name an ensemble in storm.zookeeper.servers"
         )
-    return chosen
+    return server_jars
+
+
+def _has_jar(jars: Sequence[Path], prefix: str) -> bool:
+    return any(jar.name.startswith(prefix) for jar in jars)
 
 
 def zookeeper_command(
@@ -68,13 +67,13 @@ def zookeeper_command(
     more: Mapping[str, object] | None = None,
     java_options: Sequence[str] = (),
 ) -> list[str]:
-    """The command line of a standalone server, after writing its configuration into ``data_dir``.
+    """Write the configuration of a standalone server, and return its command line.
 
-    Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the
-    transaction log: the state then survives the end of the process, but not of the machine.
-    ``more`` are further lines of its configuration, ``java_options`` of its command
-    (:func:`ensemble_command`). Raises ``Unavailable`` when Java or the jars are missing,
-    ``InvalidRequest`` for a port out of range.
+    The configuration is written to ``data_dir``. Sessions of 2 ticks to 60 s are granted.
+    ``durable=False`` leaves out the fsync of the transaction log: the state then survives the end
+    of the process, but not of the machine. ``more`` are further lines of the configuration,
+    ``java_options`` further options of the command (:func:`ensemble_command`). Raises
+    ``Unavailable`` when Java or the jars are missing, ``InvalidRequest`` for a port out of range.
     """
     if not 0 < port < 65536:
         raise InvalidRequest(f"ZooKeeper cannot listen on port {port}: give one from 1 to 65535")
@@ -129,7 +128,8 @@ class Member:
     @property
     def address(self) -> str:
         """``host:port`` for clients."""
-        return f"[{self.host}]:{self.client}" if ":" in self.host else f"{self.host}:{self.client}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.client}"
 
 
 def ensemble_command(
@@ -141,39 +141,43 @@ def ensemble_command(
     durable: bool = True,
     password: str | None = None,
 ) -> list[str]:
-    """The command line of member ``id``, after writing its configuration and ``myid`` into
-    ``data_dir``.
+    """Write the configuration of member ``id``, and return its command line.
 
-    With a ``password`` (letters and digits) only who knows it votes or follows: the ports between
-    members are open to all users of the host. Everything else is as in :func:`zookeeper_command`.
-    :class:`InvalidRequest` when ``id`` is not among the members, or two of them share an id.
+    ``myid`` is written, too. With a ``password`` (letters and digits) only a server that knows
+    it votes or follows: the ports between members are open to all users of the host. For the other
+    arguments and errors see :func:`zookeeper_command`. :class:`InvalidRequest` when ``id`` is not
+    among the members, or two of them share an id.
     """
     by_id = {member.id: member for member in members}
     if id not in by_id or len(by_id) != len(members):
+        ids = sorted(member.id for member in members)
         raise InvalidRequest(
-            f"ZooKeeper member {id} is not one of the ensemble {sorted(m.id for m in members)}: give each an id of its own"
+            f"ZooKeeper member {id} is not one of the ensemble {ids}: give each a different id"
         )
-    me = by_id[id]
-    peers = {
-        f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant"
-        for member in members
-    }
-    users = data_dir.absolute() / "quorum.jaas"
+    settings: dict[str, object] = {}
+    for member in members:
+        address = f"{member.host}:{member.peer}:{member.election}:participant"
+        settings[f"server.{member.id}"] = address
+    settings.update(_TABLE["member"])
+    java_options: list[str] = []
     if password:
+        users = data_dir.absolute() / "quorum.jaas"
         data_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(users, _TABLE["member_users"].format(password=password), mode=0o600)
+        settings.update(_TABLE["member_auth"])
+        java_options.append(f"-Djava.security.auth.login.config={users}")
+        # The FIPS mode of ZooKeeper, which is the default, refuses DIGEST-MD5.
+        java_options.append("-Dzookeeper.fips-mode=false")
+    own = by_id[id]
     command = zookeeper_command(
         data_dir,
-        me.client,
-        host=me.host,
+        own.client,
+        host=own.host,
         tick_ms=tick_ms,
         heap_mb=128,
         durable=durable,
-        more={**peers, **_TABLE["member"], **(_TABLE["member_auth"] if password else {})},
-        # Its FIPS mode, which is the default, refuses DIGEST-MD5.
-        java_options=[f"-Djava.security.auth.login.config={users}", "-Dzookeeper.fips-mode=false"]
-        if password
-        else (),
+        more=settings,
+        java_options=java_options,
     )
     (data_dir / "myid").write_text(f"{id}\n", encoding="ascii")
     return command
@@ -182,9 +186,7 @@ def ensemble_command(
 def server_status(
     host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
 ) -> bytes:
-    """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it
-    does not answer.
-    """
+    """Response of a ZooKeeper server to the ``srvr`` command; empty without one."""
     with suppress(OSError), ExitStack() as opened:
         link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
         if tls is not None:
@@ -195,14 +197,19 @@ def server_status(
 
 
 def server_address(server: str, conf: Any) -> tuple[str, int]:
-    """Host and port of one of ``storm.zookeeper.servers``; without a port it has the conf's."""
+    """Host and port of an entry of ``storm.zookeeper.servers``.
+
+    An entry without a port has ``storm.zookeeper.port``.
+    """
     host, colon, port = server.rpartition(":")
-    return (host, int(port)) if colon else (server, int(conf["storm.zookeeper.port"]))
+    if colon:
+        return host, int(port)
+    return server, int(conf["storm.zookeeper.port"])
 
 
 def server_answers(
     host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
 ) -> bool:
-    """Whether a ZooKeeper server at that address serves requests."""
-    # `ruok` will not do: it is answered before the server has loaded its state.
+    """True if a ZooKeeper server at that address serves requests."""
+    # Not `ruok`: a server answers that before it has loaded its state.
     return b"Mode:" in server_status(host, port, timeout, tls)

@@ -1,10 +1,9 @@
-"""Store of ``/gray_upgrade/<id>``: the record of an upgrade, and the lists of its workers.
+"""Store of ``/gray_upgrade/<id>``: record of an upgrade, lists of its workers.
 
-The data version of ``/gray_upgrade/<id>`` itself is the upgrade's optimistic lock. Whoever changes
-the record raises it; a supervisor that moves one of its own workers checks it, so that supervisors
-do not stand in each other's way but none of them acts on an upgrade that has ended or is being
-rolled back. It outlives the record: versions of a later upgrade are never taken for those of an
-earlier one.
+The data version of ``/gray_upgrade/<id>`` itself is the upgrade's optimistic lock. A change of the
+record raises it; a supervisor that moves one of its workers checks it. So supervisors do not
+disturb each other, and none of them acts on an upgrade that has ended or is being rolled back. The
+node outlives the record: versions of a later upgrade are never taken for those of an earlier one.
 """
 
 from collections.abc import Iterable
@@ -21,34 +20,44 @@ UPGRADED = "upgraded_workers"
 
 
 def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> UpgradeState:
-    """The upgrade as it is; with ``watch`` the next change of the record is notified."""
-    found = state.get_data_with_version(paths.gray_upgrade(topology_id), watch)
-    if found is None:
+    """Current state of an upgrade; ``watch`` the next change of the record."""
+    lock = state.get_data_with_version(paths.gray_upgrade(topology_id), watch)
+    if lock is None:
         return UpgradeState()
+    _, at = lock
     path = paths.gray_upgrade(topology_id, "conf")
     raw = state.get_data(path)
     if not raw:
-        return UpgradeState(at=found[1].version)
+        return UpgradeState(at=at.version)
     record = decode_record(GrayUpgrade, raw, path)
     upgrading = _workers(state, topology_id, UPGRADING)
-    return UpgradeState(found[1].version, record, upgrading, _workers(state, topology_id, UPGRADED))
+    upgraded = _workers(state, topology_id, UPGRADED)
+    return UpgradeState(at.version, record, upgrading, upgraded)
 
 
 def upgrades_under_way(state: ClusterState) -> list[str]:
-    """Ids of the topologies that have an upgrade record, sorted; two round trips, however many
-    there are.
+    """Ids of the topologies that have an upgrade record, sorted.
+
+    It takes two round trips for any number of topologies.
     """
     ids = state.find_children(paths.GRAY_UPGRADE) or []
-    parts = state.find_children_many([paths.gray_upgrade(each) for each in ids])
-    return [each for each, found in zip(ids, parts, strict=True) if found and "conf" in found]
+    children = state.find_children_many([paths.gray_upgrade(topology_id) for topology_id in ids])
+    return [
+        topology_id
+        for topology_id, names in zip(ids, children, strict=True)
+        if names and "conf" in names
+    ]
 
 
 def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, GrayWorker]:
     parent = paths.gray_upgrade(topology_id, part)
-    return {
-        name: decode_record(GrayWorker, raw, f"{parent}/{name}") if raw else GrayWorker()
-        for name, (raw, _) in read_children(state, parent).items()
-    }
+    workers: dict[str, GrayWorker] = {}
+    for name, (raw, _) in read_children(state, parent).items():
+        if raw:
+            workers[name] = decode_record(GrayWorker, raw, f"{parent}/{name}")
+        else:
+            workers[name] = GrayWorker()
+    return workers
 
 
 def listed_nodes(state: ClusterState, topology_id: str) -> Iterable[str]:
@@ -60,7 +69,7 @@ def listed_nodes(state: ClusterState, topology_id: str) -> Iterable[str]:
 
 
 def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id: str) -> None:
-    """Append creations of the lists that the topology's earlier upgrades have not left."""
+    """Append creations of the lists that no earlier upgrade of the topology has left."""
     for part in (UPGRADING, UPGRADED):
         parent = paths.gray_upgrade(topology_id, part)
         if not state.exists(parent):
@@ -70,13 +79,14 @@ def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id:
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:
-    """Append operations that replace the record read in ``state``; ``None`` removes it."""
+    """Append operations that replace the record in ``state``; ``None`` removes it."""
     path = paths.gray_upgrade(topology_id, "conf")
     transaction.set(paths.gray_upgrade(topology_id), b"", state.at)
     if record is None:
         return transaction.delete(path)
-    # The lock above decides who writes: any version.
-    return transaction.put(path, encode_record(record), None if state.record is None else -1)
+    # Any version: the optimistic lock above guards the record.
+    version = None if state.record is None else -1
+    return transaction.put(path, encode_record(record), version)
 
 
 def write_pick(
@@ -88,9 +98,9 @@ def write_pick(
     epoch: int,
     assignment_version: int,
 ) -> None:
-    """Write the next batch, and the record afterwards.
+    """Write the next batch and the record that follows from it.
 
-    ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on.
+    ``Fenced`` if the epoch is over, ``Conflict`` if the assignment or the upgrade has changed.
     """
     transaction = state.transaction().check(paths.EPOCH, epoch)
     transaction.check(paths.assignment(topology_id), assignment_version)
@@ -102,21 +112,23 @@ def write_pick(
 
 
 def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: Move) -> None:
-    """A supervisor's write about one of its own workers; ``Conflict`` when the upgrade moved on."""
+    """Write a supervisor's move of one of its workers.
+
+    ``Conflict`` if the upgrade has changed.
+    """
     head = paths.gray_upgrade(topology_id)
     if move.worker not in {**read.upgrading, **read.upgraded}:
         raise conflict(
             f"{move.worker} is in no list of the upgrade of {topology_id}: read again", head
         )
     part = UPGRADING if move.worker in read.upgrading else UPGRADED
-    here = f"{paths.gray_upgrade(topology_id, part)}/{move.worker}"
+    path = f"{paths.gray_upgrade(topology_id, part)}/{move.worker}"
     transaction = state.transaction().check(head, read.at)
     if move.kind == "failed":
-        transaction.set(here, encode_record(move.record), -1)
+        transaction.set(path, encode_record(move.record), -1)
     else:
-        transaction.delete(here)
+        transaction.delete(path)
     if move.kind == "upgraded":
-        transaction.create(
-            f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}", encode_record(move.record)
-        )
+        upgraded_path = f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}"
+        transaction.create(upgraded_path, encode_record(move.record))
     transaction.commit()

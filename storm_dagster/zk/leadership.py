@@ -1,10 +1,9 @@
-"""Leadership of one nimbus, with an epoch that fences its writes
-(``docs/decisions.md#fenced-writes``).
+"""Leadership of one nimbus, with an epoch that fences its writes.
 
 The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data
 version is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced``
-whatever it believes. kazoo's Lock and Election are not used: they keep saying "acquired" after the
-session is lost.
+also if it does not know it yet (``docs/decisions.md#fenced-writes``). kazoo's Lock and Election are
+not used: they still report "acquired" after the session is lost.
 """
 
 import json
@@ -27,82 +26,90 @@ _ATTEMPTS = 5
 class LeadershipSession:
     """Leadership of one nimbus, in the session of its cluster state.
 
-    All methods may be called from any thread. :meth:`is_leader` needs no request and turns false at
-    the very moment at which the connection is suspended; :meth:`try_lead` (which the loop calls
-    anyway) tells whether leadership survived.
+    All methods may be called from any thread. :meth:`is_leader` needs no request and becomes false
+    as soon as the connection is suspended; :meth:`try_lead`, which the loop calls regularly, finds
+    out if leadership survived.
     """
 
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
         self._state = cluster.state
         self._lock = threading.Lock()
-        # Rises with every interruption: an answer that was asked for before one proves nothing
-        # after it.
         self._interruptions = 0
-        # The epoch, and the number of interruptions when its confirmation was asked for.
+        """Number of interruptions: a response to an older request proves no leadership."""
         self._confirmed: tuple[int, int] | None = None
+        """Epoch, and the number of interruptions when its confirmation was requested."""
         self._state.add_listener(self._on_connection)
 
     def _on_connection(self, connection: str) -> None:
-        # Without the lock: nothing may delay this.
+        # Without the lock, so that no request delays it.
         if connection != "CONNECTED":
             self._interruptions += 1
-            confirmed, self._confirmed = self._confirmed, None
+            confirmed = self._confirmed
+            self._confirmed = None
             if confirmed is not None:
-                _log.warning(
-                    "the connection is %s: epoch %d is not acted for", connection, confirmed[0]
-                )
+                epoch, _ = confirmed
+                _log.warning("the connection is %s: epoch %d is not acted for", connection, epoch)
 
     def is_leader(self, epoch: int | None = None) -> bool:
-        """Whether this nimbus leads now (in ``epoch``, when given), as far as it can know without
-        asking.
+        """True if this nimbus leads now, in ``epoch`` if one is given.
+
+        It uses the state of the connection and the last confirmation, without a request.
         """
-        mine = self.held_epoch
-        return mine is not None and (epoch is None or mine == epoch)
+        held_epoch = self.held_epoch
+        if held_epoch is None:
+            return False
+        return epoch is None or held_epoch == epoch
 
     @property
     def held_epoch(self) -> int | None:
-        """The epoch that this nimbus leads in; ``None`` while it does not lead, or cannot know."""
+        """Epoch in which this nimbus leads; ``None`` if it does not, or cannot know."""
         confirmed = self._confirmed
-        if confirmed is None or confirmed[1] != self._interruptions or not self._state.connected:
+        if confirmed is None:
             return None
-        return confirmed[0]
+        epoch, interruptions = confirmed
+        if interruptions != self._interruptions or not self._state.connected:
+            return None
+        return epoch
 
     def try_lead(self, leader: str, http: str, wake: Wake | None = None) -> int | None:
-        """Try to become leader; the epoch when this nimbus leads afterwards, ``None`` when another
-        does.
+        """Try to become leader.
 
-        ``leader`` is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP
-        service. Calling it while leading asks ZooKeeper and confirms; after an interruption that
-        the session survived it finds the same epoch again. ``wake`` is called at the next change of
-        the leader. Raises ``Unavailable`` when ZooKeeper is out of reach: the outcome shows at the
-        next call.
+        Returns the epoch if this nimbus leads afterwards, ``None`` if another one does. ``leader``
+        is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP service. A
+        call by the leader confirms its leadership with ZooKeeper; after an interruption that the
+        session survived it returns the same epoch. ``wake`` is called at the next change of the
+        leader. Raises ``Unavailable`` if ZooKeeper is out of reach: the next call finds the
+        outcome.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
-                before = self._interruptions
-                epoch = self._held(wake)
+                interruptions = self._interruptions
+                epoch = self._read_own_epoch(wake)
                 if epoch is None:
                     self._confirmed = None
                     if self._state.exists(paths.NIMBUS_MASTER):
                         return None
                     epoch = self._take(leader, http)
                 if epoch is not None:
-                    self._confirmed = (epoch, before)
+                    self._confirmed = (epoch, interruptions)
                     return self.held_epoch
             return None
 
-    def _held(self, wake: Wake | None) -> int | None:
-        """The epoch that goes with a ``/nimbus_master`` of this session."""
+    def _read_own_epoch(self, wake: Wake | None) -> int | None:
+        """The epoch, if ``/nimbus_master`` is a node of this session."""
         path = paths.NIMBUS_MASTER
-        if not self._state.exists(
-            path, watch=self._cluster.watch(path, wake)
-        ) or not self._state.owned(path):
+        if not self._state.exists(path, watch=self._cluster.watch(path, wake)):
             return None
-        # Only who creates /nimbus_master raises /epoch, so that while the node is ours the epoch is
-        # too.
-        found = self._cluster.epoch()
-        return found[0] if found is not None and self._state.owned(path) else None
+        if not self._state.owned(path):
+            return None
+        # Only the creator of /nimbus_master raises /epoch: while this session owns the node, the
+        # epoch is its own.
+        current = self._cluster.epoch()
+        if current is None or not self._state.owned(path):
+            return None
+        epoch, _ = current
+        return epoch
 
     def _take(self, leader: str, http: str) -> int | None:
         version = self._state.get_version(paths.EPOCH)
@@ -122,35 +129,40 @@ class LeadershipSession:
         return epoch
 
     def resign(self) -> None:
-        """Give leadership up now; no error when it is not held. Its epoch can then not be used any
-        more once another takes over, and :meth:`is_leader` is false at once.
+        """Give leadership up; without leadership, the call has no effect.
+
+        :meth:`is_leader` is false at once, and the epoch becomes invalid when another nimbus takes
+        over.
         """
         with self._lock:
             self._confirmed = None
-            if (epoch := self._held(None)) is not None:
-                try:
-                    # Every /nimbus_master has data version 0: that it is still ours is what the
-                    # epoch says.
-                    self._state.transaction().check(paths.EPOCH, epoch).delete(
-                        paths.NIMBUS_MASTER
-                    ).commit()
-                except (Conflict, Fenced):
-                    _log.info("leadership was gone already")
+            epoch = self._read_own_epoch(None)
+            if epoch is None:
+                return
+            # Every /nimbus_master has data version 0: the epoch proves that it is the same node.
+            transaction = self._state.transaction().check(paths.EPOCH, epoch)
+            transaction.delete(paths.NIMBUS_MASTER)
+            try:
+                transaction.commit()
+            except (Conflict, Fenced):
+                _log.info("leadership was gone already")
 
     def current(self, wake: Wake | None = None) -> str | None:
-        """Thrift address of the leader; ``None`` at the moment. ``wake`` is called when that
-        changes.
+        """Thrift address of the leader; ``None`` while there is none.
+
+        ``wake`` is called at the next change.
         """
-        raw = self._state.get_data(
-            paths.NIMBUS_MASTER, self._cluster.watch(paths.NIMBUS_MASTER, wake)
-        )
+        watch = self._cluster.watch(paths.NIMBUS_MASTER, wake)
+        raw = self._state.get_data(paths.NIMBUS_MASTER, watch)
         return raw.decode("utf-8", "replace") if raw else None
 
     # -- followers ---------------------------------------------------------------------------------
 
     def register_follower(self, address: str, uptime_secs: int, detail: Mapping[str, Any]) -> None:
-        """Write the ephemeral ``/nimbus_slave/<address>`` (uptime as text) and its detail (a JSON
-        map).
+        """Write the ephemeral nodes of a nimbus.
+
+        ``/nimbus_slave/<address>`` is the uptime as text, ``/nimbus_slave_detail/<address>`` a JSON
+        map.
         """
         self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE}/{address}", str(uptime_secs).encode())
         raw = json.dumps(dict(detail), sort_keys=True).encode()
@@ -166,8 +178,9 @@ class LeadershipSession:
         return read_followers(self._cluster, wake)
 
     def close(self) -> None:
-        """Stop listening to the connection; leadership ends with the session, or by
-        :meth:`resign`.
+        """Stop listening to the connection.
+
+        Leadership ends with the session, or by :meth:`resign`.
         """
         self._state.remove_listener(self._on_connection)
         self._confirmed = None
@@ -176,18 +189,20 @@ class LeadershipSession:
 def read_followers(
     cluster: StormClusterState, wake: Wake | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
+    """Address -> detail of every registered nimbus.
+
+    ``wake`` is called when a nimbus comes or goes.
+    """
     folder = paths.NIMBUS_SLAVE_DETAIL
+    nodes = read_children(cluster.state, folder, cluster.watch(folder, wake))
     details: dict[str, dict[str, Any]] = {}
-    for address, (raw, _) in read_children(
-        cluster.state, folder, cluster.watch(folder, wake)
-    ).items():
+    for address, (raw, _) in nodes.items():
         try:
             detail = json.loads(raw)
         except (ValueError, RecursionError):
             detail = None
         if not isinstance(detail, dict):
-            # It lives, so it is listed; its damaged detail is ignored.
+            # The nimbus lives, so it is listed; its damaged detail is ignored.
             _log.error(
                 "%s/%s does not hold a valid JSON map: restart that nimbus, which rewrites it",
                 folder,

@@ -1,9 +1,9 @@
-"""Stored memory of a sensor between its ticks, where it grows with the cluster, and its form in
-JSON.
+"""Stored memory of a sensor between its ticks, and its form in JSON.
 
-Dagster stores a cursor with every tick, so a cursor only names a record here. A record never
-changes: a tick that is repeated from an older cursor finds what it knew then. The newest eight of a
-sensor are kept; one that is lost costs an observer no more than one full timeout.
+Memory that grows with the cluster is stored here: Dagster stores a cursor with every tick, so a
+cursor only names a record. A record never changes: a tick that is repeated from an older cursor
+finds the memory of that time. The newest eight records of a sensor are kept; a lost one costs an
+observer at most one full timeout.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 M = TypeVar("M")
 
 _log = logging.getLogger(__name__)
-_KEPT = 8
+_KEPT_RECORDS = 8
 _NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{16}")
 
 
@@ -31,28 +31,34 @@ def _digest(raw: bytes) -> str:
 
 
 def load_memory(cluster: StormClusterState, sensor: str, name: str | None) -> bytes | None:
-    """The record that a cursor names; ``None`` when it is gone, damaged, or the name is not one of
-    ours.
+    """The record that a cursor names.
+
+    ``None`` if the record is gone or damaged, or :func:`store_memory` never returned the name.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     try:
-        found = read_sharded(cluster.state, paths.sensor_memory(sensor, name))
+        record = read_sharded(cluster.state, paths.sensor_memory(sensor, name))
     except (Corrupt, Conflict) as error:
         _log.warning("the memory of %s is lost: %s", sensor, error.message)
         return None
-    return found[0] if found is not None and _digest(found[0]) == name.partition("-")[2] else None
+    if record is None:
+        return None
+    raw, _ = record
+    if _digest(raw) != name.partition("-")[2]:
+        return None
+    return raw
 
 
 def store_memory(
     cluster: StormClusterState, sensor: str, raw: bytes, name: str | None, *, epoch: int
 ) -> str | None:
-    """Keep ``raw``; returns the name of its record, for the cursor.
+    """Store ``raw``, and return the name of its record, for the cursor.
 
-    Nothing is written when ``name`` holds it already. Otherwise it lands by compare and set, and
-    only while ``epoch`` (of the view that it was made from; below 0 before any leader) is the
-    leadership epoch: else the result is ``name``, and the next tick has its turn. The same when it
-    is larger than 16 MiB.
+    If the record ``name`` has the same content, there is no write. Otherwise the record is written
+    by compare and set, and only while ``epoch`` (of the view that it was made from; below 0 before
+    any leader) is the leadership epoch. If that fails, or ``raw`` is larger than 16 MiB, the result
+    is ``name``, and the next tick tries to store its memory.
     """
     digest = _digest(raw)
     if isinstance(name, str) and name.partition("-")[2] == digest:
@@ -60,23 +66,25 @@ def store_memory(
     parent = paths.sensor_memory(sensor)
     cluster.state.mkdirs(parent)
     version = cluster.state.get_version(parent) or 0
-    made = f"{version + 1}-{digest}"
+    number = version + 1
+    new_name = f"{number}-{digest}"
     # Before any leader the version of /epoch is 0.
     transaction = cluster.fenced(max(epoch, 0)).set(parent, b"", version)
-    for old in cluster.state.find_children(parent) or ():
-        if int(old.partition("-")[0]) <= version + 1 - _KEPT:
-            delete_ops(cluster.state, transaction, f"{parent}/{old}")
+    for old_name in cluster.state.find_children(parent) or ():
+        old_number = int(old_name.partition("-")[0])
+        if old_number <= number - _KEPT_RECORDS:
+            delete_ops(cluster.state, transaction, f"{parent}/{old_name}")
     try:
-        put_ops(cluster.state, transaction, paths.sensor_memory(sensor, made), raw, None)
+        put_ops(cluster.state, transaction, paths.sensor_memory(sensor, new_name), raw, None)
         transaction.commit()
     except (Conflict, Fenced, InvalidTopology) as error:
         _log.info("the memory of %s was not stored: %s", sensor, error.message)
         return name
-    return made
+    return new_name
 
 
 def encode_memory(memory: object) -> bytes:
-    """The memory as JSON with sorted keys: equal memories give equal bytes.
+    """Encode the memory as JSON with sorted keys: equal memories give equal bytes.
 
     A ``msgspec.Struct`` is an object of its fields, a named tuple an array, a field that is
     ``msgspec.UNSET`` is absent.
@@ -85,13 +93,14 @@ def encode_memory(memory: object) -> bytes:
 
 
 def decode_memory(kind: type[M], raw: bytes | str | None) -> M:
-    """The memory of :func:`encode_memory`; anything else is an empty memory, which only grants
-    time.
+    """Decode the result of :func:`encode_memory`.
+
+    Any other value gives an empty memory, with which the timeouts start from the beginning.
     """
     with suppress(msgspec.MsgspecError, UnicodeError):
-        found = msgspec.json.decode(raw or b"", type=kind)
-        # A part that is absent must not pass for one that was seen: the document has every field,
-        # and no other.
-        if msgspec.json.decode(encode_memory(found)) == msgspec.json.decode(raw or b""):
-            return found
+        memory = msgspec.json.decode(raw or b"", type=kind)
+        # The document must have every field and no other: the default of an absent part must not
+        # pass for an observation.
+        if msgspec.json.decode(encode_memory(memory)) == msgspec.json.decode(raw or b""):
+            return memory
     return kind()

@@ -1,5 +1,6 @@
-"""ZooKeeper session: connection, requests with a deadline, the lease until which it certainly
-lives.
+"""ZooKeeper session: connection, requests with a deadline, and lease.
+
+The lease is the time until which the session certainly lives.
 """
 
 import logging
@@ -44,29 +45,32 @@ _LOST = (
     exceptions.SessionExpiredError,
     exceptions.SessionMovedError,
 )
-# What a request may be answered with; the modules of this package deal with these.
-_ANSWERS = (
+_EXPECTED_ERRORS = (
     exceptions.NoNodeError,
     exceptions.NodeExistsError,
     exceptions.BadVersionError,
     exceptions.NotEmptyError,
 )
-# kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones
-# block the caller, so that long pipelines go out in slices.
-_PIPELINE = 128
-# Nodes that one request reads: all of the largest size still make a response that a server holds
-# easily.
-_AT_ONCE = 64
+"""Responses that the modules of this package handle."""
+_PIPELINE_REQUESTS = 128
+"""Requests of one slice of a pipeline.
+
+kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread bytes
+block the caller.
+"""
+_NODES_PER_READ = 64
+"""Nodes that one request reads. A server easily holds a response with the largest nodes."""
 
 
 def normalize_root(root: str) -> str:
-    """``/a/b`` form of a root path, ``""`` for ``/``; ``InvalidRequest`` when it is not
-    absolute.
+    """``/a/b`` form of a root path, ``""`` for ``/``.
+
+    Raises ``InvalidRequest`` if the path is not absolute.
     """
     if not root.startswith("/"):
         raise InvalidRequest(f"storm.zookeeper.root {root!r} must start with '/'")
     parts = [part for part in root.split("/") if part]
-    if any(part in (".", "..") for part in parts):
+    if "." in parts or ".." in parts:
         raise InvalidRequest(f"storm.zookeeper.root {root!r} may not hold '.' or '..'")
     return "".join("/" + part for part in parts)
 
@@ -74,10 +78,10 @@ def normalize_root(root: str) -> str:
 class ZkSession:
     """A session with a ZooKeeper ensemble, below one root path.
 
-    Made in the process that uses it; every use in a forked child raises ``InvalidRequest``. All
-    methods may be called from any thread. Requests are refused with ``Unavailable`` while the
-    connection is down instead of being queued, and every wait has a deadline; only the reconnection
-    itself goes on in the background until :meth:`close`.
+    It belongs to the process that created it: every use in a forked child raises
+    ``InvalidRequest``. All methods may be called from any thread. Requests are refused with
+    ``Unavailable`` while the connection is down instead of being queued, and every wait has a
+    deadline; only the reconnection itself continues in the background until :meth:`close`.
     """
 
     def __init__(
@@ -93,21 +97,21 @@ class ZkSession:
         super_acl: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect a session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
+        """Connect to the ensemble ``hosts`` (``"h:p,h:p"``), with paths below ``root``.
 
-        Nothing is created. With ``auth`` (lines of "user:password", digest) the nodes it creates
-        are the first user's, and its topology's workers' as far as they need them
-        (``security/zookeeper_access``; ``super_acl`` as there). Reads are tried again
+        No node is created. With ``auth`` (lines of "user:password", digest) the nodes that the
+        session creates belong to the first user, and to its topology's workers as far as they need
+        them (``security/zookeeper_access``; ``super_acl`` as there). Reads are retried
         ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a
-        reconnection in each request. Raises ``Unavailable`` when no server answers within
-        ``connection_timeout_ms``, and ``Misconfigured`` when ``tls`` does not trust them.
+        reconnection in each request. Raises ``Unavailable`` if no server answers within
+        ``connection_timeout_ms``, and ``Misconfigured`` if ``tls`` does not trust them.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(
                 f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'"
             )
         self.root: str = normalize_root(root)
-        if auth is not None and not all(all(one.partition(":")) for one in auth.split("\n")):
+        if auth is not None and not all(_is_credential(line) for line in auth.split("\n")):
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
         self.hosts = hosts
         self.users = None if auth is None else ZooKeeperUsers(auth, super_acl)
@@ -120,7 +124,7 @@ class ZkSession:
         self._pid = os.getpid()
         self._up = threading.Event()
         self.closed: bool = False
-        """Whether :meth:`close` was called."""
+        """True after a call of :meth:`close`."""
         self._closing = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
         client.add_listener(self._on_state)
@@ -128,55 +132,45 @@ class ZkSession:
         deadline = time.monotonic() + connection_timeout_ms / 1000.0
         while not self._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
             failures = list(connection.tls_errors)
-            distrusted = [
+            untrusted = [
                 error for error in failures if isinstance(error, ssl.SSLCertVerificationError)
             ]
-            # As often as there are servers, so that one that is trusted was tried, too.
-            untrusted = len(distrusted) == len(failures) > hosts.count(",")
-            if not untrusted and time.monotonic() < deadline:
-                continue
-            self.close()
-            if untrusted:
+            # With as many failures as servers, a trusted server would have been tried.
+            if len(failures) > hosts.count(",") and len(untrusted) == len(failures):
+                self.close()
                 raise Misconfigured(
-                    f"ZooKeeper at {hosts} is not trusted ({distrusted[-1].verify_message}): name its authority in "
-                    "storm.zookeeper.ssl.truststore.path, and in storm.zookeeper.servers the hosts that its certificates name"
+                    f"ZooKeeper at {hosts} is not trusted ({untrusted[-1].verify_message}): name "
+                    "its authority in storm.zookeeper.ssl.truststore.path, and in "
+                    "storm.zookeeper.servers the hosts that its certificates name"
                 )
-            if tls is not None:
-                why = f" ({failures[-1].reason or failures[-1]})" if failures else ""
-                raise Unavailable(
-                    f"ZooKeeper at {hosts} does not answer over TLS within {connection_timeout_ms} ms{why}: name its "
-                    "secureClientPort in storm.zookeeper.servers, or remove storm.zookeeper.ssl.enable; where it asks for "
-                    "certificates, name one that it trusts in storm.zookeeper.ssl.keystore.path"
-                )
-            raise Unavailable(
-                f"ZooKeeper at {hosts} does not answer within {connection_timeout_ms} ms: "
-                "start it (storm-dagster daemon zookeeper, or dev), or correct storm.zookeeper.servers and .port "
-                "(over TLS it needs storm.zookeeper.ssl.enable)"
-            )
+            if time.monotonic() >= deadline:
+                self.close()
+                raise _no_server(hosts, connection_timeout_ms, tls is not None, failures)
 
     # -- state -------------------------------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
-        """Whether the session is connected at this moment."""
+        """True while the session is connected."""
         return not self.closed and self._client.connected
 
     @property
     def session_id(self) -> int:
-        """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is
-        lost.
+        """Id of the session, which is the ``ephemeralOwner`` of its nodes.
+
+        It does not change while the connection is suspended, and is 0 once the session is lost.
         """
         return self._connection.lease.session_id
 
     def lease(self) -> SessionLease:
-        """Session id, newest answer and timeout, read at one moment."""
+        """Session id, newest response and timeout, read at one moment."""
         return self._connection.lease
 
     def lease_end(self, session_id: int | None = None) -> float:
-        """Boot clock until which the session certainly lives: 0.0 when it is over.
+        """Boot clock until which the session certainly lives; 0.0 if it is over.
 
-        With ``session_id``, the answer concerns that session, and is 0.0 once another took its
-        place: what an owner of ephemeral nodes must ask with the id that it wrote them under.
+        With ``session_id``, the result is 0.0 also once another session took the place of that one.
+        An owner of ephemeral nodes must pass the id with which it wrote them.
         """
         lease = self._connection.lease
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
@@ -184,11 +178,11 @@ class ZkSession:
         return lease.answered_boot + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
 
     def add_listener(self, wake: Callable[[str], None]) -> None:
-        """Call ``wake`` with ``"CONNECTED"``, ``"SUSPENDED"`` or ``"LOST"`` on each change, in
-        order.
+        """Call ``wake`` with the new state on each change of the connection, in order.
 
-        It runs in the connection's thread: it may set flags and events, and must neither block nor
-        use the session.
+        The states are ``"CONNECTED"``, ``"SUSPENDED"`` and ``"LOST"``. ``wake`` runs in the
+        connection's thread: it may set flags and events, and must neither block nor use the
+        session.
         """
         self._listeners.append(wake)
 
@@ -205,12 +199,9 @@ class ZkSession:
             if state == "LOST":
                 self._connection.forget_lease()
         if not self.closed or state == "LOST":
-            _log.log(
-                logging.INFO if state == "CONNECTED" or self.closed else logging.WARNING,
-                "ZooKeeper connection to %s is %s",
-                self.hosts,
-                state,
-            )
+            expected = state == "CONNECTED" or self.closed
+            level = logging.INFO if expected else logging.WARNING
+            _log.log(level, "ZooKeeper connection to %s is %s", self.hosts, state)
         for wake in list(self._listeners):
             try:
                 wake(state)
@@ -218,15 +209,13 @@ class ZkSession:
                 _log.exception("a listener of the ZooKeeper connection failed at %s", state)
 
     def dispatch(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in the thread that watch callbacks run in, after those that are waiting
-        there.
-        """
+        """Run ``call`` in the thread of the watch callbacks, after the pending ones."""
         self._client.handler.dispatch_callback(Callback("watch", call, ()))
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def full(self, path: str) -> str:
-        """The path that the server knows: ``path`` below the root, double slashes removed."""
+        """Path on the server: ``path`` below the root, double slashes removed."""
         if not path.startswith("/"):
             raise InvalidRequest(f"path {path!r} must start with '/'")
         parts = [part for part in path.split("/") if part]
@@ -239,8 +228,9 @@ class ZkSession:
         return full_path[len(self.root) :] or "/"
 
     def acl(self, path: str) -> list[ACL] | None:
-        """The ACL of a node below the root; ``None``, which opens it to everybody, without
-        users.
+        """ACL of a node below the root.
+
+        Without users it is ``None``, which opens the node to all clients.
         """
         if self.users is None:
             return None
@@ -258,56 +248,59 @@ class ZkSession:
         if self.closed:
             raise Unavailable("the ZooKeeper session is closed: open a new one")
 
-    def _translated(self, error: BaseException, what: str) -> StormDagsterError | None:
+    def _translate(self, error: BaseException, action: str) -> StormDagsterError | None:
         if isinstance(error, _LOST):
             return Unavailable(
-                f"the connection to ZooKeeper at {self.hosts} was lost during {what}, whose outcome is "
-                f"unknown ({type(error).__name__}): read again"
+                f"the connection to ZooKeeper at {self.hosts} was lost during {action}, whose "
+                f"outcome is unknown ({type(error).__name__}): read again"
             )
         if isinstance(error, KazooTimeoutError):
             return Unavailable(
-                f"ZooKeeper at {self.hosts} did not answer {what} in time: read again"
+                f"ZooKeeper at {self.hosts} did not answer {action} in time: read again"
             )
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return Misconfigured(
-                f"ZooKeeper refuses {what}: this client may not, check the credentials and the ACL of the node "
-                "(storm-dagster daemon zookeeper secure sets all of them)"
+                f"ZooKeeper refuses {action}: this client may not, check the credentials and the "
+                "ACL of the node (storm-dagster daemon zookeeper secure sets all of them)"
             )
-        if isinstance(error, exceptions.KazooException) and not isinstance(error, _ANSWERS):
+        if isinstance(error, exceptions.KazooException) and not isinstance(error, _EXPECTED_ERRORS):
             return Conflict(
-                f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents"
+                f"ZooKeeper refuses {action} ({type(error).__name__}): check the path and its "
+                "parents"
             )
         return None
 
     @property
     def _reply_seconds(self) -> float:
-        # kazoo drops a silent connection after two thirds of the session timeout, which fails what
-        # is pending; this is the limit beyond which even that must have happened.
+        # kazoo drops a silent connection after two thirds of the session timeout, which fails the
+        # pending requests; this is the limit beyond which even that must have happened.
         return max(self._session_timeout_ms, self._connection.lease.negotiated_ms) / 1000.0 + 1.0
 
-    def call(self, begin: Callable[[KazooClient], Any], what: str, *, read: bool = False) -> Any:
-        """The result of one request that ``begin`` starts (a kazoo ``*_async`` method).
+    def call(self, begin: Callable[[KazooClient], Any], action: str, *, read: bool = False) -> Any:
+        """Result of one request that ``begin`` starts (a kazoo ``*_async`` method).
 
-        Answers such as ``NoNodeError`` pass through for the caller in this package. A lost
-        connection is ``Unavailable``; a ``read`` is tried again first, a write never, for it may
-        have landed.
+        ``action`` describes the request in errors. Responses such as ``NoNodeError`` pass through
+        for the caller in this package. A lost connection is ``Unavailable``; a ``read`` is retried
+        before that, a write never, because it may have landed.
         """
         return self._attempt(
-            lambda: begin(self._client).get(timeout=self._reply_seconds), what, read=read
+            lambda: begin(self._client).get(timeout=self._reply_seconds), action, read=read
         )
 
-    def _attempt(self, ask: Callable[[], T], what: str, *, read: bool) -> T:
-        for retries_left in range(self._retries if read else 0, -1, -1):
+    def _attempt(self, request: Callable[[], T], action: str, *, read: bool) -> T:
+        max_retries = self._retries if read else 0
+        for retries_left in range(max_retries, -1, -1):
             self._guard()
             if not self._up.is_set() and not self._up.wait(max(1, self._retries) * self._interval):
                 self._guard()
                 raise Unavailable(
-                    f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, try again"
+                    f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, "
+                    "try again"
                 )
             try:
-                return ask()
+                return request()
             except Exception as error:
-                translated = self._translated(error, what)
+                translated = self._translate(error, action)
                 if translated is None:
                     raise
                 if not isinstance(error, _LOST) or not retries_left:
@@ -315,51 +308,54 @@ class ZkSession:
             time.sleep(self._interval)
         raise AssertionError("unreachable")
 
-    def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
-        """Results of many reads in the order given, sent without waiting for each other.
+    def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], action: str) -> list[Any]:
+        """Results of many reads in their order, sent without waiting for each other.
 
         An error such as ``NoNodeError`` is in the list as that exception, a refusal as
-        ``Misconfigured``. A lost connection starts the slice again, as in :meth:`call`.
+        ``Misconfigured``. After a lost connection the slice is retried, as in :meth:`call`.
         """
         results: list[Any] = []
-        for start in range(0, len(begins), _PIPELINE):
-            part = begins[start : start + _PIPELINE]
+        for start in range(0, len(begins), _PIPELINE_REQUESTS):
+            part = begins[start : start + _PIPELINE_REQUESTS]
             results.extend(
-                self._attempt(lambda part=part: self._answers(part, what), what, read=True)
+                self._attempt(lambda part=part: self._results(part, action), action, read=True)
             )
         return results
 
-    def _answers(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
-        answers: list[Any] = []
+    def _results(self, begins: Sequence[Callable[[KazooClient], Any]], action: str) -> list[Any]:
+        results: list[Any] = []
         for pending in [begin(self._client) for begin in begins]:
             try:
-                answers.append(pending.get(timeout=self._reply_seconds))
+                results.append(pending.get(timeout=self._reply_seconds))
             except Exception as error:
-                translated = self._translated(error, what)
+                translated = self._translate(error, action)
                 if isinstance(translated, Unavailable):
                     raise
-                answers.append(translated or error)
-        return answers
+                results.append(translated or error)
+        return results
 
-    def read_nodes(self, fulls: Sequence[str], what: str, children: bool = False) -> list[Any]:
-        """(data, stat) or children of each node in the order given, ``None`` for a missing one; one
-        request for many.
+    def read_nodes(self, fulls: Sequence[str], action: str, children: bool = False) -> list[Any]:
+        """(data, stat) or children of each node in order, in few requests.
+
+        ``None`` for a missing node.
         """
         results: list[Any] = []
-        for start in range(0, len(fulls), _AT_ONCE):
-            part = fulls[start : start + _AT_ONCE]
+        for start in range(0, len(fulls), _NODES_PER_READ):
+            part = fulls[start : start + _NODES_PER_READ]
             results += self.call(
-                lambda client, part=part: multi_read_async(client, part, children), what, read=True
+                lambda client, part=part: multi_read_async(client, part, children),
+                action,
+                read=True,
             )
         return results
 
-    # -- ending ------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     def close(self, deadline: float = 5.0) -> bool:
-        """End the session, so that its ephemeral nodes vanish at once. Closing twice does nothing.
+        """End the session, so that its ephemeral nodes vanish at once.
 
-        Returns within about ``deadline`` seconds in any case: ``False`` when the server was not
-        reached, so that the session ends there by its timeout.
+        A second call has no effect. Returns within about ``deadline`` seconds in any case:
+        ``False`` if the server was not reached, so that the session ends there by its timeout.
         """
         with self._closing:
             if self.closed:
@@ -395,39 +391,65 @@ class ZkSession:
             stopped.set()
 
     def drop_link(self) -> None:
-        """Cut the TCP connection without telling the server, as a network fault would; it
-        reconnects.
+        """Cut the TCP connection without a message to the server.
+
+        A network fault does the same. The session reconnects.
         """
-        if (link := self._connection._socket) is not None:
-            try:
-                link.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                _log.debug("the link was down already: %s", error)
+        link = self._connection._socket
+        if link is None:
+            return
+        try:
+            link.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            _log.debug("the link was down already: %s", error)
+
+
+def _is_credential(line: str) -> bool:
+    user, colon, password = line.partition(":")
+    return bool(user and colon and password)
+
+
+def _no_server(
+    hosts: str, timeout_ms: int, over_tls: bool, failures: Sequence[ssl.SSLError]
+) -> Unavailable:
+    """Error for an ensemble of which no server has answered."""
+    if not over_tls:
+        return Unavailable(
+            f"ZooKeeper at {hosts} does not answer within {timeout_ms} ms: "
+            "start it (storm-dagster daemon zookeeper, or dev), or correct storm.zookeeper.servers "
+            "and .port (over TLS it needs storm.zookeeper.ssl.enable)"
+        )
+    reason = f" ({failures[-1].reason or failures[-1]})" if failures else ""
+    return Unavailable(
+        f"ZooKeeper at {hosts} does not answer over TLS within {timeout_ms} ms{reason}: name its "
+        "secureClientPort in storm.zookeeper.servers, or remove storm.zookeeper.ssl.enable; where "
+        "it asks for certificates, name one that it trusts in storm.zookeeper.ssl.keystore.path"
+    )
 
 
 class QuorumLease:
-    """Lease of a session with an ensemble, proved by its leader; a thread keeps it up until the
-    session is closed.
+    """Lease of a session with an ensemble, proved by its leader.
 
-    Responses of a follower alone prove nothing. It answers pings and reads without asking its
-    leader, and goes on doing so for ``syncLimit`` ticks after it has lost it; the leader meanwhile
-    ends the sessions that are silent. Measured: a session's ephemeral node vanished 3.4 s after its
-    server had been cut off, and that server still answered its owner. Two kinds of answers do prove
-    something:
+    A thread renews it until the session is closed.
 
-    * that to a connect: the leader made the session, or was asked for it, after the connect was
+    Responses of a follower alone are not a proof. It answers pings and reads without its leader,
+    also for ``syncLimit`` ticks after it has lost the leader, which ends silent sessions during
+    that time. Measured: a session's ephemeral node vanished 3.4 s after its server had been cut
+    off, and that server still answered its owner. Two kinds of responses are a proof:
+
+    * the response to a connect: the leader created or confirmed the session after the connect was
       sent;
-    * that to a chain of three ``sync`` in one connection, each sent after the answer to the one
-      before, the second at least half a tick after the first: the leader pings its followers every
-      half tick, what a follower replies names the sessions that it heard of, and requests and
-      pings keep their order. So the leader heard of the session after the first of the three had
-      been sent. (Half a tick is at most a quarter of any session timeout that it grants.)
+    * the responses to a chain of three ``sync`` in one connection, each sent after the response to
+      the one before, the second at least half a tick after the first: the leader pings its
+      followers every half tick, the reply of a follower names the sessions that it heard of, and
+      requests and pings keep their order. So the leader heard of the session after the first of the
+      three had been sent. (Half a tick is at most a quarter of any session timeout that it grants.)
     """
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
-        # Session id, and the boot clock at which the leader had not heard of it for the last time.
         self._proven: tuple[int, float] = (0, 0.0)
+        """Session id, and the newest boot clock after which the leader has heard of it."""
 
     def start(self) -> "QuorumLease":
         """Start the thread that renews the lease."""
@@ -439,9 +461,11 @@ class QuorumLease:
         lease = self._session.lease()
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
             return 0.0
-        owner, proven = self._proven
-        newest = max(lease.connected_boot, proven if owner == lease.session_id else 0.0)
-        return newest + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
+        proven_session, proven_boot = self._proven
+        newest_boot = lease.connected_boot
+        if proven_session == lease.session_id:
+            newest_boot = max(newest_boot, proven_boot)
+        return newest_boot + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
 
     def _run(self) -> None:
         while not self._session.closed:
@@ -452,30 +476,35 @@ class QuorumLease:
                 time.sleep(0.1)
 
     def _chain(self) -> None:
-        """Chains of syncs, the last of one being the first of the next, while the session is
-        connected.
+        """Send chains of syncs while the connection is the same.
+
+        The last sync of a chain is the first one of the next.
         """
-        at = self._session.lease()
-        first = self._sync()
+        lease = self._session.lease()
+        connection = (lease.session_id, lease.connected_boot)
+        first_boot = self._sync()
         while True:
-            time.sleep(at.negotiated_ms / 4000.0)
+            time.sleep(lease.negotiated_ms / 4000.0)
             self._sync()
-            last = self._sync()
-            now = self._session.lease()
-            if (now.session_id, now.connected_boot) != (at.session_id, at.connected_boot):
+            last_boot = self._sync()
+            current = self._session.lease()
+            if (current.session_id, current.connected_boot) != connection:
                 return
-            self._proven = (at.session_id, first)
-            first = last
+            self._proven = (lease.session_id, first_boot)
+            first_boot = last_boot
 
     def _sync(self) -> float:
-        """One round trip to the leader; the boot clock before it was sent."""
-        sent = boot_clock()
+        """Make a round trip to the leader, and return the boot clock before it."""
+        sent_boot = boot_clock()
         self._session.call(lambda client: client.sync_async("/"), "a sync")
-        return sent
+        return sent_boot
 
 
 def lease_of(session: ZkSession) -> "ZkSession | QuorumLease":
-    """Lease of a worker's session: the session itself with one server, else a started
-    :class:`QuorumLease`.
+    """Lease of a worker's session.
+
+    With one server it is the session itself, else a started :class:`QuorumLease`.
     """
-    return QuorumLease(session).start() if "," in session.hosts else session
+    if "," in session.hosts:
+        return QuorumLease(session).start()
+    return session

@@ -1,9 +1,9 @@
-"""Records that may be larger than a transaction can carry, in parts
-(``docs/decisions.md#bounded-nodes``).
+"""Records that may be larger than a transaction, in parts.
 
-A small record is in its node. A large one is cut: the parts are written first as children
-``<generation>-<n>`` that nothing refers to, and the transaction then writes the *head*, which names
-their generation, number and hash. A reader therefore sees the old record or the new one, and knows.
+A small record is in its node. A large one is cut (``docs/decisions.md#bounded-nodes``): the parts
+are written first, as children ``<generation>-<n>`` to which no head refers. The transaction then
+writes the *head*, which names their generation, number and hash. A reader therefore sees either the
+old record or the new one, and can verify it.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ INLINE_BYTES = 256 * 1024
 """Largest record in its own node: one transaction carries two of them and more."""
 SHARD_BYTES = 256 * 1024
 MAX_SHARDS = 64
-"""So 16 MiB are the most that one record may take."""
+"""A record has at most 16 MiB."""
 
 _HEAD_START = b'{"v":1,"generation":'
 _ATTEMPTS = 5
@@ -29,10 +29,11 @@ class ShardHead(Record):
     """Content of the node of a record that was cut."""
 
     generation: str
-    """Name of this writing of the record."""
+    """Name of one write of the record."""
     count: int
+    """Number of parts."""
     size: int
-    """Bytes in all."""
+    """Bytes of the whole record."""
     sha256: str
     """Hash of the whole record, hexadecimal."""
 
@@ -42,55 +43,58 @@ def put_ops(
 ) -> None:
     """Append operations to the transaction that write ``raw`` to ``path``.
 
-    ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The
-    parts of a large record are written at once; the parts of the former record, and of writers that
-    never committed, are deleted by the transaction. Raises ``InvalidTopology`` before any write
-    when the record is larger than 16 MiB.
+    ``at`` is the version of the node as read, ``None`` if the record must not exist yet. The parts
+    of a large record are written immediately; the parts of the former record, and of writers that
+    never committed, are deleted by the transaction. Raises ``InvalidTopology`` before any write if
+    the record is larger than 16 MiB.
     """
     if len(raw) > MAX_SHARDS * SHARD_BYTES:
         raise InvalidTopology(
             f"{path} would take {len(raw)} bytes, {MAX_SHARDS * SHARD_BYTES} are allowed: "
             "use fewer workers, or fewer tasks"
         )
-    former = state.find_children(path) if at is not None or len(raw) > INLINE_BYTES else None
+    is_large = len(raw) > INLINE_BYTES
+    former_parts: list[str] | None = None
+    if at is not None or is_large:
+        former_parts = state.find_children(path)
     base = at
-    if len(raw) > INLINE_BYTES:
-        data = _write_parts(state, path, raw)
-        if base is None:
-            # The parts need their parent, which is no record while it is empty.
-            found = state.get_data_with_version(path)
-            if found is None or found[0]:
-                raise conflict(f"{path} was changed meanwhile: read again", path)
-            base = found[1]
-    else:
-        data = raw
-        if base is None:
-            # So may an earlier attempt have left it.
-            found = state.get_data_with_version(path)
-            if found is not None and not found[0]:
-                base, former = found[1], state.find_children(path)
+    data = _write_parts(state, path, raw) if is_large else raw
+    if base is None:
+        # An empty node is not a record. It is the parent of the parts written above, or was left
+        # by an earlier attempt.
+        node = state.get_data_with_version(path)
+        is_empty = node is not None and not node[0]
+        if is_large and not is_empty:
+            raise conflict(f"{path} has changed: read again", path)
+        if node is not None and is_empty:
+            base = node[1]
+            if not is_large:
+                former_parts = state.find_children(path)
     transaction.put(path, data, None if base is None else base.version)
-    for name in former or ():
+    for name in former_parts or ():
         transaction.delete(f"{path}/{name}")
 
 
 def _write_parts(state: ClusterState, path: str, raw: bytes) -> bytes:
-    # A random name: a part whose answer was lost is never mistaken for one of another writer.
+    """Write the parts of a large record, and return its head."""
+    # A random name: a part whose response was lost is never taken for a part of another writer.
     generation = uuid.uuid4().hex
-    count = -(-len(raw) // SHARD_BYTES)
-    for number in range(count):
-        state.create_node(
-            f"{path}/{generation}-{number}", raw[number * SHARD_BYTES : (number + 1) * SHARD_BYTES]
-        )
+    parts = [raw[start : start + SHARD_BYTES] for start in range(0, len(raw), SHARD_BYTES)]
+    for number, part in enumerate(parts):
+        state.create_node(f"{path}/{generation}-{number}", part)
     head = ShardHead(
-        generation=generation, count=count, size=len(raw), sha256=hashlib.sha256(raw).hexdigest()
+        generation=generation,
+        count=len(parts),
+        size=len(raw),
+        sha256=hashlib.sha256(raw).hexdigest(),
     )
     return encode_record(head)
 
 
 def delete_ops(state: ClusterState, transaction: Transaction, path: str) -> bool:
-    """Append operations that delete the record and its parts; ``False``, and nothing appended, when
-    there is none.
+    """Append operations that delete the record and its parts.
+
+    Without the record, it appends no operation and returns false.
     """
     children = state.find_children(path)
     if children is None:
@@ -102,10 +106,10 @@ def delete_ops(state: ClusterState, transaction: Transaction, path: str) -> bool
 
 
 def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
-    """The record whose node holds ``raw``: itself, or its parts put together.
+    """The record whose node holds ``raw``: ``raw`` itself, or its joined parts.
 
-    ``None`` when the parts are gone, because the record was replaced after ``raw`` had been read.
-    Raises ``Corrupt`` when the parts differ from the head.
+    ``None`` if the parts are gone, because the record was replaced after ``raw`` had been read.
+    Raises ``Corrupt`` if the parts differ from the head.
     """
     if not raw.startswith(_HEAD_START):
         return raw
@@ -114,33 +118,41 @@ def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
         raise Corrupt(
             f"{path} names {head.count} parts of {head.generation!r:.40}: it was damaged or forged"
         )
-    parts = state.get_many([f"{path}/{head.generation}-{number}" for number in range(head.count)])
-    if any(part is None for part in parts):
-        return None
-    whole = b"".join(part[0] for part in parts if part is not None)
-    if len(whole) != head.size or hashlib.sha256(whole).hexdigest() != head.sha256:
+    part_paths = [f"{path}/{head.generation}-{number}" for number in range(head.count)]
+    parts: list[bytes] = []
+    for part in state.get_many(part_paths):
+        if part is None:
+            return None
+        parts.append(part[0])
+    record = b"".join(parts)
+    if len(record) != head.size or hashlib.sha256(record).hexdigest() != head.sha256:
         raise Corrupt(
             f"the parts of {path} do not have the hash that its head names: they were damaged"
         )
-    return whole
+    return record
 
 
 def read_sharded(
     state: ClusterState, path: str, watch: bool = False
 ) -> tuple[bytes, Versioned] | None:
-    """The record at ``path`` and the version of its node; ``None`` when there is none (or an empty
-    node).
+    """The record at ``path`` and the version of its node.
+
+    ``None`` without the node, or if it is empty.
     """
-    seen: Versioned | None = None
+    former_version: Versioned | None = None
     for _ in range(_ATTEMPTS):
-        found = state.get_data_with_version(path, watch)
-        if found is None or not found[0]:
+        node = state.get_data_with_version(path, watch)
+        if node is None:
             return None
-        if (whole := resolve(state, path, found[0])) is not None:
-            return whole, found[1]
-        if seen == found[1]:
+        raw, version = node
+        if not raw:
+            return None
+        record = resolve(state, path, raw)
+        if record is not None:
+            return record, version
+        if version == former_version:
             raise Corrupt(
                 f"parts of {path} are missing although its head names them: they were deleted"
             )
-        seen = found[1]
-    raise conflict(f"{path} is replaced again and again while it is read: try again", path)
+        former_version = version
+    raise conflict(f"{path} is replaced all the time while it is read: retry", path)

@@ -1,10 +1,11 @@
-"""The cluster's state as the daemons, the runs and the tests use it."""
+"""State of the cluster, as the daemons, the runs and the tests use it."""
 
 import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -31,47 +32,57 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def zookeeper_hosts(conf: Mapping[str, Any]) -> str:
-    """``storm.zookeeper.servers`` as ``host:port,host:port``; servers without a port get the
-    conf's.
+    """``storm.zookeeper.servers`` as ``host:port,host:port``.
+
+    Servers without a port have ``storm.zookeeper.port``.
     """
-    servers, port = conf["storm.zookeeper.servers"], conf["storm.zookeeper.port"]
+    servers = conf["storm.zookeeper.servers"]
+    port = conf["storm.zookeeper.port"]
     if not servers:
         raise InvalidRequest("storm.zookeeper.servers is empty: name at least one server")
     return ",".join(_with_port(server, port) for server in servers)
 
 
 def _with_port(server: str, port: int) -> str:
-    if server.count(":") > 1 and not server.startswith("["):
+    is_ipv6 = server.count(":") > 1
+    if is_ipv6 and not server.startswith("["):
         server = f"[{server}]"
-    return server if ":" in server.rpartition("]")[2] else f"{server}:{port}"
+    after_brackets = server.rpartition("]")[2]
+    return server if ":" in after_brackets else f"{server}:{port}"
 
 
-def open_session(full: Mapping[str, Any]) -> ZkSession:
-    """A session by the ``storm.zookeeper.*`` keys of a complete conf, whoever may write its
-    root.
+def open_session(full_conf: Mapping[str, Any]) -> ZkSession:
+    """Open a session by the ``storm.zookeeper.*`` keys of a complete conf.
+
+    The ACL of the root is not checked.
     """
     return ZkSession(
-        zookeeper_hosts(full),
-        root=full["storm.zookeeper.root"],
-        session_timeout_ms=full["storm.zookeeper.session.timeout"],
-        connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
-        retry_times=full["storm.zookeeper.retry.times"],
-        retry_interval_ms=full["storm.zookeeper.retry.interval"],
-        auth=zookeeper_payload(full),
-        super_acl=full.get(SUPER_ACL) or "",
-        tls=zookeeper_tls(full),
+        zookeeper_hosts(full_conf),
+        root=full_conf["storm.zookeeper.root"],
+        session_timeout_ms=full_conf["storm.zookeeper.session.timeout"],
+        connection_timeout_ms=full_conf["storm.zookeeper.connection.timeout"],
+        retry_times=full_conf["storm.zookeeper.retry.times"],
+        retry_interval_ms=full_conf["storm.zookeeper.retry.interval"],
+        auth=zookeeper_payload(full_conf),
+        super_acl=full_conf.get(SUPER_ACL) or "",
+        tls=zookeeper_tls(full_conf),
     )
 
 
-def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
-    """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
+def _conf_values(conf: Mapping[str, Any] | ClusterConf) -> Mapping[str, Any]:
+    return conf.values if isinstance(conf, ClusterConf) else conf
 
-    With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is
-    :class:`Conflict`. Workers, which cannot read its ACL, trust their supervisor.
+
+def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
+    """Open a session by the ``storm.zookeeper.*`` keys, and check its root.
+
+    Absent keys have their defaults. With ``storm.zookeeper.auth.payload`` or a secret, a root that
+    all clients may write is :class:`Conflict`. Workers, which cannot read its ACL, trust their
+    supervisor.
     """
-    full = {**default_conf(), **(conf.values if isinstance(conf, ClusterConf) else conf)}
-    session = open_session(full)
-    if zookeeper_payload(full) and not full.get(SUPER_ACL):
+    full_conf = {**default_conf(), **_conf_values(conf)}
+    session = open_session(full_conf)
+    if zookeeper_payload(full_conf) and not full_conf.get(SUPER_ACL):
         try:
             root.refuse_open_root(session)
         except BaseException:
@@ -81,33 +92,36 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
 
 
 def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
-    """ZooKeeper's, or what ``storm.cluster.state.store`` (``module:factory``) makes of the conf
-    map.
+    """Open ZooKeeper's store, or the one of ``storm.cluster.state.store``.
+
+    The key is ``module:factory``; the factory is called with the conf map.
     """
-    given = conf.values if isinstance(conf, ClusterConf) else conf
-    named = given.get("storm.cluster.state.store")
-    if not named:
-        return ZooKeeperClusterState(connect_session(given))
-    state = load_plugin("storm.cluster.state.store", named)({**default_conf(), **given})
+    values = _conf_values(conf)
+    factory_name = values.get("storm.cluster.state.store")
+    if not factory_name:
+        return ZooKeeperClusterState(connect_session(values))
+    factory = load_plugin("storm.cluster.state.store", factory_name)
+    state = factory({**default_conf(), **values})
     if not isinstance(state, ClusterState):
         raise InvalidRequest(
-            f"storm.cluster.state.store {named!r} made a {type(state).__name__}, which is not a ClusterState: "
-            "it must offer every method of storm_dagster.zk.state_protocol.ClusterState"
+            f"storm.cluster.state.store {factory_name!r} made a {type(state).__name__}, which is "
+            "not a ClusterState: it must offer every method of "
+            "storm_dagster.zk.state_protocol.ClusterState"
         )
     return state
 
 
 class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormClusterState"]):
-    """Everything that Storm keeps in ZooKeeper, as daemons read and write it.
+    """All state that Storm keeps in ZooKeeper, as daemons read and write it.
 
     A write is guarded by the leadership epoch, by this session, or by the version of the
-    assignment. Storm's own operations, some of them unguarded, are those of
+    assignment. Storm's original operations, some of them unguarded, are those of
     :class:`~storm_dagster.zk.storm_operations.StormOperations`.
 
     ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the
-    next change of what is read or when changes may have been missed (every reconnection issues all
-    of them). They may only set an event, and must be given again with the next read. They are
-    hints: read everything again from time to time as well.
+    next change of the nodes that are read, or when changes may have been missed (every reconnection
+    issues all of them). They may only set an event, and the next read must pass them again. They
+    are hints: a reader must also reread everything from time to time.
     """
 
     def __init__(self, state: ClusterState, cluster_id: str, *, owns_state: bool) -> None:
@@ -129,10 +143,11 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     ) -> Self:
         """The state of the cluster below the root, with the cluster id checked.
 
-        A ``ClusterState`` is used and left open by :meth:`disconnect`; a conf gets a client of its
-        own, which that closes. ``cluster_id`` is the id that the caller remembers: another one is
-        ``Conflict``. With the root absent, nothing is created and ``Unavailable`` raised, unless
-        ``create_root`` (which makes the first-level nodes, and an id when none is given).
+        :meth:`disconnect` leaves a given ``ClusterState`` open; a conf gets a new client, which
+        :meth:`disconnect` closes. ``cluster_id`` is the id that the caller remembers: another one
+        is ``Conflict``. If the root is absent, no node is created and ``Unavailable`` is raised,
+        unless ``create_root`` is set (it creates the first-level nodes, and an id if none is
+        given).
         """
         owns = isinstance(conf_or_state, ClusterConf | Mapping)
         state = _open_state(conf_or_state) if owns else conf_or_state
@@ -149,34 +164,37 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             try:
                 root.create_cluster_root(state, expected or uuid.uuid4().hex)
             except Conflict:
-                # Another was faster: its id is as good as the one made up here, but not as one
-                # given.
+                # Another process was faster: its id replaces a random one, but not a given one.
                 if expected is not None:
                     raise
         return root.check_cluster_id(state, expected)
 
     def cluster_id(self) -> str:
-        """The id of the cluster that this object was opened for."""
+        """Id of the cluster for which this object was opened."""
         return self._cluster_id
 
     def check_cluster_id(self) -> None:
-        """Ask ZooKeeper again: ``Unavailable`` when the root is gone, ``Conflict`` when it is
-        another's.
+        """Read the cluster id from ZooKeeper, and compare it.
+
+        Raises ``Unavailable`` if the root is gone, ``Conflict`` if it belongs to another cluster.
         """
         root.check_cluster_id(self.state, self._cluster_id)
 
     @property
     def session(self) -> ZkSession:
-        """The session below: leases, requests. ``InvalidRequest`` when the state has none."""
-        found = getattr(self.state, "session", None)
-        if not isinstance(found, ZkSession):
+        """Session of the state, for leases and requests.
+
+        Raises ``InvalidRequest`` if the state has none.
+        """
+        session = getattr(self.state, "session", None)
+        if not isinstance(session, ZkSession):
             raise InvalidRequest(
                 f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself"
             )
-        return found
+        return session
 
     def disconnect(self) -> None:
-        """Unregister the callbacks; close the client if it was made by :meth:`open` from a conf."""
+        """Unregister the callbacks; close the client if :meth:`open` made it from a conf."""
         self.state.unregister(self._registration)
         self.state.remove_listener(self._on_connection)
         self.watches.clear()
@@ -192,7 +210,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         try:
             self.watches.dispatch(kind, path)
         except UnknownSubtree as error:
-            # Storm ends its process here. The loops read everything again instead, and go on.
+            # Storm ends its process here. These loops reread everything instead, and continue.
             _log.error("%s", error.message)
             self.watches.wake_all()
 
@@ -212,91 +230,106 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             self.watches.set_callback(path, callback)
         return callback is not None
 
-    def _record(
+    def _read_versioned(
         self, cls: type[RecordT], path: str, watch: bool = False
     ) -> tuple[RecordT, Versioned] | None:
-        found = self.state.get_data_with_version(path, watch)
-        if found is None or not found[0]:
+        node = self.state.get_data_with_version(path, watch)
+        if node is None:
             return None
-        return decode_record(cls, found[0], path), found[1]
+        raw, version = node
+        if not raw:
+            return None
+        return decode_record(cls, raw, path), version
 
     def _read(self, cls: type[RecordT], path: str, watch: bool = False) -> RecordT | None:
-        found = self._record(cls, path, watch)
-        return None if found is None else found[0]
+        versioned = self._read_versioned(cls, path, watch)
+        return None if versioned is None else versioned[0]
 
     def assignment_info(
         self, topology_id: str, callback: Callable[..., object] | None = None
     ) -> Assignment | None:
-        """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
+        """``/assignments/<id>``: the slots and their tasks; ``None`` without one."""
         path = paths.assignment(topology_id)
-        found = shards.read_sharded(self.state, path, self._callback(path, callback))
-        return None if found is None else decode_record(Assignment, found[0], path)
+        node = shards.read_sharded(self.state, path, self._callback(path, callback))
+        return None if node is None else decode_record(Assignment, node[0], path)
 
     def active_storms(self) -> list[str]:
-        """``/topology``: ids of the topologies that exist, in whatever status, sorted."""
+        """``/topology``: ids of all topologies, in any status, sorted."""
         return self.state.find_children(paths.TOPOLOGY) or []
 
     def storm_base(
         self, topology_id: str, callback: Callable[..., object] | None = None
     ) -> records.StormBase | None:
-        """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not
-        exist.
-        """
+        """``/topology/<id>``: record of the topology; ``None`` if it does not exist."""
         path = paths.topology(topology_id)
         return self._read(records.StormBase, path, self._callback(path, callback))
 
     def load_view(self, wake: Wake | None = None) -> ClusterView:
-        """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
+        """Read the whole cluster, at (nearly) one moment.
 
-        The epoch is -1 before the first leader. Damaged records are in ``ClusterView.corrupt``.
-        ``wake`` is called when supervisors come or go, and at changes of topologies, assignments,
-        heartbeat records and live workers, and when the leader changes; not when a supervisor's
-        record is rewritten.
+        See :func:`~storm_dagster.zk.view_loading.load_view`. The epoch is -1 before the first
+        leader. Damaged records are in ``ClusterView.corrupt``. ``wake`` is called when supervisors
+        come or go, at changes of topologies, assignments, heartbeat records and live workers, and
+        when the leader changes, but not when a supervisor's record is rewritten.
         """
-        before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
-        return view_loading.load_view(self.state, self._cluster_id, before)
+        before_watch = None
+        if wake is not None:
+            before_watch = partial(self.watches.add_wake, wake=wake)
+        return view_loading.load_view(self.state, self._cluster_id, before_watch)
 
     def epoch(self) -> tuple[int, records.EpochRecord] | None:
-        """The leadership epoch (data version of ``/epoch``) and who holds it; ``None`` before any
-        leader.
+        """The leadership epoch (data version of ``/epoch``) and its leader.
+
+        ``None`` before the first leader.
         """
-        found = self._record(records.EpochRecord, paths.EPOCH)
-        return None if found is None else (found[1].version, found[0])
+        versioned = self._read_versioned(records.EpochRecord, paths.EPOCH)
+        if versioned is None:
+            return None
+        record, at = versioned
+        return at.version, record
 
     def leader_http(self) -> str:
-        """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
+        """Base URL of the leading nimbus; :class:`Unavailable` before the first one."""
         current = self.epoch()
         if current is None:
             raise Unavailable(
-                "no nimbus has led this cluster yet: start one with `storm-dagster daemon nimbus` or `storm-dagster dev`"
+                "no nimbus has led this cluster yet: start one with `storm-dagster daemon nimbus` "
+                "or `storm-dagster dev`"
             )
-        return current[1].http
+        _, leader = current
+        return leader.http
 
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
-        """Version and data of ``/assignments``: every change of an assignment raises it. See
-        ``append_change`` of operations.
+        """Version and data of ``/assignments``.
+
+        Every change of an assignment raises the version. See ``append_change`` of operations.
         """
-        found = self.state.get_data_with_version(
-            paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake)
-        )
-        if found is None:
+        watch = self.watch(paths.ASSIGNMENTS, wake)
+        node = self.state.get_data_with_version(paths.ASSIGNMENTS, watch)
+        if node is None:
             raise Unavailable(
-                f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read"
+                f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was "
+                "read"
             )
-        return found[1].version, found[0]
+        raw, at = node
+        return at.version, raw
 
     def read_assignment(
         self, topology_id: str, wake: Wake | None = None
     ) -> tuple[Assignment, Versioned] | None:
-        """The assignment and its version; ``None`` without one. ``wake`` also fires when it is
-        removed.
+        """The assignment and its version; ``None`` without one.
+
+        ``wake`` is also called when it is removed.
         """
         path = paths.assignment(topology_id)
-        found = shards.read_sharded(self.state, path, self.watch(path, wake))
-        return None if found is None else (decode_record(Assignment, found[0], path), found[1])
+        node = shards.read_sharded(self.state, path, self.watch(path, wake))
+        if node is None:
+            return None
+        raw, version = node
+        return decode_record(Assignment, raw, path), version
 
     def read_tasks(self, topology_id: str) -> records.TaskTable | None:
-        """``/tasks/<id>``: which task belongs to which component."""
+        """``/tasks/<id>``: the tasks of each component."""
         return self._read(records.TaskTable, paths.tasks(topology_id))
 
     def read_log_levels(self, topology_id: str) -> records.KeptLevels:
@@ -305,71 +338,71 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
     def read_state_home(self, topology_id: str) -> records.StateHome:
         """``/topology/<id>/state``; empty without one."""
-        return self._read(records.StateHome, paths.state_home(topology_id)) or records.StateHome(
-            marker=""
-        )
+        home = self._read(records.StateHome, paths.state_home(topology_id))
+        return home or records.StateHome(marker="")
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
-        """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes,
-        changes or goes.
-        """
-        from storm_dagster.zk.gray_upgrades import (
-            read_upgrade,
-        )  # A worker has no use for its rules.
+        """All nodes below ``/gray_upgrade/<id>``.
 
-        return read_upgrade(
-            self.state, topology_id, self.watch(paths.gray_upgrade(topology_id), wake)
-        )
+        ``wake`` is called when the record is created, changed or removed.
+        """
+        # Not at the top: a worker has no use for its rules.
+        from storm_dagster.zk.gray_upgrades import read_upgrade
+
+        watch = self.watch(paths.gray_upgrade(topology_id), wake)
+        return read_upgrade(self.state, topology_id, watch)
 
     def blacklist(self) -> frozenset[str]:
         """Hosts that get no new work."""
-        found = self._read(records.Blacklist, paths.BLACKLIST)
-        return frozenset(found.hosts if found is not None else ())
+        record = self._read(records.Blacklist, paths.BLACKLIST)
+        return frozenset(record.hosts if record is not None else ())
 
     # -- writing -----------------------------------------------------------------------------------
 
     def supervisor_heartbeat(self, supervisor_id: str, info: records.SupervisorInfo) -> None:
-        """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
+        """``/supervisors/<id>``: write the ephemeral record, in this session."""
         self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
     def write_beats(
         self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int
     ) -> int:
-        """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new
-        version.
+        """Replace ``/taskbeats/<id>`` if the assignment still has that version.
 
-        The record is never created: ``Conflict`` when it is gone, because the topology is, and when
-        the assignment moved on.
+        Returns the new version of the record. The record is never created: ``Conflict`` if it is
+        gone with its topology, and if the assignment has changed.
         """
-        transaction = self._assigned(topology_id, assignment_version)
-        landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[
-            -1
-        ]
-        assert isinstance(landed, int)
-        return landed
+        transaction = self._guard_assignment(topology_id, assignment_version)
+        transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1)
+        version = transaction.commit()[-1]
+        assert isinstance(version, int)
+        return version
 
     def change_state_home(
         self,
         topology_id: str,
-        changed: Callable[[records.StateHome], records.StateHome],
+        change: Callable[[records.StateHome], records.StateHome],
         *,
         assignment_version: int,
     ) -> records.StateHome:
-        """Write what ``changed`` makes of :meth:`read_state_home`, and return it; ``Conflict`` as
-        :meth:`write_beats`.
+        """Apply ``change`` to the record of :meth:`read_state_home`; return the result.
+
+        Raises ``Conflict`` as :meth:`write_beats` does.
         """
         path = paths.state_home(topology_id)
         while True:
-            found = self._record(records.StateHome, path)
-            before = records.StateHome(marker="") if found is None else found[0]
-            after = changed(before)
+            versioned = self._read_versioned(records.StateHome, path)
+            if versioned is None:
+                before = records.StateHome(marker="")
+                version = None
+            else:
+                before, at = versioned
+                version = at.version
+            after = change(before)
             if after == before:
                 return before
-            transaction = self._assigned(topology_id, assignment_version)
+            transaction = self._guard_assignment(topology_id, assignment_version)
             try:
-                transaction.put(
-                    path, encode_record(after), None if found is None else found[1].version
-                ).commit()
+                transaction.put(path, encode_record(after), version).commit()
             except Conflict as error:
                 # Another worker wrote it, unless the topology is gone.
                 if error.path != path or not self.state.exists(paths.topology(topology_id)):
@@ -377,7 +410,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             else:
                 return after
 
-    def _assigned(self, topology_id: str, version: int) -> Transaction:
+    def _guard_assignment(self, topology_id: str, version: int) -> Transaction:
         return self.state.transaction().check(paths.assignment(topology_id), version)
 
     def fenced(self, epoch: int) -> Transaction:
@@ -387,27 +420,27 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def register_metrics(
         self, topology_id: str, sample_rate: float, names: Iterable[str], *, assignment_version: int
     ) -> records.MetricIds | None:
-        """Give ids to the names that have none, in ``/metrics/<id>``, by compare and set.
+        """Give ids to the names without one, in ``/metrics/<id>``, by compare and set.
 
-        ``Conflict`` when the assignment no longer has that version. ``None`` when the node is gone,
-        because the topology is; nothing is written when nothing changes.
+        If all names have one, there is no write. ``Conflict`` if the assignment no longer has that
+        version. ``None`` if the node is gone, because the topology is.
         """
         path = paths.metrics(topology_id)
-        raw = self.state.get_data_with_version(path)
-        if raw is None:
+        node = self.state.get_data_with_version(path)
+        if node is None:
             return None
-        # Empty from its creation until the topology is active.
-        known = (
-            decode_record(records.MetricIds, raw[0], path)
-            if raw[0]
-            else records.MetricIds(sample_rate=sample_rate)
-        )
-        ids = dict(known.ids)
+        raw, at = node
+        if raw:
+            former = decode_record(records.MetricIds, raw, path)
+        else:
+            # The node is empty from its creation until the topology is active.
+            former = records.MetricIds(sample_rate=sample_rate)
+        ids = dict(former.ids)
         for name in names:
             ids.setdefault(name, len(ids) + 1)
-        record = known.model_copy(update={"sample_rate": sample_rate, "ids": ids})
-        if not raw[0] or ids != known.ids:
-            self._assigned(topology_id, assignment_version).set(
-                path, encode_record(record), raw[1].version
-            ).commit()
+        record = former.model_copy(update={"sample_rate": sample_rate, "ids": ids})
+        if not raw or ids != former.ids:
+            transaction = self._guard_assignment(topology_id, assignment_version)
+            transaction.set(path, encode_record(record), at.version)
+            transaction.commit()
         return record

@@ -1,4 +1,4 @@
-"""The operations of Storm's ``StormClusterState``, each on its path of this layout."""
+"""Operations of Storm's ``StormClusterState``, each on its path of this layout."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ _ATTEMPTS = 20
 
 
 def _retry(path: str, attempt: Callable[[], T], message: str = "") -> T:
-    """Call ``attempt`` again after every lost race; at last a ``Conflict`` about ``path``."""
+    """Retry ``attempt`` after every lost race; at last a ``Conflict`` about ``path``."""
     for _ in range(_ATTEMPTS):
         try:
             return attempt()
@@ -30,104 +30,105 @@ def _retry(path: str, attempt: Callable[[], T], message: str = "") -> T:
             raise
         except Conflict:
             continue
-    raise conflict(message or f"others write {path} all the time: try again", path)
+    raise conflict(message or f"others write {path} all the time: retry", path)
 
 
 class StormOperations(StormClusterState):
-    """Every operation of Storm's ``StormClusterState``, by its name there, for tools that know
-    them.
+    """All operations of Storm's ``StormClusterState``, by their names there.
 
-    No daemon holds one: a write here is fenced only when it is given the leadership ``epoch`` of
-    its writer, and then raises ``Fenced`` once that is over. A ``callback`` is one-shot: it is
-    called once, at the next change, or when events may have been lost, and must be given again with
-    the next read. A later one for the same path replaces it. It runs in ZooKeeper's thread and must
-    only set an event.
+    They are for tools that use these names, not for daemons: a write is fenced only with the
+    leadership ``epoch`` of its writer, and then raises ``Fenced`` once that epoch is over. A
+    ``callback`` is one-shot: it is called once, at the next change, or when events may have been
+    lost, and the next read must pass it again. A later callback for the same path replaces it. It
+    runs in ZooKeeper's thread and must only set an event.
     """
 
-    def _guarded(self, epoch: int | None) -> Transaction:
+    def _begin(self, epoch: int | None) -> Transaction:
         return self.state.transaction() if epoch is None else self.fenced(epoch)
 
     # -- assignments -------------------------------------------------------------------------------
 
     def assignments(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/assignments``: ids of the topologies that have an assignment, sorted."""
-        return (
-            self.state.find_children(paths.ASSIGNMENTS, self._callback(paths.ASSIGNMENTS, callback))
-            or []
-        )
+        watch = self._callback(paths.ASSIGNMENTS, callback)
+        return self.state.find_children(paths.ASSIGNMENTS, watch) or []
 
     def set_assignment(
         self, topology_id: str, info: records.Assignment, *, epoch: int | None = None
     ) -> int:
-        """``/assignments/<id>``: write the assignment in one transaction that raises the
-        assignments version (the version of ``/assignments``); returns the assignment's version.
+        """``/assignments/<id>``: write the assignment, and return its version.
+
+        The same transaction raises the assignments version (the version of ``/assignments``).
         """
         path = paths.assignment(topology_id)
         raw = records.encode_record(info, limit=None)
 
         def attempt() -> int:
             transaction = self._raise_assignments_version(epoch)
-            found = self.state.get_data_with_version(path)
-            at = None if found is None or not found[0] else found[1]
+            node = self.state.get_data_with_version(path)
+            at = node[1] if node is not None and node[0] else None
             index = len(transaction)
             shards.put_ops(self.state, transaction, path, raw, at)
-            landed = transaction.commit()[index]
-            return landed if isinstance(landed, int) else 0
+            version = transaction.commit()[index]
+            return version if isinstance(version, int) else 0
 
         return _retry(
             path,
             attempt,
-            f"others write assignments all the time, {path} was not written: try again",
+            f"others write assignments all the time, {path} was not written: retry",
         )
 
     def _raise_assignments_version(self, epoch: int | None) -> Transaction:
         version = self.state.get_version(paths.ASSIGNMENTS)
-        return self._guarded(epoch).set(paths.ASSIGNMENTS, b"", -1 if version is None else version)
+        return self._begin(epoch).set(paths.ASSIGNMENTS, b"", -1 if version is None else version)
 
     # -- topologies --------------------------------------------------------------------------------
 
     def activate_storm(
         self, topology_id: str, base: records.StormBase, *, epoch: int | None = None
     ) -> None:
-        """``/topology/<id>``: make the topology exist, or replace its record."""
+        """``/topology/<id>``: create the topology, or replace its record."""
         self._put(paths.topology(topology_id), records.encode_record(base), epoch)
 
     def update_storm(
         self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None
     ) -> records.StormBase:
-        """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.
+        """``/topology/<id>``: replace the fields in ``elems``, by compare and set.
 
-        ``executors`` are merged per component: a new number wins, components not named keep theirs.
+        ``executors`` are merged per component: a new number wins, unnamed components keep theirs.
         Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong
         values.
         """
         path = paths.topology(topology_id)
 
         def attempt() -> records.StormBase:
-            found = self._record(records.StormBase, path)
-            if found is None:
+            versioned = self._read_versioned(records.StormBase, path)
+            if versioned is None:
                 raise NotAlive(f"topology {topology_id} does not exist: nothing was updated")
-            base, at = found
-            changed = {**base.model_dump(), **elems}
+            base, at = versioned
+            fields = {**base.model_dump(), **elems}
             if isinstance(elems.get("executors"), Mapping):
-                changed["executors"] = {**base.executors, **elems["executors"]}
+                fields["executors"] = {**base.executors, **elems["executors"]}
             try:
-                updated = records.StormBase.model_validate(changed)
+                updated = records.StormBase.model_validate(fields)
             except ValidationError as error:
                 first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"])
+                field = ".".join(str(part) for part in first["loc"])
                 raise InvalidRequest(
-                    f"cannot update {topology_id}: {where}: {first['msg']}"
+                    f"cannot update {topology_id}: {field}: {first['msg']}"
                 ) from None
             if updated != base:
-                self._guarded(epoch).set(path, records.encode_record(updated), at.version).commit()
+                transaction = self._begin(epoch)
+                transaction.set(path, records.encode_record(updated), at.version)
+                transaction.commit()
             return updated
 
         return _retry(path, attempt)
 
     def remove_storm_base(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """``/topology/<id>`` and what is below: the topology does not exist any more; no error when
-        it did not.
+        """``/topology/<id>``: remove the topology and the nodes below it.
+
+        A missing topology is not an error.
         """
         path = paths.topology(topology_id)
 
@@ -136,7 +137,7 @@ class StormOperations(StormClusterState):
             if version is None:
                 self._check_epoch(epoch)
                 return
-            transaction = self._guarded(epoch)
+            transaction = self._begin(epoch)
             for child in self.state.find_children(path) or ():
                 transaction.delete(f"{path}/{child}")
             transaction.delete(path, version).commit()
@@ -144,9 +145,12 @@ class StormOperations(StormClusterState):
         _retry(path, attempt)
 
     def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors,
-        metrics, gray upgrade and worker folder, and the base at the very end, so that an
-        interrupted removal is seen. The backup of the assignment, kept under the name, stays.
+        """Remove all records of the topology.
+
+        The assignment is removed first (this raises the assignments version), then tasks,
+        heartbeats, errors, metrics, gray upgrade and worker folder. The base is last, so that an
+        interrupted removal is visible. The backup of the assignment, which has the name of the
+        topology, stays.
         """
 
         def unassign() -> None:
@@ -174,11 +178,11 @@ class StormOperations(StormClusterState):
 
     def _check_epoch(self, epoch: int | None) -> None:
         if epoch is not None:
-            self._guarded(epoch).commit()
+            self._begin(epoch).commit()
 
     def _put(self, path: str, data: bytes, epoch: int | None) -> None:
         def attempt() -> None:
-            self._guarded(epoch).put(path, data, self.state.get_version(path)).commit()
+            self._begin(epoch).put(path, data, self.state.get_version(path)).commit()
 
         _retry(path, attempt)
 
@@ -188,44 +192,44 @@ class StormOperations(StormClusterState):
         self, topology_id: str, node: str, port: int
     ) -> records.WorkerBeat | None:
         """``/taskbeats/<id>``: that slot's entry; ``None`` without one."""
-        found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
-        return None if found is None else found.workers.get(Slot(node, port).key)
+        beats = self._read(records.TaskBeats, paths.taskbeats(topology_id))
+        return None if beats is None else beats.workers.get(Slot(node, port).key)
 
     def executor_beats(
         self, topology_id: str, executor_node_port: Mapping[Executor, tuple[str, int]]
     ) -> dict[Executor, records.WorkerBeat]:
         """``/taskbeats/<id>``: the beat of each executor's slot.
 
-        Only executors that the assignment places in that slot now, and of which no task is counted
-        dead: reports of a stale worker about others are ignored.
+        The result has only executors that the current assignment places in that slot, and that have
+        no dead task: reports of a stale worker about other executors are ignored.
         """
-        found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
-        assigned = self.assignment_info(topology_id)
-        if found is None or assigned is None:
+        record = self._read(records.TaskBeats, paths.taskbeats(topology_id))
+        assignment = self.assignment_info(topology_id)
+        if record is None or assignment is None:
             return {}
-        dead, slots = set(decode_ranges(found.dead)), assigned.task_slots()
+        dead_tasks = set(decode_ranges(record.dead))
+        task_slots = assignment.task_slots()
         beats: dict[Executor, records.WorkerBeat] = {}
         for (first, last), slot in executor_node_port.items():
-            beat = found.workers.get(Slot(*slot).key)
+            beat = record.workers.get(Slot(*slot).key)
+            if beat is None:
+                continue
             tasks = range(first, last + 1)
-            if beat is not None and all(
-                slots.get(task) == slot and task not in dead for task in tasks
-            ):
+            if all(task_slots.get(task) == slot and task not in dead_tasks for task in tasks):
                 beats[first, last] = beat
         return beats
 
     def setup_heartbeats(self, topology_id: str) -> None:
-        """``/taskbeats/<id>``: create the record, without a worker; an existing one stays."""
+        """``/taskbeats/<id>``: create the record without a worker, if it is missing."""
         path = paths.taskbeats(topology_id)
         if self._read(records.TaskBeats, path) is None:
             self._put(path, records.encode_record(self._no_beats(topology_id)), None)
 
     def _no_beats(self, topology_id: str) -> records.TaskBeats:
         table = self.read_tasks(topology_id)
-        part = None if table is None else table.components.get(names.TOPOLOGY_MASTER)
-        return records.TaskBeats(
-            topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0
-        )
+        master = None if table is None else table.components.get(names.TOPOLOGY_MASTER)
+        master_task = master.ids[0] if master is not None and master.ids else 0
+        return records.TaskBeats(topology_id=topology_id, topology_master=master_task)
 
     def teardown_heartbeats(self, topology_id: str) -> None:
         """``/taskbeats/<id>``: delete the record; no error without one."""
@@ -238,8 +242,9 @@ class StormOperations(StormClusterState):
     def worker_heartbeat(
         self, topology_id: str, node: str, port: int, info: records.WorkerBeat
     ) -> None:
-        """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if
-        need be.
+        """``/taskbeats/<id>``: merge that slot's entry by compare and set.
+
+        A missing record is created.
         """
         self._change_beats(topology_id, Slot(node, port).key, info)
 
@@ -251,18 +256,20 @@ class StormOperations(StormClusterState):
         path = paths.taskbeats(topology_id)
 
         def attempt() -> None:
-            found = self._record(records.TaskBeats, path)
-            if found is None and beat is None:
+            versioned = self._read_versioned(records.TaskBeats, path)
+            if versioned is None and beat is None:
                 return
-            beats = found[0] if found is not None else self._no_beats(topology_id)
-            workers = {
-                name: one for name, one in {**beats.workers, slot: beat}.items() if one is not None
-            }
-            changed = beats.model_copy(update={"workers": workers})
-            if found is None:
-                self.state.create_node(path, records.encode_record(changed))
-            elif changed != beats:
-                self.state.set_data(path, records.encode_record(changed), found[1].version)
+            former = versioned[0] if versioned is not None else self._no_beats(topology_id)
+            workers = dict(former.workers)
+            if beat is None:
+                workers.pop(slot, None)
+            else:
+                workers[slot] = beat
+            record = former.model_copy(update={"workers": workers})
+            if versioned is None:
+                self.state.create_node(path, records.encode_record(record))
+            elif record != former:
+                self.state.set_data(path, records.encode_record(record), versioned[1].version)
 
         _retry(path, attempt)
 
@@ -270,24 +277,21 @@ class StormOperations(StormClusterState):
 
     def supervisors(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/supervisors``: ids of the live supervisors, sorted."""
-        return (
-            self.state.find_children(paths.SUPERVISORS, self._callback(paths.SUPERVISORS, callback))
-            or []
-        )
+        watch = self._callback(paths.SUPERVISORS, callback)
+        return self.state.find_children(paths.SUPERVISORS, watch) or []
 
     def supervisor_info(self, supervisor_id: str) -> records.SupervisorInfo | None:
-        """``/supervisors/<id>``: the record of a live supervisor; ``None`` when it is gone."""
+        """``/supervisors/<id>``: record of a live supervisor; ``None`` if it is gone."""
         return self._read(records.SupervisorInfo, paths.supervisor(supervisor_id))
 
     # -- errors ------------------------------------------------------------------------------------
 
     def errors(self, topology_id: str, task: int | None = None) -> list[records.TaskError]:
-        """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without
-        any.
-        """
-        found = self.errors_by_component(topology_id).values()
-        wanted = (error for errors in found for error in errors if task in (None, error.task))
-        return sorted(wanted, key=lambda error: -error.time)
+        """``/taskerrors/<id>``: errors of a task, or of all tasks, the newest first."""
+        selected: list[records.TaskError] = []
+        for errors in self.errors_by_component(topology_id).values():
+            selected.extend(error for error in errors if task is None or error.task == task)
+        return sorted(selected, key=lambda error: -error.time)
 
     def error_topologies(self) -> list[str]:
         """``/taskerrors``: ids of the topologies that have errors, sorted."""

@@ -1,9 +1,12 @@
-"""Errors of tasks: ``/taskerrors/<topology id>/<component>/e<seq>``, the newest ten of each
-component.
+"""Errors of tasks, the newest ten of each component.
+
+They are in ``/taskerrors/<topology id>/<component>/e<seq>``.
 """
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
@@ -13,25 +16,43 @@ from storm_dagster.zk.state_protocol import ClusterState
 _log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 10
-_TRIES = 5
-_LONGEST_ERROR = 32 * 1024  # characters; a trace longer than that keeps its two ends
+_ATTEMPTS = 5
+_MAX_ERROR_CHARS = 32 * 1024
+"""A longer trace keeps its two ends."""
 
 
 def _sequence(name: str) -> int:
+    """Number in the name of an error node; -1 for another name."""
     digits = name[1:]
-    return int(digits) if name[:1] == "e" and digits.isascii() and digits.isdigit() else -1
+    if name.startswith("e") and digits.isascii() and digits.isdigit():
+        return int(digits)
+    return -1
 
 
-def _shortened(error: str) -> str:
-    if len(error) <= _LONGEST_ERROR:
+def _shorten(error: str) -> str:
+    if len(error) <= _MAX_ERROR_CHARS:
         return error
-    half = _LONGEST_ERROR // 2
+    half = _MAX_ERROR_CHARS // 2
     left_out = len(error) - 2 * half
     return f"{error[:half]}\n... {left_out} characters left out ...\n{error[-half:]}"
 
 
+class _StoredError(NamedTuple):
+    """An error node; ``record`` is ``None`` if it is missing or damaged."""
+
+    name: str
+    record: TaskError | None
+    version: int
+
+    @property
+    def age_order(self) -> tuple[int, int]:
+        """Sort key: the oldest error is first."""
+        time = self.record.time if self.record is not None else 0
+        return time, _sequence(self.name)
+
+
 class TaskErrors:
-    """The part of the cluster's state that errors of tasks are in."""
+    """Part of the cluster's state: errors of tasks."""
 
     state: ClusterState
 
@@ -48,96 +69,109 @@ class TaskErrors:
         count: int = 1,
         group: str = "",
     ) -> None:
-        """``/taskerrors/<id>/<component>/e<seq>``: keep the error, and of the component's errors
-        the newest ten.
+        """``/taskerrors/<id>/<component>/e<seq>``: store an error of a task.
 
-        ``time`` is in epoch seconds. Messages over 32 Ki characters are shortened. One of a
-        ``group`` that is kept is added to its count; without a text it is dropped if none is. The
-        component is looked up in ``/tasks`` when it is not given; ``InvalidRequest`` when that does
-        not know the task.
+        The newest ten errors of the component are kept. ``time`` is in epoch seconds. Messages over
+        32 Ki characters are shortened. An error of a ``group`` that has a record is added to its
+        count; without such a record, an error without a text is dropped. If no component is given,
+        it is looked up in ``/tasks``; ``InvalidRequest`` if the task is not there.
         """
         if not component:
-            path = paths.tasks(topology_id)
-            raw = self.state.get_data(path)
-            component = (
-                decode_record(TaskTable, raw, path).component_of().get(task) if raw else None
-            )
-        if component is None:
-            raise InvalidRequest(
-                f"topology {topology_id} has no task {task}: name the component of the error"
-            )
+            component = self._component_of(topology_id, task)
         folder = paths.task_errors(topology_id, component)
         record = TaskError(
             task=task,
             host=host,
             port=port,
             time=time,
-            error=_shortened(error),
+            error=_shorten(error),
             count=count,
             group=group,
         )
-        for _ in range(_TRIES):
-            names = sorted(self.state.find_children(folder) or (), key=_sequence)
-            kept: list[tuple[int, str]] = []
-            same = None
-            for name, node in zip(
-                names, self.state.get_many([f"{folder}/{name}" for name in names]), strict=True
-            ):
-                try:
-                    known = decode_record(TaskError, node[0], name) if node is not None else None
-                except Corrupt:
-                    known = None
-                kept.append((known.time if known is not None else 0, name))
-                if (
-                    node is not None
-                    and known is not None
-                    and record.group
-                    and known.group == record.group
-                ):
-                    same = (name, known, node[1].version)
-            if same is None:
+        for _ in range(_ATTEMPTS):
+            stored_errors = self._read_errors(folder)
+            same_group = _last_of_group(stored_errors, record.group)
+            if same_group is None:
                 break
-            name, known, version = same
-            both = {"error": record.error or known.error, "count": known.count + record.count}
+            name, former, version = same_group
+            text = record.error or former.error
+            total = former.count + record.count
+            merged = record.model_copy(update={"error": text, "count": total})
             with suppress(Conflict):
-                self.state.set_data(
-                    f"{folder}/{name}", encode_record(record.model_copy(update=both)), version
-                )
+                self.state.set_data(f"{folder}/{name}", encode_record(merged), version)
                 return
         else:
             return
         if record.error:
             self.state.create_sequential(f"{folder}/e", encode_record(record))
-            kept.sort(key=lambda one: (one[0], _sequence(one[1])))
-            for _, name in kept[: max(0, len(kept) + 1 - KEPT_ERRORS)]:
-                self.state.delete_node(f"{folder}/{name}")
+            stored_errors.sort(key=lambda stored: stored.age_order)
+            excess = max(0, len(stored_errors) + 1 - KEPT_ERRORS)
+            for stored in stored_errors[:excess]:
+                self.state.delete_node(f"{folder}/{stored.name}")
+
+    def _component_of(self, topology_id: str, task: int) -> str:
+        path = paths.tasks(topology_id)
+        raw = self.state.get_data(path)
+        component = None
+        if raw:
+            component = decode_record(TaskTable, raw, path).component_of().get(task)
+        if component is None:
+            raise InvalidRequest(
+                f"topology {topology_id} has no task {task}: name the component of the error"
+            )
+        return component
+
+    def _read_errors(self, folder: str) -> list[_StoredError]:
+        """Errors of a component, by sequence number."""
+        names = sorted(self.state.find_children(folder) or (), key=_sequence)
+        nodes = self.state.get_many([f"{folder}/{name}" for name in names])
+        stored_errors: list[_StoredError] = []
+        for name, node in zip(names, nodes, strict=True):
+            record = None
+            version = -1
+            if node is not None:
+                raw, at = node
+                version = at.version
+                with suppress(Corrupt):
+                    record = decode_record(TaskError, raw, name)
+            stored_errors.append(_StoredError(name, record, version))
+        return stored_errors
 
     def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
-        """Component id -> its errors, newest first; a topology without any gives an empty map."""
+        """Component id -> its errors, newest first; empty without any error."""
         top = paths.task_errors(topology_id)
         folders = self.state.find_children(top) or []
-        listed = self.state.find_children_many([f"{top}/{folder}" for folder in folders])
-        flat = [
-            (folder, name)
-            for folder, names in zip(folders, listed, strict=True)
-            for name in sorted(names or (), key=_sequence, reverse=True)
-        ]
-        found = self.state.get_many([f"{top}/{folder}/{name}" for folder, name in flat])
+        lists = self.state.find_children_many([f"{top}/{folder}" for folder in folders])
+        locations: list[tuple[str, str]] = []
+        for folder, names in zip(folders, lists, strict=True):
+            newest_first = sorted(names or (), key=_sequence, reverse=True)
+            locations.extend((folder, name) for name in newest_first)
+        nodes = self.state.get_many([f"{top}/{folder}/{name}" for folder, name in locations])
         errors: dict[str, list[TaskError]] = {}
-        for (folder, name), node in zip(flat, found, strict=True):
+        for (folder, name), node in zip(locations, nodes, strict=True):
             if node is None:
                 continue
             try:
                 record = decode_record(TaskError, node[0], f"{top}/{folder}/{name}")
             except Corrupt as error:
-                # Nothing is decided from errors: a damaged one must not hide the others.
+                # No decision depends on errors: a damaged one must not hide the others.
                 _log.error("%s", error.message)
                 continue
             component = folder.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")
             errors.setdefault(component, []).append(record)
-        # A record to which another error was added is older than its time; equal times stay in
-        # order.
-        return {
-            component: sorted(found, key=lambda one: -one.time)
-            for component, found in errors.items()
-        }
+        # By time, too: a record to which an error was added keeps its sequence number. The sort is
+        # stable.
+        for component_errors in errors.values():
+            component_errors.sort(key=lambda record: -record.time)
+        return errors
+
+
+def _last_of_group(
+    stored_errors: Iterable[_StoredError], group: str
+) -> tuple[str, TaskError, int] | None:
+    """Name, record and version of the last error of that group, if there is one."""
+    last = None
+    for name, record, version in stored_errors:
+        if group and record is not None and record.group == group:
+            last = (name, record, version)
+    return last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from kazoo import exceptions
 from kazoo.client import TransactionRequest
@@ -23,7 +23,8 @@ from storm_dagster.zk.session import ZkSession
 MAX_TRANSACTION_BYTES = 768 * 1024
 """All data and paths of one transaction. ZooKeeper drops the connection at 1 MiB."""
 
-_OVERHEAD = 64  # bytes of framing for each operation, generously
+_OVERHEAD_BYTES = 64
+"""Upper bound of the framing of one operation."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class _Operation:
     kind: Literal["check", "create", "set", "delete"]
     path: str
     add: Callable[[TransactionRequest, str], None]
-    """Adds it to a request; called with that and the path that the server knows."""
+    """Adds the operation to a request; called with the request and the path on the server."""
     data: bytes = b""
     version: int = -1
 
@@ -52,7 +53,7 @@ _REASONS: dict[type[Exception], str] = {
 
 def _reason(operation: _Operation, error: exceptions.KazooException) -> str:
     if isinstance(error, exceptions.BadVersionError):
-        return f"it was changed meanwhile (version {operation.version} was expected)"
+        return f"it has changed (version {operation.version} was expected)"
     if isinstance(error, exceptions.NoNodeError):
         return "its parent does not exist" if operation.kind == "create" else "it does not exist"
     return _REASONS.get(type(error), type(error).__name__)
@@ -69,9 +70,7 @@ class Transaction:
         self._session = session
         self._operations: list[_Operation] = []
         self.size: int = 0
-        """Bytes that the transaction takes so far; at most ``MAX_TRANSACTION_BYTES`` may be
-        committed.
-        """
+        """Bytes of the appended operations; a commit allows ``MAX_TRANSACTION_BYTES``."""
         self._committed = False
         self.afterwards: list[Callable[[], None]] = []
         """Called in order by the committer, once the transaction has landed."""
@@ -86,65 +85,70 @@ class Transaction:
             )
         if len(operation.data) > MAX_NODE_BYTES:
             raise InvalidTopology(
-                f"{operation.path} would take {len(operation.data)} bytes, a ZooKeeper node may hold "
-                f"{MAX_NODE_BYTES}: use fewer components, workers or tasks"
+                f"{operation.path} would take {len(operation.data)} bytes, a ZooKeeper node may "
+                f"hold {MAX_NODE_BYTES}: use fewer components, workers or tasks"
             )
         self._operations.append(operation)
-        self.size += len(operation.data) + len(self._session.full(operation.path)) + _OVERHEAD
+        full_path = self._session.full(operation.path)
+        self.size += len(operation.data) + len(full_path) + _OVERHEAD_BYTES
         return self
 
     def check(self, path: str, version: int) -> Transaction:
-        """Commit only if the node has that data version. A failing check of ``/epoch`` is
-        ``Fenced``.
+        """Commit only if the node has that data version.
+
+        A failing check of ``/epoch`` is ``Fenced``.
         """
-        return self._add(
-            _Operation("check", path, lambda to, full: to.check(full, version), version=version)
-        )
+
+        def add(request: TransactionRequest, full: str) -> None:
+            request.check(full, version)
+
+        return self._add(_Operation("check", path, add, version=version))
 
     def create(
         self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False
     ) -> Transaction:
-        """Create the node, whose parent must exist and which must not.
+        """Create the node, which must not exist; its parent must exist.
 
         With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so
         that such nodes are in the order of their transactions.
         """
         acl = self._session.acl(path)
-        return self._add(
-            _Operation(
-                "create",
-                path,
-                lambda to, full: to.create(full, data, acl, ephemeral, sequence),
-                data,
-            )
-        )
+
+        def add(request: TransactionRequest, full: str) -> None:
+            request.create(full, data, acl, ephemeral, sequence)
+
+        return self._add(_Operation("create", path, add, data))
 
     def set(self, path: str, data: bytes, version: int) -> Transaction:
         """Replace the data of the node if it has that version."""
-        return self._add(
-            _Operation(
-                "set", path, lambda to, full: to.set_data(full, data, version), data, version
-            )
-        )
+
+        def add(request: TransactionRequest, full: str) -> None:
+            request.set_data(full, data, version)
+
+        return self._add(_Operation("set", path, add, data, version))
 
     def put(self, path: str, data: bytes, version: int | None) -> Transaction:
-        """Replace the data of the node if it has that version; with ``None``, create it."""
-        return self.create(path, data) if version is None else self.set(path, data, version)
+        """Replace the data if the node has that version; with ``None``, create the node."""
+        if version is None:
+            return self.create(path, data)
+        return self.set(path, data, version)
 
     def delete(self, path: str, version: int = -1) -> Transaction:
         """Delete the node, which must exist and have no children."""
-        return self._add(
-            _Operation("delete", path, lambda to, full: to.delete(full, version), version=version)
-        )
+
+        def add(request: TransactionRequest, full: str) -> None:
+            request.delete(full, version)
+
+        return self._add(_Operation("delete", path, add, version=version))
 
     def commit(self) -> list[int | str | None]:
         """Send the operations: all of them land, or none.
 
         Returns, for each operation in order, the path of a create, the new version of a set, and
-        ``None`` for the others. Raises ``Fenced`` when a check of the epoch failed, ``Conflict``
-        (with ``path``) when any other operation could not be done, ``InvalidTopology`` when the
-        whole is too large, and ``Unavailable`` when the answer was lost: the transaction may then
-        have landed; read again.
+        ``None`` for the others. Raises ``Fenced`` if a check of the epoch failed, ``Conflict``
+        (with ``path``) if any other operation failed, ``InvalidTopology`` if the transaction is too
+        large, and ``Unavailable`` if the response was lost: the transaction may then have landed,
+        and the caller must reread.
         """
         if self._committed:
             raise InvalidRequest("this transaction was committed already: collect a new one")
@@ -156,26 +160,26 @@ class Transaction:
         self._committed = True
         if not self._operations:
             return []
-        answers = self._session.call(
+        responses = self._session.call(
             lambda client: self._request(client).commit_async(),
             f"a transaction on {self._operations[-1].path}",
         )
-        for operation, answer in zip(self._operations, answers, strict=False):
-            if isinstance(answer, exceptions.RolledBackError | exceptions.RuntimeInconsistency):
+        for operation, response in zip(self._operations, responses, strict=False):
+            if isinstance(response, exceptions.RolledBackError | exceptions.RuntimeInconsistency):
                 continue
-            if isinstance(answer, Exception):
-                self._fail(operation, answer)
+            if isinstance(response, Exception):
+                self._raise_failure(operation, response)
         results: list[int | str | None] = []
-        for operation, answer in zip(self._operations, answers, strict=True):
-            if isinstance(answer, Exception):
+        for operation, response in zip(self._operations, responses, strict=True):
+            if isinstance(response, Exception):
                 raise conflict(
-                    f"{operation.path} could not be written: {type(answer).__name__}",
+                    f"{operation.path} could not be written: {type(response).__name__}",
                     operation.path,
                 )
             if operation.kind == "set":
-                results.append(answer.version)
+                results.append(response.version)
             elif operation.kind == "create":
-                results.append(self._session.strip(answer))
+                results.append(self._session.strip(response))
             else:
                 results.append(None)
         return results
@@ -187,13 +191,14 @@ class Transaction:
         return request
 
     @staticmethod
-    def _fail(operation: _Operation, error: Exception) -> None:
+    def _raise_failure(operation: _Operation, error: Exception) -> NoReturn:
         if not isinstance(error, exceptions.KazooException):
             raise error
         if isinstance(error, exceptions.NoAuthError):
             raise Misconfigured(
-                f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, check the "
-                "credentials and the ACL of the node (storm-dagster daemon zookeeper secure sets all of them)"
+                f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, "
+                "check the credentials and the ACL of the node (storm-dagster daemon zookeeper "
+                "secure sets all of them)"
             )
         if operation.kind == "check" and operation.path == paths.EPOCH:
             raise Fenced(

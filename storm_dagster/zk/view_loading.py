@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from storm_dagster.model import paths, records
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
@@ -16,26 +16,43 @@ from storm_dagster.zk.worker_nodes import parse_worker_name
 _log = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", bound=Record)
-_Found = tuple[bytes, Versioned] | None
+_Node = tuple[bytes, Versioned] | None
+"""Data and version of a node; ``None`` without the node."""
 Decode = Callable[[type[Any], bytes, str], Any]
 """As :func:`decode_record`: class, bytes and path to a record, or ``Corrupt``."""
 
 
+class _TopologyNodes(NamedTuple):
+    """Nodes of one topology, as read."""
+
+    base: _Node
+    tasks: _Node
+    assignment: _Node
+    beats: _Node
+    workers: dict[str, _Node]
+    """By the name of the node."""
+
+
 class _Loading:
-    """State of one load: records that were read, and damage that was found."""
+    """State of one load: damage of records that were decoded."""
 
     def __init__(self, state: ClusterState, decode: Decode) -> None:
         self.state = state
         self._decode = decode
         self.corrupt: dict[str, str] = {}
-        self.held: set[Slot] = set()
+        """Path of a damaged record -> text of its error."""
+        self.held_slots: set[Slot] = set()
+        """Slots that may have a worker of a topology with damage."""
 
-    def decode(self, cls: type[RecordT], found: _Found, path: str) -> RecordT | None:
-        """The record; ``None`` for a missing, empty or damaged one, the last noted and logged."""
-        if found is None or not found[0]:
+    def decode(self, cls: type[RecordT], node: _Node, path: str) -> RecordT | None:
+        """The record; ``None`` for a missing, empty or damaged one.
+
+        A damaged one is noted and logged.
+        """
+        if node is None or not node[0]:
             return None
         try:
-            return self._decode(cls, found[0], path)
+            return self._decode(cls, node[0], path)
         except Corrupt as error:
             self.note(path, error)
             return None
@@ -44,67 +61,83 @@ class _Loading:
         self.corrupt[path] = error.message
         _log.error("%s", error.message)
 
-    def assignment(self, path: str, found: _Found) -> tuple[records.Assignment, Versioned] | None:
-        """The assignment, its parts read where it was cut."""
-        if found is None or not found[0]:
+    def assignment(self, path: str, node: _Node) -> tuple[records.Assignment, Versioned] | None:
+        """The assignment; if it was cut, its parts are read."""
+        if node is None or not node[0]:
             return None
+        raw, version = node
         try:
-            whole = resolve(self.state, path, found[0])
-            # Replaced while this view was read: the newer one is fine, since the version was read
-            # before.
-            read = read_sharded(self.state, path) if whole is None else (whole, found[1])
-            return read and (self._decode(records.Assignment, read[0], path), read[1])
+            record = resolve(self.state, path, raw)
+            if record is None:
+                # Replaced during this load. The newer assignment is correct, too, since the
+                # assignments version was read before it.
+                newer = read_sharded(self.state, path)
+                if newer is None:
+                    return None
+                record, version = newer
+            return self._decode(records.Assignment, record, path), version
         except Corrupt as error:
             self.note(path, error)
             return None
 
-    def workers(self, topology_id: str, named: dict[str, _Found]) -> dict[Slot, records.WorkerNode]:
-        parent, live = paths.workers(topology_id), {}
-        for name, found in named.items():
-            if found is None:
+    def workers(self, topology_id: str, nodes: dict[str, _Node]) -> dict[Slot, records.WorkerNode]:
+        parent = paths.workers(topology_id)
+        live_workers: dict[Slot, records.WorkerNode] = {}
+        for name, node in nodes.items():
+            if node is None:
                 continue
+            path = f"{parent}/{name}"
             try:
                 slot = parse_worker_name(name)
             except Corrupt as error:
-                self.note(f"{parent}/{name}", error)
+                self.note(path, error)
                 continue
-            if (record := self.decode(records.WorkerNode, found, f"{parent}/{name}")) is not None:
-                live[slot] = record
+            record = self.decode(records.WorkerNode, node, path)
+            if record is not None:
+                live_workers[slot] = record
             else:
-                self.held.add(slot)
-                self.corrupt.setdefault(f"{parent}/{name}", "the record is empty")
-        return live
+                self.held_slots.add(slot)
+                self.corrupt.setdefault(path, "the record is empty")
+        return live_workers
 
-    def topology(self, topology_id: str, parts: dict[str, Any]) -> TopologyView | None:
-        """The topology; ``None`` when it vanished meanwhile, or has damage that placement must not
-        ignore.
+    def topology(self, topology_id: str, nodes: _TopologyNodes) -> TopologyView | None:
+        """The topology, unless it was removed or is damaged.
+
+        Damage that placement must not ignore holds its slots.
         """
-        before = len(self.corrupt)
-        if parts["base"] is None:
+        if nodes.base is None:
             return None
-        base = self.decode(records.StormBase, parts["base"], paths.topology(topology_id))
+        damages_before = len(self.corrupt)
+        base = self.decode(records.StormBase, nodes.base, paths.topology(topology_id))
         if base is None:
             self.corrupt.setdefault(paths.topology(topology_id), "the record is empty")
-        tasks = self.decode(records.TaskTable, parts["tasks"], paths.tasks(topology_id))
-        assigned = self.assignment(paths.assignment(topology_id), parts["assignment"])
-        live = self.workers(topology_id, parts["workers"])
-        if base is None or len(self.corrupt) > before:
-            self.held.update(live)
-            if assigned is not None:
-                self.held.update(worker.slot for worker in assigned[0].workers)
+        tasks = self.decode(records.TaskTable, nodes.tasks, paths.tasks(topology_id))
+        assignment = None
+        assignment_at = None
+        versioned = self.assignment(paths.assignment(topology_id), nodes.assignment)
+        if versioned is not None:
+            assignment, assignment_at = versioned
+        live_workers = self.workers(topology_id, nodes.workers)
+        if base is None or len(self.corrupt) > damages_before:
+            self.held_slots.update(live_workers)
+            if assignment is not None:
+                self.held_slots.update(worker.slot for worker in assignment.workers)
             return None
-        # Damaged beats harm only themselves: the topology master writes them again.
-        beats = self.decode(records.TaskBeats, parts["beats"], paths.taskbeats(topology_id))
+        # Damaged beats harm no other record: the topology master rewrites them.
+        beats = self.decode(records.TaskBeats, nodes.beats, paths.taskbeats(topology_id))
+        beats_at = None
+        if beats is not None and nodes.beats is not None:
+            beats_at = nodes.beats[1]
         return TopologyView(
             id=topology_id,
             base=base,
-            base_at=parts["base"][1],
+            base_at=nodes.base[1],
             tasks=tasks,
-            assignment=None if assigned is None else assigned[0],
-            assignment_at=None if assigned is None else assigned[1],
+            assignment=assignment,
+            assignment_at=assignment_at,
             beats=beats,
-            beats_at=None if beats is None else parts["beats"][1],
-            live_workers=live,
+            beats_at=beats_at,
+            live_workers=live_workers,
         )
 
 
@@ -114,15 +147,15 @@ def load_view(
     before_watch: Callable[[str], None] | None = None,
     decode: Decode = decode_record,
 ) -> ClusterView:
-    """Read everything, in a handful of round trips for clusters of any size.
+    """Read the whole cluster, in a few round trips for clusters of any size.
 
     The epoch and the assignments version (of ``/assignments``) are read first, so that a plan made
-    from a view that changed while it was read fails its compare and set. Nodes that vanish between
-    a list and the read are left out. With ``before_watch`` every list, base, heartbeat record and
+    from a view that changed during the read fails its compare and set. Nodes that vanish between a
+    list and the read are left out. With ``before_watch`` every list, base, heartbeat record and
     ``/assignments`` are watched, after ``before_watch(path)`` was called for each. Raises
-    ``Unavailable`` when the root is gone and ``Conflict`` when it belongs to another cluster than
-    ``cluster_id``. ``decode`` may return a record that was made of the same bytes before: records
-    are immutable.
+    ``Unavailable`` if the root is gone and ``Conflict`` if it belongs to another cluster than
+    ``cluster_id``. ``decode`` may return a record that it has made from the same bytes before:
+    records are immutable.
     """
     watch = before_watch is not None
     announce = before_watch or (lambda path: None)
@@ -134,77 +167,98 @@ def load_view(
         paths.BLACKLIST,
     ):
         announce(path)
-    identity = state.get_data(paths.CLUSTER_ID)
-    if identity is None:
+    stored_id = state.get_data(paths.CLUSTER_ID)
+    if stored_id is None:
         raise Unavailable(
-            f"the root of cluster {cluster_id} is gone from ZooKeeper: nothing is decided from an empty "
-            "state; restore it, or check storm.zookeeper.root and .servers"
+            f"the root of cluster {cluster_id} is gone from ZooKeeper: nothing is decided from an "
+            "empty state; restore it, or check storm.zookeeper.root and .servers"
         )
-    if identity.decode("utf-8", "replace") != cluster_id:
+    if stored_id.decode("utf-8", "replace") != cluster_id:
         raise Conflict(
-            f"the root holds cluster {identity!r:.80} now, this process belongs to {cluster_id}: "
+            f"the root holds cluster {stored_id!r:.80} now, this process belongs to {cluster_id}: "
             "check storm.zookeeper.root and .servers"
         )
-    epoch, parent, blacklist = state.get_many(
+    epoch_node, assignments_node, blacklist_node = state.get_many(
         [paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch
     )
-    lists = state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
-    supervisor_ids, topology_ids = (found or [] for found in lists)
+    supervisor_names, topology_names = state.find_children_many(
+        [paths.SUPERVISORS, paths.TOPOLOGY], watch
+    )
+    supervisor_ids = supervisor_names or []
+    topology_ids = topology_names or []
     loading = _Loading(state, decode)
-    parts = _read_topologies(state, topology_ids, watch, announce)
-    infos = state.get_many([paths.supervisor(each) for each in supervisor_ids])
-    supervisors = {
-        each: loading.decode(records.SupervisorInfo, found, paths.supervisor(each))
-        for each, found in zip(supervisor_ids, infos, strict=True)
-    }
-    topologies = {each: loading.topology(each, parts[each]) for each in topology_ids}
-    listed = loading.decode(records.Blacklist, blacklist, paths.BLACKLIST)
+    topology_nodes = _read_topologies(state, topology_ids, watch, announce)
+    supervisors: dict[str, records.SupervisorInfo] = {}
+    info_nodes = state.get_many(
+        [paths.supervisor(supervisor_id) for supervisor_id in supervisor_ids]
+    )
+    for supervisor_id, node in zip(supervisor_ids, info_nodes, strict=True):
+        info = loading.decode(records.SupervisorInfo, node, paths.supervisor(supervisor_id))
+        if info is not None:
+            supervisors[supervisor_id] = info
+    topologies: dict[str, TopologyView] = {}
+    for topology_id in topology_ids:
+        topology = loading.topology(topology_id, topology_nodes[topology_id])
+        if topology is not None:
+            topologies[topology_id] = topology
+    epoch = -1
+    if epoch_node is not None and epoch_node[0]:
+        epoch = epoch_node[1].version
+    assignments_version = -1
+    assignment_changes = b""
+    if assignments_node is not None:
+        assignment_changes, at = assignments_node
+        assignments_version = at.version
+    blacklist = loading.decode(records.Blacklist, blacklist_node, paths.BLACKLIST)
     return ClusterView(
         cluster_id=cluster_id,
-        epoch=epoch[1].version if epoch is not None and epoch[0] else -1,
-        assignments_version=parent[1].version if parent is not None else -1,
-        assignment_changes=parent[0] if parent is not None else b"",
-        supervisors={each: info for each, info in supervisors.items() if info is not None},
-        topologies={
-            each: topology for each, topology in topologies.items() if topology is not None
-        },
-        blacklist=frozenset(listed.hosts) if listed is not None else frozenset(),
+        epoch=epoch,
+        assignments_version=assignments_version,
+        assignment_changes=assignment_changes,
+        supervisors=supervisors,
+        topologies=topologies,
+        blacklist=frozenset(blacklist.hosts) if blacklist is not None else frozenset(),
         corrupt=loading.corrupt,
-        held_slots=frozenset(loading.held),
+        held_slots=frozenset(loading.held_slots),
     )
 
 
 def _read_topologies(
     state: ClusterState, ids: list[str], watch: bool, announce: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
-    for each in ids:
-        announce(paths.topology(each))
-        announce(paths.taskbeats(each))
-        announce(paths.workers(each))
-    bases = state.get_many([paths.topology(each) for each in ids], watch)
-    tables = state.get_many([paths.tasks(each) for each in ids])
-    assignments = state.get_many([paths.assignment(each) for each in ids])
-    beats = state.get_many([paths.taskbeats(each) for each in ids], watch)
-    # After the assignments: a worker of the assignment read is then not missed because it just
-    # started.
-    names = [
-        found or []
-        for found in state.find_children_many([paths.workers(each) for each in ids], watch)
-    ]
-    flat = [(each, name) for each, listed in zip(ids, names, strict=True) for name in listed]
-    found_workers = state.get_many([f"{paths.workers(each)}/{name}" for each, name in flat])
-    workers: dict[str, dict[str, _Found]] = {each: {} for each in ids}
-    for (each, name), record in zip(flat, found_workers, strict=True):
-        workers[each][name] = record
-    return {
-        each: {
-            "base": base,
-            "tasks": table,
-            "assignment": assignment,
-            "beats": beat,
-            "workers": workers[each],
-        }
-        for each, base, table, assignment, beat in zip(
-            ids, bases, tables, assignments, beats, strict=True
+) -> dict[str, _TopologyNodes]:
+    """Topology id -> its nodes."""
+    for topology_id in ids:
+        announce(paths.topology(topology_id))
+        announce(paths.taskbeats(topology_id))
+        announce(paths.workers(topology_id))
+    bases = state.get_many([paths.topology(topology_id) for topology_id in ids], watch)
+    tables = state.get_many([paths.tasks(topology_id) for topology_id in ids])
+    assignments = state.get_many([paths.assignment(topology_id) for topology_id in ids])
+    beats = state.get_many([paths.taskbeats(topology_id) for topology_id in ids], watch)
+    # After the assignments, so that a worker of the assignment that just started is not missed.
+    workers = _read_workers(state, ids, watch)
+    nodes: dict[str, _TopologyNodes] = {}
+    for index, topology_id in enumerate(ids):
+        nodes[topology_id] = _TopologyNodes(
+            base=bases[index],
+            tasks=tables[index],
+            assignment=assignments[index],
+            beats=beats[index],
+            workers=workers[topology_id],
         )
-    }
+    return nodes
+
+
+def _read_workers(state: ClusterState, ids: list[str], watch: bool) -> dict[str, dict[str, _Node]]:
+    """Topology id -> name -> node of each live worker."""
+    lists = state.find_children_many([paths.workers(topology_id) for topology_id in ids], watch)
+    locations: list[tuple[str, str]] = []
+    for topology_id, names in zip(ids, lists, strict=True):
+        locations.extend((topology_id, name) for name in names or ())
+    nodes = state.get_many(
+        [f"{paths.workers(topology_id)}/{name}" for topology_id, name in locations]
+    )
+    workers: dict[str, dict[str, _Node]] = {topology_id: {} for topology_id in ids}
+    for (topology_id, name), node in zip(locations, nodes, strict=True):
+        workers[topology_id][name] = node
+    return workers

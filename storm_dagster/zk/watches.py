@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import UnknownSubtree
@@ -18,8 +18,8 @@ Wake = Callable[[], object]
 _SUBTREES = frozenset(
     path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER)
 )
-# A reader that passes a new function each time must not grow a slot without bound.
-_MOST_WAKES = 64
+_MAX_WAKES = 64
+"""A reader that passes a new function each time must not grow a slot without bound."""
 
 
 def _takes_argument(callback: Callable[..., object]) -> bool:
@@ -27,14 +27,16 @@ def _takes_argument(callback: Callable[..., object]) -> bool:
         parameters = inspect.signature(callback).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(
-        parameter.kind is parameter.VAR_POSITIONAL
-        or (
-            parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and parameter.default is parameter.empty
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return True
+        positional = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
         )
-        for parameter in parameters
-    )
+        if positional and parameter.default is parameter.empty:
+            return True
+    return False
 
 
 @dataclass
@@ -46,8 +48,8 @@ class _PathWatch:
 class WatchSlots:
     """The callbacks that wait for an event, one slot for each path.
 
-    A callback is taken out before it is called, so it runs once and must be given again with the
-    next read. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* gather,
+    A callback is removed before it is called, so that it runs once; the next read must pass it
+    again. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* accumulate,
     so that several loops of one process can wait for the same node. All methods are thread-safe.
     """
 
@@ -56,70 +58,76 @@ class WatchSlots:
         self._slots: dict[str, _PathWatch] = {}
 
     def set_callback(self, path: str, callback: Callable[..., object]) -> None:
-        """Call ``callback`` at the next event of ``path``, instead of the one given before.
+        """Call ``callback`` at the next event of ``path``, instead of the former one.
 
-        It gets the last element of the path if it requires an argument, and none otherwise.
+        Its argument is the last element of the path, if it requires one.
         """
         with self._lock:
             self._slots.setdefault(path, _PathWatch()).callback = callback
 
     def add_wake(self, path: str, wake: Wake) -> None:
-        """Call ``wake`` at the next event of ``path``, beside the others; the same one is kept
-        once.
+        """Call ``wake`` at the next event of ``path``, in addition to the other wakes.
+
+        The same function is called once.
         """
         with self._lock:
             wakes = self._slots.setdefault(path, _PathWatch()).wakes
             if wake not in wakes:
                 wakes.append(wake)
-                del wakes[:-_MOST_WAKES]
+                del wakes[:-_MAX_WAKES]
 
     def dispatch(self, kind: str, path: str) -> None:
         """Issue the callbacks that wait for an event of ``path``.
 
-        An event of a child also issues those of ``/supervisors``, whose list and records share one
-        callback. Raises :class:`UnknownSubtree` when no kind of callback belongs to the first
-        element.
+        An event of a supervisor also issues the callbacks of ``/supervisors``, whose list and
+        records share one callback. Raises :class:`UnknownSubtree` if no kind of callback belongs to
+        the first element.
         """
-        first, *rest = [part for part in path.split("/") if part] or [""]
-        if first not in _SUBTREES:
+        parts = [part for part in path.split("/") if part]
+        subtree = parts[0] if parts else ""
+        if subtree not in _SUBTREES:
             raise UnknownSubtree(
-                f"event {kind} of {path}: no callback belongs to the subtree {first!r}: "
+                f"event {kind} of {path}: no callback belongs to the subtree {subtree!r}: "
                 "read everything again, and find the code that set that watch"
             )
-        wanted = [path]
-        if rest and f"/{first}" == paths.SUPERVISORS:
-            wanted.append(paths.SUPERVISORS)
+        slot_paths = [path]
+        if len(parts) > 1 and f"/{subtree}" == paths.SUPERVISORS:
+            slot_paths.append(paths.SUPERVISORS)
+        slots: list[tuple[str, _PathWatch]] = []
         with self._lock:
-            taken = [
-                (path, slot) for path in wanted if (slot := self._slots.pop(path, None)) is not None
-            ]
-        self._issue(taken)
+            for slot_path in slot_paths:
+                slot = self._slots.pop(slot_path, None)
+                if slot is not None:
+                    slots.append((slot_path, slot))
+        self._issue(slots)
 
     def wake_all(self) -> None:
-        """Issue every callback that waits: events may have been lost, so everything must be read
-        again.
+        """Issue all callbacks, because events may have been lost.
+
+        Their readers must then reread everything.
         """
         with self._lock:
-            taken = list(self._slots.items())
+            slots = list(self._slots.items())
             self._slots.clear()
-        self._issue(taken)
+        self._issue(slots)
 
     def clear(self) -> None:
-        """Forget every callback."""
+        """Remove all callbacks."""
         with self._lock:
             self._slots.clear()
 
     @staticmethod
     def _issue(slots: list[tuple[str, _PathWatch]]) -> None:
         for path, slot in slots:
-            calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
-                (wake, ()) for wake in slot.wakes
-            ]
+            calls: list[Callable[[], object]] = list(slot.wakes)
             if slot.callback is not None:
-                arguments = (path.rpartition("/")[2],) if _takes_argument(slot.callback) else ()
-                calls.append((slot.callback, arguments))
-            for call, arguments in calls:
+                if _takes_argument(slot.callback):
+                    name = path.rpartition("/")[2]
+                    calls.append(partial(slot.callback, name))
+                else:
+                    calls.append(slot.callback)
+            for call in calls:
                 try:
-                    call(*arguments)
+                    call()
                 except Exception:
                     _log.exception("the callback of %s failed", path)

@@ -1,4 +1,4 @@
-"""The ephemeral nodes of live workers: ``/workers/<topology id>/<node>-<port>``."""
+"""Ephemeral nodes of live workers: ``/workers/<topology id>/<node>-<port>``."""
 
 from contextlib import suppress
 
@@ -14,7 +14,10 @@ _ATTEMPTS = 10
 
 
 def parse_worker_name(name: str) -> Slot:
-    """The slot of ``<node>-<port>``; the id may hold dashes. ``Corrupt`` for anything else."""
+    """Slot of ``<node>-<port>``, whose node may contain dashes.
+
+    Raises ``Corrupt`` for any other name.
+    """
     node, dash, port = name.rpartition("-")
     if not dash or not node or not port.isascii() or not port.isdigit():
         raise Corrupt(f"worker node {name!r:.80} is not of the form <supervisor>-<port>: remove it")
@@ -22,14 +25,15 @@ def parse_worker_name(name: str) -> Slot:
 
 
 class WorkerNodes:
-    """The part of the cluster's state that live workers are in."""
+    """Part of the cluster's state: live workers."""
 
     state: ClusterState
     watches: WatchSlots
 
     def watch(self, path: str, wake: Wake | None) -> bool:
-        """Call ``wake`` at the next event of ``path``, whose watch the read that follows has to
-        arm; whether there is one.
+        """Call ``wake`` at the next event of ``path``.
+
+        Returns true if the read that follows must arm a watch on ``path``: if there is a ``wake``.
         """
         if wake is not None:
             self.watches.add_wake(path, wake)
@@ -38,40 +42,45 @@ class WorkerNodes:
     def write_worker_node(
         self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
     ) -> None:
-        """Make the slot's node an ephemeral node of this session with ``record``, if the assignment
-        still has ``assignment_version``.
+        """Write the slot's ephemeral node, if the assignment has ``assignment_version``.
 
-        The check and the write are one transaction. A node that another session owns is replaced:
-        its process must be known to be dead, which is the supervisor's business. An unchanged one
-        of this session is not written. Raises ``Conflict`` with the assignment's path when its
-        version moved or it is gone.
+        The check and the write are one transaction; afterwards this session owns the node. A node
+        of another session is replaced: the supervisor guarantees that its process is dead. An
+        unchanged node of this session is not written. Raises ``Conflict`` with the assignment's
+        path if its version has changed or it is gone.
         """
-        state, path, data = self.state, paths.worker(topology_id, node, port), encode_record(record)
-        assigned = paths.assignment(topology_id)
+        state = self.state
+        path = paths.worker(topology_id, node, port)
+        data = encode_record(record)
+        assignment_path = paths.assignment(topology_id)
         for _ in range(_ATTEMPTS):
-            if state.get_version(assigned) != assignment_version:
+            if state.get_version(assignment_path) != assignment_version:
                 raise conflict(
-                    f"the assignment of {topology_id} moved on from version {assignment_version}: read it again",
-                    assigned,
+                    f"the assignment of {topology_id} moved on from version {assignment_version}: "
+                    "read it again",
+                    assignment_path,
                 )
-            transaction = state.transaction().check(assigned, assignment_version)
-            # The folder is made in the transaction too: a topology that was just removed gets none.
+            transaction = state.transaction().check(assignment_path, assignment_version)
+            # The transaction also creates the folder: a removed topology gets none.
             if not state.exists(paths.workers(topology_id)):
                 transaction.create(paths.workers(topology_id))
-            found = state.get_data_with_version(path)
-            if found is None:
+            former = state.get_data_with_version(path)
+            if former is None:
                 transaction.create(path, data, ephemeral=True)
-            elif not state.owned(path):
-                transaction.delete(path, found[1].version).create(path, data, ephemeral=True)
-            elif found[0] != data:
-                transaction.set(path, data, found[1].version)
+            else:
+                former_data, at = former
+                if not state.owned(path):
+                    transaction.delete(path, at.version)
+                    transaction.create(path, data, ephemeral=True)
+                elif former_data != data:
+                    transaction.set(path, data, at.version)
             try:
                 transaction.commit()
             except Conflict as error:
-                if error.path == assigned:
+                if error.path == assignment_path:
                     raise
                 continue
-            # Versions begin at 0 again in a node that was replaced meanwhile: check its owner.
+            # A node that was replaced after the read begins at version 0, too: check its owner.
             if state.owned(path):
                 return
         raise conflict(
@@ -79,7 +88,7 @@ class WorkerNodes:
         )
 
     def remove_worker_node(self, topology_id: str, node: str, port: int) -> bool:
-        """Remove the slot's node if this session owns it; whether it did."""
+        """Remove the slot's node if this session owns it; true if it did."""
         path = paths.worker(topology_id, node, port)
         for _ in range(_ATTEMPTS):
             version = self.state.get_version(path)
@@ -93,17 +102,19 @@ class WorkerNodes:
     def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[Slot, WorkerNode]:
         """Slot -> record of every live worker of the topology.
 
-        A worker that ends between the list and the read is left out. ``Corrupt`` for a record that
-        cannot be read: its process lives, so that it must not be taken for absent. ``wake`` is
-        called when one comes, goes or rewrites its record.
+        A worker that ends between the list and the read is left out. ``Corrupt`` for a damaged
+        record: its process lives, so that it must not be taken for absent. ``wake`` is called when
+        a worker comes, goes or rewrites its record.
         """
         parent = paths.workers(topology_id)
         watch = self.watch(parent, wake)
-        found = [f"{parent}/{name}" for name in self.state.find_children(parent, watch) or ()]
-        for path in found:
+        names = self.state.find_children(parent, watch) or []
+        worker_paths = [f"{parent}/{name}" for name in names]
+        for path in worker_paths:
             self.watch(path, wake)
-        return {
-            parse_worker_name(path.rpartition("/")[2]): decode_record(WorkerNode, node[0], path)
-            for path, node in zip(found, self.state.get_many(found, watch), strict=True)
-            if node is not None
-        }
+        nodes = self.state.get_many(worker_paths, watch)
+        workers: dict[Slot, WorkerNode] = {}
+        for name, path, node in zip(names, worker_paths, nodes, strict=True):
+            if node is not None:
+                workers[parse_worker_name(name)] = decode_record(WorkerNode, node[0], path)
+        return workers

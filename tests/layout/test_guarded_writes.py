@@ -95,11 +95,11 @@ GUARDED: dict[str, dict[str, str]] = {
     "zk/state_protocol.py": {"ClusterState.delete_node_blobstore.delete_node": LAYER},
     "zk/storm_cluster_state.py": {
         "StormClusterState.supervisor_heartbeat.set_ephemeral_node": SESSION,
-        "StormClusterState._assigned.transaction": ASSIGNMENT,
+        "StormClusterState._guard_assignment.transaction": ASSIGNMENT,
         "StormClusterState.fenced.transaction": EPOCH,
     },
     "zk/storm_operations.py": {
-        "StormOperations._guarded.transaction": COMPAT,
+        "StormOperations._begin.transaction": COMPAT,
         "StormOperations.remove_storm.delete_node": COMPAT,
         "StormOperations.teardown_heartbeats.delete_node": COMPAT,
         "StormOperations._change_beats.attempt.create_node": COMPAT,

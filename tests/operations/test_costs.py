@@ -185,8 +185,8 @@ def test_a_change_without_a_record_is_seen(costs: Costs) -> None:
     costs.quiet()
     node = costs.world.assignment("t0").workers[0].node
     holder = next(each for each in costs.supervisors if each.name == node)
-    assert holder.link.claims is not None
-    assert any("wc-7-7" in ids for ids in holder.link.claims.contested.values())
+    assert holder.link.desired is not None
+    assert any("wc-7-7" in ids for ids in holder.link.desired.contested.values())
 
 
 def test_the_record_of_changes_is_bounded(costs: Costs) -> None:

@@ -364,8 +364,8 @@ def test_the_oldest_logs_are_removed_when_there_are_too_many(tmp_path: Path) -> 
         (folders[-1] / "worker.log").write_bytes(b"x" * 100_000)
         for path in (folders[-1] / "worker.log", folders[-1]):
             os.utime(path, (1000 + age, 1000 + age))
-    assert remove_old_logs(tmp_path, 1010, most_bytes=1_000_000) == []
-    assert remove_old_logs(tmp_path, 1010, used={folders[0]}, most_bytes=300_000) == folders[1:3]
+    assert remove_old_logs(tmp_path, 1010, max_bytes=1_000_000) == []
+    assert remove_old_logs(tmp_path, 1010, used={folders[0]}, max_bytes=300_000) == folders[1:3]
     assert sorted(path.name for path in (tmp_path / "logs/workers").iterdir()) == ["a-1-1", "c-3-3"]
 
 

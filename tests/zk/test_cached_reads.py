@@ -281,7 +281,7 @@ def test_what_does_not_fit_in_memory_is_on_disk(
     nodes = [f"/tasks/t{number}-1-1" for number in range(10)]
     for number, node in enumerate(nodes):
         other.create_node(node, bytes([number]) * 1000)
-    cache = CachedReads(zk_state, SqliteCache(tmp_path), most_bytes=3000)
+    cache = CachedReads(zk_state, SqliteCache(tmp_path), max_bytes=3000)
     for _ in range(2):
         assert [value and value[0][0] for value in cache.get_many(nodes)] == list(range(10))
     assert cache.metrics.disk >= 7 and cache.metrics.zookeeper == 10

@@ -53,7 +53,7 @@ class LinkedSupervisor:
     def runs(self) -> set[str]:
         """Ids of the topologies that it is to run."""
         return (
-            {work.topology_id for work in self.link.claims.work.values()}
-            if self.link.claims
+            {work.topology_id for work in self.link.desired.work.values()}
+            if self.link.desired
             else set()
         )
