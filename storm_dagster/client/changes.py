@@ -81,8 +81,9 @@ def change_topology(
     ``fields`` are those of the verb's request (:mod:`storm_dagster.model.verbs`). New code is that
     of TARGET with ``args``, ``conf`` and ``requirements``, as for a submission. Conf of earlier
     submissions that is not in ``conf`` is kept (``topology.update.keep.conf``). An error of new
-    code is raised as the error of its kind, and the old code continues to run. ``timeout`` (seconds)
-    bounds the wait after ``wait_secs``; ``dry_run`` only returns the changes that it would make.
+    code is raised as the error of its kind, and the old code continues to run. ``timeout``
+    (seconds) bounds the wait after ``wait_secs``; ``dry_run`` only returns the changes that it
+    would make.
     """
     started = time.monotonic()
     row = VERBS[verb]

@@ -188,7 +188,7 @@ def test_reads_that_wait_hold_no_thread_of_a_change() -> None:
 def test_nobody_waits_for_ever_for_a_request_of_somebody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topology_stats, "_LONGEST_WAIT_SECS", 0.05)
+    monkeypatch.setattr(topology_stats, "_MAX_WAIT_SECS", 0.05)
     shared, answered = SharedAnswers(60.0), threading.Event()
 
     def ask() -> dict[str, Any]:

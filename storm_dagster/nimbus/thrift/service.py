@@ -60,7 +60,8 @@ _SUBMISSIONS = ("submitTopology", "submitTopologyWithOpts")
 def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
     """Operation that the caller must be allowed.
 
-    Unknown methods are for administrators. Conf keys turn a submission into a change of the topology that runs under its name.
+    Unknown methods are for administrators. Conf keys turn a submission into a change of the
+    topology that runs under its name.
     """
     if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
         return "topology"
@@ -99,8 +100,9 @@ class Access:
     def _check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
         if peer.user is None:
             raise NotAuthenticated(
-                "this cluster asks who you are, and Thrift's calls carry no secret: set storm.tls.* and show a client "
-                "certificate, or use storm-dagster's command line or REST"
+                "this cluster asks who you are, and Thrift's calls carry no secret: set "
+                "storm.tls.* and show a client certificate, or use storm-dagster's command line or "
+                "REST"
             )
         caller = Caller(peer.user, host=peer.host, groups=self.groups(peer.user))
         if is_admin(caller, self.conf):
@@ -117,8 +119,8 @@ class Access:
 class Dispatcher:
     """Call the functions of a handler by the names of the service.
 
-    ``check(peer, method, arguments)`` raises for a peer that must not call the method. Safe for many
-    threads.
+    ``check(peer, method, arguments)`` raises for a peer that must not call the method. Safe for
+    many threads.
     """
 
     def __init__(
