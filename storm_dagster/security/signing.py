@@ -96,7 +96,8 @@ def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
     def authenticate(request: Any) -> Any:
         if tls and request.url.scheme != "https":
             raise InvalidRequest(
-                f"{request.url.copy_with(query=None)} is not https, and this cluster has storm.tls.*"
+                f"{request.url.copy_with(query=None)} is not https, and this cluster has "
+                "storm.tls.*"
             )
         if request.url.path != "/healthz" and "Authorization" not in request.headers:
             target = RequestHead(

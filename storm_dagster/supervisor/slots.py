@@ -61,7 +61,7 @@ class SlotTable:
         self._starts: set[threading.Thread] = set()
         self._contested: Mapping[int, tuple[str, ...]] = {}
         self._polled_at: float | None = None
-        self._watch = ProcessWatch(self._exited)
+        self._watch = ProcessWatch(self._on_exit)
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class SlotTable:
         with self._lock:
             self._workers[live.worker.id] = live
 
-    def _exited(self, worker_id: str, status: int | None) -> None:
+    def _on_exit(self, worker_id: str, status: int | None) -> None:
         with self._lock:
             live = self._workers.get(worker_id)
         if live is not None:

@@ -125,8 +125,8 @@ def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> Wo
     if user is None or user.uid == 0:
         raise InvalidTopology(
             "no user of this host may run this topology (topology.submitter.user: "
-            f"{submitter or 'not set'}, supervisor.worker.user: {configured or 'not set'}): add the "
-            "user, or set supervisor.worker.user to one that is not root"
+            f"{submitter or 'not set'}, supervisor.worker.user: {configured or 'not set'}): add "
+            "the user, or set supervisor.worker.user to one that is not root"
         )
     return user
 
