@@ -19,7 +19,7 @@ from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.packaging.target import target_roots
 from storm_dagster.security.exposure import make_private
-from storm_dagster.security.peers import can_identify_peers
+from storm_dagster.security.peers import can_tell_users
 from storm_dagster.security.settings import Security, zookeeper_payload
 
 HOST = "127.0.0.1"
@@ -156,7 +156,7 @@ class ClusterPlan:
         kernel does not name the user of a connection, HOME gets a secret; Thrift, which cannot be
         asked for one without TLS, serves nobody then.
         """
-        if not Security.of(self.conf).configured and not can_identify_peers():
+        if not Security.of(self.conf).configured and not can_tell_users():
             self._keep("secret", "storm.secret.file", "", True)
         new = zookeeper_payload(self.conf) is None and not (self.home / "cluster_id").exists()
         # Beside a secret that came later it opens what was created before.

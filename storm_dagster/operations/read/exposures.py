@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import ClusterConf, mask_text
 from storm_dagster.security.exposure import address_beyond_loopback
-from storm_dagster.security.peers import can_identify_peers
+from storm_dagster.security.peers import can_tell_users
 from storm_dagster.security.settings import Security, zookeeper_tls
 
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
@@ -39,7 +39,7 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
         return
     who = (
         "daemons and workers serve this user and root"
-        if can_identify_peers()
+        if can_tell_users()
         else "every local user may do all"
     )
     yield (
