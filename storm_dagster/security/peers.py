@@ -20,7 +20,10 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def _table_addresses(address: tuple[Any, ...]) -> set[str]:
-    """Forms of ``(host, port)`` in a table, which differ for a socket for IPv6."""
+    """Forms of ``(host, port)`` in a table.
+
+    A socket for IPv6 has another form of an IPv4 address.
+    """
     host = ipaddress.ip_address(str(address[0]).partition("%")[0])
     plain = getattr(host, "ipv4_mapped", None) or host
     hosts = [plain]
@@ -35,7 +38,10 @@ def _table_host(packed: bytes) -> str:
 
 
 def _user_by_kernel(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
-    """As :func:`peer_user`, by one request; ``OSError`` if the kernel refuses it."""
+    """As :func:`peer_user`, by one request to the kernel.
+
+    Raises ``OSError`` if the kernel refuses it.
+    """
     family = socket.AF_INET6 if ":" in str(own[0]) else socket.AF_INET
     query = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
     query += struct.pack("!HH", peer[1], own[1])
@@ -94,7 +100,10 @@ def _user_by_tables(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
 
 
 def is_own_peer(own: Any, peer: Any) -> bool:
-    """True if a connection comes from this user, or from root, which has all rights."""
+    """True if a connection comes from this user, or from root.
+
+    Root has all rights anyway.
+    """
     return bool(own) and bool(peer) and peer_user(own, peer) in (os.geteuid(), 0)
 
 

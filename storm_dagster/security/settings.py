@@ -1,4 +1,4 @@
-"""Security of a cluster: secret, certificates, settings of servers and clients.
+"""Security of a cluster: secret, certificates, settings of both ends.
 
 By default neither is configured, and all services listen on loopback only (``exposure``). All
 daemons, runs and clients of a cluster have ``storm.secret`` (or ``storm.secret.file``, whose second
@@ -86,7 +86,10 @@ def zookeeper_payload(conf: Any) -> str | None:
 
 
 def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
-    """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``; ``None`` without TLS."""
+    """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``.
+
+    ``None`` without TLS.
+    """
     if not conf.get("storm.zookeeper.ssl.enable"):
         return None
     truststore_key = "storm.zookeeper.ssl.truststore.path"
@@ -129,7 +132,7 @@ class Security:
 
     @staticmethod
     def of(conf: Any) -> "Security":
-        """Read the keys ``storm.secret``, ``storm.secret.file`` and ``storm.tls.*``.
+        """Read ``storm.secret``, ``storm.secret.file``, ``storm.tls.*``.
 
         Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by
         others, and for TLS files that do not belong together.
@@ -188,7 +191,10 @@ class Security:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Secrets that authenticate a client; this process uses the first one."""
+        """Secrets that authenticate a client.
+
+        This process uses the first one.
+        """
         if self.secret is None:
             return ()
         return (self.secret, *self.other_secrets)
@@ -223,9 +229,10 @@ class Security:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """TLS context of a client, which presents the certificate of this process.
+        """TLS context of a client.
 
-        Servers are checked by ``storm.tls.ca`` and their name.
+        It presents the certificate of this process. Servers are checked by ``storm.tls.ca`` and
+        their name.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.load_into(context)
@@ -248,7 +255,10 @@ class Security:
 
 
 def _audit_class(kind: Any) -> Any:
-    """Make a subclass of TLS ends that logs a failed handshake, which servers do not."""
+    """Make a subclass of TLS ends that logs a failed handshake.
+
+    Servers do not log it.
+    """
 
     def do_handshake(self: Any, *block: bool) -> None:
         try:

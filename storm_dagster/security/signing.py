@@ -1,8 +1,9 @@
-"""Proof of the cluster's secret without sending it: signed requests and tokens.
+"""Proof of the cluster's secret: signed requests and tokens.
 
-A signature covers method, path with query, host, body, the headers about the body, time and a
-number that is used once. A token, for clients that cannot sign, names its scope and its expiry. An
-eavesdropper cannot derive the secret from either, and cannot change a request.
+The secret itself is never sent. A signature covers method, path with query, host, body, the headers
+about the body, time and a number that is used once. A token, for clients that cannot sign, names
+its scope and its expiry. An eavesdropper cannot derive the secret from either, and cannot change a
+request.
 """
 
 import base64
@@ -49,7 +50,7 @@ class RequestHead:
 
 
 def about_content(headers: Iterable[tuple[str, str]]) -> str:
-    """Headers about the content and its sender, in the form that a signature covers.
+    """Headers about the content and its sender, as they are signed.
 
     They are ``X-Content-*`` and ``X-Storm-*``.
     """
@@ -73,7 +74,10 @@ def _mac(secret: str, purpose: str, *parts: str) -> str:
 
 
 def sign(secret: str, target: RequestHead, body: str, now: float | None = None) -> str:
-    """Header ``Authorization`` of a request; ``body`` is the :func:`body_hash`."""
+    """Header ``Authorization`` of a request.
+
+    ``body`` is the :func:`body_hash`.
+    """
     signed_at = str(int(time.time() if now is None else now))
     nonce = random.token_hex(16)
     mac = _request_mac(secret, target, body, signed_at, nonce)

@@ -32,7 +32,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def derived_spark_token(conf: Any) -> str | None:
-    """Token of all Spark servers of a cluster; ``None`` without ``storm.secret``."""
+    """Token of all Spark servers of a cluster.
+
+    ``None`` without ``storm.secret``.
+    """
     security = Security.of(conf)
     if security.secret is None:
         return None
@@ -57,10 +60,10 @@ def spark_token(conf: Any, home: Path) -> str:
 
 
 def standalone_secret(conf: Any, home: Path) -> str:
-    """Secret of a Spark standalone cluster, among master, workers and applications.
+    """Secret of a Spark standalone cluster.
 
-    It is derived from ``storm.secret``, for any host; without that from the token of ``home``, for
-    one machine.
+    Master, workers and applications prove it to each other. It is derived from ``storm.secret``,
+    for any host; without that from the token of ``home``, for one machine.
     """
     security = Security.of(conf)
     if security.secret is not None:
@@ -98,7 +101,10 @@ def host_and_port(remote: str) -> tuple[str, int]:
 
 
 def _address(url: str) -> tuple[str, int] | None:
-    """Host in lower case and port of a Spark Connect URL; ``None`` for another URL."""
+    """Host in lower case and port of a Spark Connect URL.
+
+    ``None`` for another URL.
+    """
     try:
         host, port = host_and_port(url)
     except Unavailable:
@@ -141,11 +147,12 @@ def with_spark_token(
 
 
 def add_python_archive(session: Any, archive: Path) -> None:
-    """Send the archive to the session's server, whose Python workers import from it.
+    """Send the archive to the session's server.
 
-    pyspark also puts it first on the ``sys.path`` of this process, which ``multiprocessing`` passes
-    to its processes. It is removed from there: this process has these modules, the archive of this
-    package contains only the modules of Spark's workers, and a temporary file is soon deleted.
+    Spark's Python workers import from it. pyspark also puts it first on the ``sys.path`` of this
+    process, which ``multiprocessing`` passes to its processes. It is removed from there: this
+    process has these modules, the archive of this package contains only the modules of Spark's
+    workers, and a temporary file is soon deleted.
     """
     former_path = list(sys.path)
     try:

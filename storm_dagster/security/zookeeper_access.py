@@ -133,10 +133,10 @@ class ZooKeeperUsers:
         return {PAYLOAD: "\n".join(worker_lines), SUPER_ACL: f"digest:{owner}"}
 
     def acl(self, path: str) -> dict[str, int]:
-        """Digest -> permissions, for the node below the root; the owner is first.
+        """Digest -> permissions, for a node below the root.
 
-        The workers of each line have access, so that running ones keep it while the secret is
-        changed.
+        The owner is first. The workers of each line have access, so that running ones keep it while
+        the secret is changed.
         """
         topology_id, permissions = worker_permissions(path)
         owner = self.super_acl.partition(":")[2] or digest_of(self.lines[0])

@@ -51,9 +51,9 @@ class WorkerUser:
         }
 
     def give(self, folder: Path) -> None:
-        """Make the user the owner of a folder and its content, last of the folder.
+        """Make the user the owner of a folder and its content.
 
-        Linked files stay the supervisor's and become readable.
+        The folder itself is last. Linked files stay the supervisor's and become readable.
         """
         for root, folders, files in os.walk(folder):
             for name in folders:
@@ -69,7 +69,7 @@ class WorkerUser:
 
 
 def link_code(code: Path, target: Path) -> None:
-    """Make ``target`` another folder of the same files, without the archive."""
+    """Make ``target`` a folder of the same files, without the archive."""
     shutil.copytree(
         code, target, copy_function=os.link, ignore=shutil.ignore_patterns("stormjar.jar")
     )
