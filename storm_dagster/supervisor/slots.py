@@ -201,9 +201,8 @@ class SlotTable:
             with self._lock:
                 live = self._workers.get(instruction.worker_id)
             if live is not None:
-                live.process.signal(
-                    signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL
-                )
+                is_terminate = isinstance(instruction, model.Terminate)
+                live.process.signal(signal.SIGTERM if is_terminate else signal.SIGKILL)
         elif isinstance(instruction, model.Clean):
             self._forget(instruction.worker_id, last=not self.slots[port].launching)
         else:

@@ -62,7 +62,8 @@ class WorkerUser:
                 path = Path(root, name)
                 status = path.lstat()
                 if status.st_nlink > 1:
-                    path.chmod(status.st_mode | (0o555 if status.st_mode & 0o100 else 0o444))
+                    is_executable = status.st_mode & 0o100
+                    path.chmod(status.st_mode | (0o555 if is_executable else 0o444))
                 else:
                     os.chown(path, self.uid, self.gid, follow_symlinks=False)
         os.chown(folder, self.uid, self.gid)

@@ -82,7 +82,7 @@ def zookeeper_command(
     java = java_command()
     data_dir = data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
-    settings = {
+    settings: dict[str, object] = {
         "tickTime": tick_ms,
         "minSessionTimeout": 2 * tick_ms,
         "dataDir": data_dir,
@@ -90,12 +90,12 @@ def zookeeper_command(
         "clientPortAddress": host,
         "forceSync": "yes" if durable else "no",
         **_TABLE["settings"],
-        **(more or {}),
     }
+    if more is not None:
+        settings.update(more)
     config = data_dir / "zoo.cfg"
-    config.write_text(
-        "".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8"
-    )
+    lines = [f"{key}={value}\n" for key, value in settings.items()]
+    config.write_text("".join(lines), encoding="utf-8")
     log_config = data_dir / "log4j2.properties"
     log_config.write_text(_TABLE["log4j2.properties"], encoding="utf-8")
     return [
