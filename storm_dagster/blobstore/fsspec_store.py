@@ -89,7 +89,10 @@ class FsspecBlobStore:
         return meta
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
-        """Store the file ``path`` with the hash ``sha256``, and remove the file."""
+        """Store a file under ``key``, and remove the file.
+
+        ``sha256`` is the hash of its content.
+        """
         with path.open("rb") as stream:
             chunks = iter(lambda: stream.read(_CHUNK_BYTES), b"")
             meta = self.put(key, chunks, expected_sha256=sha256)
@@ -136,7 +139,10 @@ class FsspecBlobStore:
         return stream
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
-        """Description and stream of the same version. The caller closes the stream."""
+        """Description and stream of the same version.
+
+        The caller closes the stream.
+        """
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             try:
@@ -162,7 +168,10 @@ class FsspecBlobStore:
         return raw
 
     def delete(self, key: str) -> None:
-        """Remove the blob. Its content is removed later, if no other key names it."""
+        """Remove the blob.
+
+        Its content is removed later, if no other key names it.
+        """
         path = self._key_path(key)
         with self._remote(f"deleting {key!r}"):
             if not self._exists(path):
@@ -175,7 +184,7 @@ class FsspecBlobStore:
         return sorted(key for key in map(unquote, names) if key.startswith(prefix))
 
     def list(self, prefix: str = "") -> list[BlobMeta]:
-        """Descriptions of all blobs whose key starts with ``prefix``, by key."""
+        """Descriptions of all blobs of the ``prefix``, by key."""
         return [self.meta(key) for key in self.keys(prefix)]
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
@@ -221,7 +230,10 @@ class FsspecBlobStore:
         return True
 
     def _usable(self, sha256: str) -> bool:
-        """True if a key may name the content: it is stored and not condemned."""
+        """True if a key may name the content.
+
+        The content must be stored and not condemned.
+        """
         if not self._exists(self._path("objects", sha256)):
             return False
         return not self._exists(self._path("condemned", sha256))
@@ -246,7 +258,10 @@ class FsspecBlobStore:
         return bool(self._fs.exists(path))
 
     def _written_at(self, path: str) -> float:
-        """Time of the last write; the current time for a file that has been removed."""
+        """Time of the last write.
+
+        It is the current time for a file that has been removed.
+        """
         try:
             return float(self._fs.modified(path).timestamp())
         except FileNotFoundError:

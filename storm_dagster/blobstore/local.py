@@ -174,7 +174,10 @@ class LocalBlobStore:
         return stream
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
-        """Description and stream of the same version. The caller closes the stream."""
+        """Description and stream of the same version.
+
+        The caller closes the stream.
+        """
         meta = self.meta(key)
         for _ in range(5):
             try:
@@ -223,7 +226,7 @@ class LocalBlobStore:
         return sorted(keys)
 
     def list(self, prefix: str = "") -> list[BlobMeta]:
-        """Descriptions of all blobs whose key starts with ``prefix``, by key."""
+        """Descriptions of all blobs of the ``prefix``, by key."""
         blobs: list[BlobMeta] = []
         for key in self.keys(prefix):
             # A blob that was deleted after the listing is left out.

@@ -12,9 +12,9 @@ _CHUNK_BYTES = 1 << 16
 
 
 def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """Chunks of a seekable stream from its beginning, as the body of a request.
+    """Chunks of a seekable stream, as the body of a request.
 
-    A retry can send the stream once more.
+    They begin at the start of the stream. A retry can send the stream once more.
     """
     stream.seek(0)
     while chunk := stream.read(_CHUNK_BYTES):

@@ -36,7 +36,10 @@ class BlobMeta:
 
     @staticmethod
     def of_key_file(raw: bytes) -> BlobMeta | None:
-        """Decode the result of :meth:`key_file`; ``None`` for any other content."""
+        """Decode the result of :meth:`key_file`.
+
+        ``None`` for any other content.
+        """
         try:
             document = json.loads(raw)
             return BlobMeta(
@@ -48,7 +51,10 @@ class BlobMeta:
             return None
 
     def check_announced(self, sha256: str | None) -> None:
-        """Raise :class:`InvalidRequest` if the sender announced another hash."""
+        """Refuse a content whose sender announced another hash.
+
+        Raises :class:`InvalidRequest`.
+        """
         if sha256 is not None and sha256 != self.sha256:
             raise InvalidRequest(
                 f"blob {self.key!r}: {self.size} bytes with SHA-256 {self.sha256} arrived, "
@@ -76,14 +82,17 @@ class BlobStore(Protocol):
         ...
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store a content that the store already has under ``key``, without its bytes.
+        """Store a content that the store has, without its bytes.
 
-        ``None`` if the store does not have it.
+        It gets the key ``key``, too. ``None`` if the store does not have it.
         """
         ...
 
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
-        """The content as a readable stream; :class:`KeyNotFound` without the blob."""
+        """The content as a readable stream.
+
+        Raises :class:`KeyNotFound` without the blob.
+        """
         ...
 
     def read(self, key: str) -> bytes:
@@ -144,7 +153,10 @@ def no_such_blob(key: str, store: str) -> KeyNotFound:
 
 
 def check_sha256(value: object) -> str:
-    """Return a SHA-256 in lower-case hex; else raise :class:`InvalidRequest`."""
+    """Return a SHA-256 in lower-case hex, and refuse any other value.
+
+    Raises :class:`InvalidRequest`.
+    """
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise InvalidRequest(
             f"{value!r:.80} is not a SHA-256 of 64 lower-case hex digits: send the archive's hash"

@@ -1,1 +1,1 @@
-"""The machine: processes, files, locks, Java, clocks and objects loaded by name."""
+"""The machine: processes, files, locks, Java, clocks, named objects."""

@@ -18,10 +18,11 @@ from storm_dagster.model.errors import InvalidRequest
 
 
 def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
-    """Merge the defaults, ``conf_dir/storm.yaml`` if it exists, and ``overrides``.
+    """Merge the defaults, the conf file of a folder, and ``overrides``.
 
-    Later values win. Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of
-    a wrong type. ``nimbus.host`` becomes the only seed if ``nimbus.seeds`` is not given.
+    The file is ``conf_dir/storm.yaml``, if it exists. Later values win. Raises
+    :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
+    ``nimbus.host`` becomes the only seed if ``nimbus.seeds`` is not given.
     """
     merged = ClusterConf(default_conf(), dict.fromkeys(CONF_KEYS, "default"))
     if conf_dir is not None:

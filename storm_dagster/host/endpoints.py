@@ -122,7 +122,10 @@ class DevFile(BaseModel):
     """Ports by purpose, as :class:`storm_dagster.cli.dev.ports.DevPorts` has them."""
 
     def write(self, home: Path) -> None:
-        """Replace ``home/dev.json`` atomically, and remove the ports of an older release."""
+        """Replace ``home/dev.json`` atomically.
+
+        The file of ports of an older release is removed.
+        """
         # The conf may contain the cluster's secret.
         write_atomically(home / DEV_FILE, self.model_dump_json() + "\n", mode=0o600)
         (home / _FORMER_PORTS).unlink(missing_ok=True)
@@ -164,7 +167,10 @@ def _json_map(path: Path) -> dict[str, Any] | None:
 
 
 def _former_ports(home: Path) -> dict[str, Any]:
-    """Ports in the file of an older release; empty if it is missing or damaged."""
+    """Ports in the file of an older release.
+
+    Empty if the file is missing or damaged.
+    """
     try:
         return _json_map(home / _FORMER_PORTS) or {}
     except (OSError, Corrupt):

@@ -31,10 +31,10 @@ def lock_file(stream: IO[Any], *, wait: bool) -> None:
 
 
 def hold_folder(home: Path, role: str, id: str) -> IO[str]:
-    """Hold ``HOME/<role>/<id>`` until the result is closed or the process ends.
+    """Hold ``HOME/<role>/<id>`` until the result is closed.
 
-    Raises :class:`Conflict` if another process holds it, and :class:`InvalidRequest` if the id
-    cannot name a folder.
+    The end of the process releases it, too. Raises :class:`Conflict` if another process holds it,
+    and :class:`InvalidRequest` if the id cannot name a folder.
     """
     if not _ID.fullmatch(id) or id == "id":
         raise InvalidRequest(

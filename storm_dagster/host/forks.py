@@ -12,7 +12,10 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_
 
 
 def fork_folder(socket: str | Path) -> Path:
-    """Folder of the fork server's socket, beside the ``socket`` of a code server."""
+    """Folder of the fork server's socket.
+
+    It is beside the ``socket`` of a code server.
+    """
     return Path(os.path.abspath(socket) + ".forks")
 
 

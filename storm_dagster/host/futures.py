@@ -18,9 +18,9 @@ def fulfill(future: Future[T], action: Callable[[], T]) -> None:
 
 
 def in_thread(name: str, action: Callable[[], T]) -> Future[T]:
-    """Run ``action`` in a thread of that name, and return the future of its outcome.
+    """Run ``action`` in a thread, and return the future of its outcome.
 
-    The exit of the process does not wait for the thread.
+    ``name`` is the name of the thread. The exit of the process does not wait for the thread.
     """
     future: Future[T] = Future()
     threading.Thread(

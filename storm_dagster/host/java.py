@@ -37,7 +37,10 @@ _VERSION = re.compile(r'version "(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?')
 
 @functools.cache
 def java_version(java: str) -> int:
-    """Major version of the Java command ``java``; ``Unavailable`` if it does not run."""
+    """Major version of the Java command ``java``.
+
+    Raises ``Unavailable`` if it does not run.
+    """
     try:
         # `-version` prints to standard error. A broken installation may hang, so the wait is
         # bounded.
@@ -84,7 +87,10 @@ def java_command() -> str:
 
 
 def _cache_folder() -> Path:
-    """Cache folder that only this user may write, since its files are mapped as code."""
+    """Cache folder that only this user may write.
+
+    Its files are mapped as code.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "storm-dagster" / "class-data"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,7 +100,10 @@ def _cache_folder() -> Path:
 
 
 def _key(java: str, jars: Iterable[Path]) -> str:
-    """Hash of the Java command and the jars, by their paths, sizes and times."""
+    """Hash of the Java command and the jars.
+
+    It covers their paths, sizes and times.
+    """
     entries: list[str] = []
     for path in (Path(java).resolve(), *jars):
         status = path.stat()
@@ -114,12 +123,12 @@ def _stamp(path: Path) -> str:
 
 
 def class_data_options(name: str, java: str, jars: Iterable[Path]) -> list[str]:
-    """JVM options that map the archive of ``name`` over these jars, or create it.
+    """JVM options that map or create the archive of ``name``.
 
-    A JVM creates the archive when it ends. Of several concurrent callers one creates it. Archives
-    that were not used for 30 days are removed with the next one. The options are empty without a
-    cache folder (``XDG_CACHE_HOME``, else ``~/.cache``), or while another process creates the
-    archive.
+    The archive is for these jars. A JVM creates the archive when it ends. Of several concurrent
+    callers one creates it. Archives that were not used for 30 days are removed with the next one.
+    The options are empty without a cache folder (``XDG_CACHE_HOME``, else ``~/.cache``), or while
+    another process creates the archive.
     """
     try:
         folder = _cache_folder()

@@ -22,14 +22,20 @@ workers start without psutil.
 
 
 class ExactProcess:
-    """Base of records of a process, which never match a later one of the same pid."""
+    """Base of records of a process.
+
+    They never match a later process of the same pid.
+    """
 
     pid: int
     start_ticks: int
     boot_id: str
 
     def alive(self) -> bool:
-        """True if this process runs: same pid, same start, same boot; not for a zombie."""
+        """True if this process runs.
+
+        Pid, start and boot must be the same. A zombie does not run.
+        """
         return self._is_of_this_boot() and start_ticks(self.pid) == self.start_ticks
 
     def signal(self, number: int) -> bool:
@@ -156,10 +162,11 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
         *,
         pid: int | None = None,
     ) -> "RunFile":
-        """Record the calling process (or ``pid``) atomically, and return the record.
+        """Record a process atomically, and return the record.
 
-        ``ProcessLookupError`` if ``pid`` does not exist. ``id`` may contain any character of a node
-        or topology id; ``/`` is replaced in the file's name.
+        It is the calling process, or ``pid``. ``ProcessLookupError`` if ``pid`` does not exist.
+        ``id`` may contain any character of a node or topology id; ``/`` is replaced in the file's
+        name.
         """
         if pid is None:
             pid = os.getpid()

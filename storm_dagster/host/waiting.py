@@ -16,7 +16,10 @@ class Backoff:
     """
 
     def __init__(self, first: float, longest: float, *, factor: float = 2.0) -> None:
-        """:class:`ValueError` for pauses that do not grow from ``first`` to ``longest``."""
+        """Set the range of the pauses.
+
+        Raises :class:`ValueError` if they do not grow from ``first`` to ``longest``.
+        """
         if not 0 < first <= longest:
             raise ValueError(
                 f"pauses from {first:g} to {longest:g}: the first must be above 0, and not above "

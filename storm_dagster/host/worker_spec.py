@@ -73,7 +73,10 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
         return Path(self.code_dir, "code")
 
     def write(self, path: Path) -> None:
-        """Replace ``path`` atomically, readable by the owner only (it holds the token)."""
+        """Replace ``path`` atomically.
+
+        Only its owner can read it, since it contains the token.
+        """
         write_atomically(path, self.model_dump_json(indent=1), mode=0o600)
 
     @staticmethod

@@ -39,7 +39,7 @@ from storm_dagster.security.signing import (
     Verifier,
     about_content,
     read_token,
-    shown_token,
+    token_of_header,
 )
 
 _log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class Authentication:
             target = RequestHead(scope["method"], headers.get(b"host", ""), path, about)
             scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
             return CLUSTER
-        if self._verifier is not None and (token := shown_token(shown)) is not None:
+        if self._verifier is not None and (token := token_of_header(shown)) is not None:
             granted, number = read_token(self._security.secrets, token)
             if granted == "admin":
                 return CLUSTER

@@ -1,1 +1,1 @@
-"""Identity and permission: signatures, tokens, TLS, peers of a socket, exposure."""
+"""Identity and permission: signatures, tokens, TLS, peers, exposure."""

@@ -1,10 +1,9 @@
-"""Security of a cluster: its secret and certificates, and the settings of servers and clients.
+"""Security of a cluster: secret, certificates, settings of both ends.
 
-Nothing is configured by default, and then everything listens on loopback only (``exposure``).
-``storm.secret`` (or ``storm.secret.file``, in which a second line is a secret that counts, too,
-while it is changed) is what every daemon, run and client of a cluster knows; whoever signs with it
-is the cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both
-sides trust.
+By default neither is configured, and all services listen on loopback only (``exposure``). All
+daemons, runs and clients of a cluster have ``storm.secret`` (or ``storm.secret.file``, whose second
+line is valid, too, while the secret is changed); a signature with it proves to be of the cluster.
+``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
 """
 
 import functools
@@ -23,17 +22,18 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.signing import signer
 
 _log = logging.getLogger(__name__)
-_SHORTEST_SECRET = 16
+_MIN_SECRET_CHARS = 16
 SILENT_SECS = 5.0
-"""Silence of a nimbus after which a read of a blob is tried again: the reply, or the rest of it,
-may be lost.
+"""Silence of a nimbus after which a read of a blob is retried: its reply, or a part of it, may be
+lost.
 """
 
 
 @functools.cache
 def public_authorities() -> ssl.SSLContext:
-    """TLS context of a client that trusts the authorities of the web. To load them takes 50 ms:
-    once in a process.
+    """TLS context of a client that trusts the authorities of the web.
+
+    It takes 50 ms to load them, once in a process.
     """
     import httpx
 
@@ -41,69 +41,80 @@ def public_authorities() -> ssl.SSLContext:
 
 
 def _secrets_of(conf: Any) -> tuple[str, ...]:
-    secret, file = conf.get("storm.secret"), conf.get("storm.secret.file")
+    """Valid secrets, the current one first; empty if none is configured."""
+    secret = conf.get("storm.secret")
+    file = conf.get("storm.secret.file")
     if secret and file:
         raise InvalidRequest("storm.secret and storm.secret.file are both set: keep the file")
     if file:
         lines = read_private_file(Path(file).expanduser(), "storm.secret.file").splitlines()
-        found = tuple(line.strip() for line in lines if line.strip()) or ("",)
+        secrets = tuple(line.strip() for line in lines if line.strip())
+        if not secrets:
+            secrets = ("",)
+    elif secret is not None:
+        secrets = (str(secret),)
     else:
-        found = () if secret is None else (str(secret),)
-    if any(len(one) < _SHORTEST_SECRET for one in found):
+        secrets = ()
+    if any(len(secret) < _MIN_SECRET_CHARS for secret in secrets):
         raise InvalidRequest(
-            f"storm.secret has fewer than {_SHORTEST_SECRET} characters: make one with `openssl rand -hex 32`"
+            f"storm.secret has fewer than {_MIN_SECRET_CHARS} characters: make one with "
+            "`openssl rand -hex 32`"
         )
-    return found
+    return secrets
 
 
-def _derived(secret: str, purpose: str) -> bytes:
+def _derive(secret: str, purpose: str) -> bytes:
     return hmac.new(secret.encode(), f"storm-dagster {purpose}".encode(), hashlib.sha256).digest()
 
 
 def zookeeper_payload(conf: Any) -> str | None:
-    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from each
-    secret, then of the file.
+    """Lines ``user:password`` for ZooKeeper; ``None`` without any.
 
-    The first line owns what is created, all are shown.
+    They are ``storm.zookeeper.auth.payload``, else a line derived from each secret, then those of
+    ``storm.zookeeper.auth.file``. The user of the first line owns the nodes that this process
+    creates; it authenticates with all lines.
     """
-    if given := conf.get("storm.zookeeper.auth.payload"):
-        return given
-    lines = [f"storm:{_derived(one, 'zookeeper').hex()}" for one in _secrets_of(conf)]
-    if file := conf.get("storm.zookeeper.auth.file"):
-        lines += read_private_file(
-            Path(file).expanduser(), "storm.zookeeper.auth.file"
-        ).splitlines()
+    payload = conf.get("storm.zookeeper.auth.payload")
+    if payload:
+        return payload
+    lines = [f"storm:{_derive(secret, 'zookeeper').hex()}" for secret in _secrets_of(conf)]
+    file = conf.get("storm.zookeeper.auth.file")
+    if file:
+        text = read_private_file(Path(file).expanduser(), "storm.zookeeper.auth.file")
+        lines += text.splitlines()
     return "\n".join(lines) or None
 
 
 def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
-    """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``; ``None`` where it is not enabled."""
+    """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``.
+
+    ``None`` without TLS.
+    """
     if not conf.get("storm.zookeeper.ssl.enable"):
         return None
-    truststore, keystore = (
-        "storm.zookeeper.ssl.truststore.path",
-        "storm.zookeeper.ssl.keystore.path",
-    )
-    if not conf.get(truststore):
+    truststore_key = "storm.zookeeper.ssl.truststore.path"
+    keystore_key = "storm.zookeeper.ssl.keystore.path"
+    if not conf.get(truststore_key):
         raise InvalidRequest(
-            f"storm.zookeeper.ssl.enable needs {truststore}: name the PEM certificates of the authority of ZooKeeper's servers"
+            f"storm.zookeeper.ssl.enable needs {truststore_key}: name the PEM certificates of the "
+            "authority of ZooKeeper's servers"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = bool(conf.get("storm.zookeeper.ssl.hostnameVerification", True))
-    loading = truststore
+    loaded_key = truststore_key
     try:
-        context.load_verify_locations(conf[truststore])
-        if conf.get(keystore):
-            loading = keystore
+        context.load_verify_locations(conf[truststore_key])
+        if conf.get(keystore_key):
+            loaded_key = keystore_key
             # With an empty password, OpenSSL does not ask for one at the terminal.
-            context.load_cert_chain(
-                conf[keystore], password=conf.get("storm.zookeeper.ssl.keystore.password") or ""
-            )
+            password = conf.get("storm.zookeeper.ssl.keystore.password") or ""
+            context.load_cert_chain(conf[keystore_key], password=password)
     except OSError as error:
         raise InvalidRequest(
-            f"{loading} {conf[loading]} cannot be used ({error.strerror or error}): name a PEM file that this user may "
-            "read (a keystore holds certificate and key, and its password is in .keystore.password)"
+            f"{loaded_key} {conf[loaded_key]} cannot be used ({error.strerror or error}): name a "
+            "PEM file that this user may read (a keystore holds certificate and key, and its "
+            "password is in .keystore.password)"
         ) from None
     return context
 
@@ -116,37 +127,45 @@ class Security:
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
-    others: tuple[str, ...] = field(default=(), repr=False)
-    """Secrets that count beside it while the secret is changed."""
+    other_secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Secrets that are valid, too, while the secret is changed."""
 
     @staticmethod
     def of(conf: Any) -> "Security":
-        """By the keys ``storm.secret``, ``storm.secret.file`` and ``storm.tls.*`` of a conf.
+        """Read ``storm.secret``, ``storm.secret.file``, ``storm.tls.*``.
 
         Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by
         others, and for TLS files that do not belong together.
         """
-        secret, *others = _secrets_of(conf) or (None,)
-        cert, key, ca = (conf.get(f"storm.tls.{part}") for part in ("cert", "key", "ca"))
+        secret = None
+        other_secrets: tuple[str, ...] = ()
+        secrets = _secrets_of(conf)
+        if secrets:
+            secret = secrets[0]
+            other_secrets = secrets[1:]
+        cert = conf.get("storm.tls.cert")
+        key = conf.get("storm.tls.key")
+        ca = conf.get("storm.tls.ca")
         if bool(cert) != bool(key):
             raise InvalidRequest("storm.tls.cert and storm.tls.key go together: set both or none")
         if cert and not ca:
             raise InvalidRequest(
-                "storm.tls.cert needs storm.tls.ca, the authority by which daemons and clients know each other: set it"
+                "storm.tls.cert needs storm.tls.ca, the authority by which daemons and clients "
+                "know each other: set it"
             )
-        security = Security(secret, cert or None, key or None, ca or None, tuple(others))
+        security = Security(secret, cert or None, key or None, ca or None, other_secrets)
         if security.tls:
             security.server_context()
         return security
 
     @property
     def tls(self) -> bool:
-        """Whether services speak TLS."""
+        """True if services use TLS."""
         return self.cert is not None
 
     @property
     def configured(self) -> bool:
-        """Whether clients must authenticate."""
+        """True if clients must authenticate."""
         return self.secret is not None or self.tls
 
     @property
@@ -156,57 +175,71 @@ class Security:
 
     @property
     def http_needs_certificate(self) -> bool:
-        """Whether the HTTP service refuses clients without a certificate: with TLS and no
-        secret.
+        """True if the HTTP service refuses clients without a certificate.
+
+        This is so with TLS and without a secret.
         """
         return self.tls and self.secret is None
 
     def derived(self, purpose: str, number: int = 0) -> bytes:
-        """32 bytes for one purpose, derived from the secret (the one of that number), which they do
-        not reveal.
+        """32 bytes for one purpose, derived from the secret of that number.
+
+        They do not reveal the secret.
         """
-        assert self.secrets, "nothing is derived without a secret"
-        return _derived(self.secrets[number], purpose)
+        assert self.secrets, "a key is derived from a secret, and none is configured"
+        return _derive(self.secrets[number], purpose)
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets that prove a client, the one that we use first."""
-        return () if self.secret is None else (self.secret, *self.others)
+        """Secrets that authenticate a client.
+
+        This process uses the first one.
+        """
+        if self.secret is None:
+            return ()
+        return (self.secret, *self.other_secrets)
 
     def client_options(self, *, plain: bool = False) -> dict[str, Any]:
-        """Keyword arguments for an HTTP client of the cluster: signatures, certificates, no proxy.
+        """Keyword arguments for an HTTP client of the cluster.
 
-        A ``plain`` one, for ``http://`` only, trusts nobody, and is there 50 ms sooner.
+        They set signatures, certificates and no proxy. A ``plain`` client, for ``http://`` only,
+        trusts no authority, and is ready 50 ms sooner.
         """
         options: dict[str, Any] = {"trust_env": False}
         if self.secret is not None:
             options["auth"] = signer(self.secret, tls=self.ca is not None)
-        nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else None
-        options["verify"] = (
-            self.client_context() if self.ca is not None else nobody or public_authorities()
-        )
+        if self.ca is not None:
+            options["verify"] = self.client_context()
+        elif plain:
+            options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        else:
+            options["verify"] = public_authorities()
         return options
 
     def server_context(self, *, client_certificate: bool = True) -> ssl.SSLContext:
-        """TLS context of a server. Clients must show a certificate of ``storm.tls.ca`` unless it is
-        optional.
+        """TLS context of a server.
+
+        Clients must present a certificate of ``storm.tls.ca`` unless it is optional.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sslobject_class, context.sslsocket_class = _AuditedObject, _AuditedSocket
+        context.sslobject_class = _AuditedObject
+        context.sslsocket_class = _AuditedSocket
         self.load_into(context)
         context.verify_mode = ssl.CERT_REQUIRED if client_certificate else ssl.CERT_OPTIONAL
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """TLS context of a client: servers are checked by ``storm.tls.ca`` and their name; it shows
-        our certificate.
+        """TLS context of a client.
+
+        It presents the certificate of this process. Servers are checked by ``storm.tls.ca`` and
+        their name.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.load_into(context)
         return context
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Our certificate and the cluster's authority for a context."""
+        """Load the certificate of this process and the cluster's authority."""
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             if self.cert is not None and self.key is not None:
@@ -216,12 +249,16 @@ class Security:
                 context.load_verify_locations(self.ca)
         except (OSError, ssl.SSLError) as error:
             raise InvalidRequest(
-                f"storm.tls.cert, .key or .ca cannot be used ({error}): name PEM files that belong together"
+                f"storm.tls.cert, .key or .ca cannot be used ({error}): name PEM files that belong "
+                "together"
             ) from None
 
 
-def _audited(kind: Any) -> Any:
-    """That class of TLS ends, as one that reports a failed handshake: servers do not."""
+def _audit_class(kind: Any) -> Any:
+    """Make a subclass of TLS ends that logs a failed handshake.
+
+    Servers do not log it.
+    """
 
     def do_handshake(self: Any, *block: bool) -> None:
         try:
@@ -234,8 +271,10 @@ def _audited(kind: Any) -> Any:
     return type(f"_Audited{kind.__name__}", (kind,), {"do_handshake": do_handshake})
 
 
-# Of asyncio servers, and of blocking ones.
-_AuditedObject, _AuditedSocket = _audited(ssl.SSLObject), _audited(ssl.SSLSocket)
+_AuditedObject = _audit_class(ssl.SSLObject)
+"""TLS ends of asyncio servers."""
+_AuditedSocket = _audit_class(ssl.SSLSocket)
+"""TLS ends of blocking servers."""
 
 
 def _refuse_shared_key(path: str) -> None:

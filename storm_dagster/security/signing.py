@@ -1,9 +1,9 @@
-"""Proof of the cluster's secret without sending it: signed requests, and tokens for whoever cannot
-sign.
+"""Proof of the cluster's secret: signed requests and tokens.
 
-A signature covers method, path with query, host, body, what headers say of it, time and a number
-that is used once. A token names its scope and when it expires. Whoever listens to either learns
-nothing of the secret, and cannot change what was asked.
+The secret itself is never sent. A signature covers method, path with query, host, body, the headers
+about the body, time and a number that is used once. A token, for clients that cannot sign, names
+its scope and its expiry. An eavesdropper cannot derive the secret from either, and cannot change a
+request.
 """
 
 import base64
@@ -20,45 +20,46 @@ from typing import Any, Literal, get_args
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 
 Scope = Literal["metrics", "read", "operate", "admin"]
-"""``metrics``: ``/metrics`` alone; ``read``: looking at topologies and the cluster; ``operate``:
-submitting and changing topologies, too; ``admin``: everything.
+"""``metrics``: only ``/metrics``; ``read``: topologies and the cluster; ``operate``: submission and
+changes of topologies, too; ``admin``: all requests.
 """
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _SKEW_SECS = 120
-_MOST_NONCES = 1_000_000
+_MAX_NONCES = 1_000_000
 _SIGNATURE = re.compile(
-    r"Storm (?P<time>\d{1,12})\.(?P<nonce>[0-9a-f]{32})\.(?P<body>[0-9a-f]{64})\.(?P<mac>[0-9a-f]{64})"
+    r"Storm (?P<time>\d{1,12})\.(?P<nonce>[0-9a-f]{32})"
+    r"\.(?P<body>[0-9a-f]{64})\.(?P<mac>[0-9a-f]{64})"
 )
 _TOKEN = re.compile(
-    r"sdt\.(?P<claims>(?P<scope>[a-z]+)\.(?P<expires>\d{1,12})\.(?P<id>[0-9a-f]{8}))\.(?P<mac>[0-9a-f]{64})"
+    r"sdt\.(?P<claims>(?P<scope>[a-z]+)\.(?P<expires>\d{1,12})\.(?P<id>[0-9a-f]{8}))"
+    r"\.(?P<mac>[0-9a-f]{64})"
 )
 
 
 @dataclass(frozen=True)
 class RequestHead:
-    """What a request asks for, as it stands in its head."""
+    """Parts of a request's head that a signature covers."""
 
     method: str
     host: str
     path: str
     """Percent-encoded, with the query."""
     about: str = ""
-    """Of :func:`about_content`."""
+    """Result of :func:`about_content`."""
 
 
 def about_content(headers: Iterable[tuple[str, str]]) -> str:
-    """What headers say of a content and of who sends it, ``X-Content-*`` and ``X-Storm-*``, as a
-    signature covers it.
+    """Headers about the content and its sender, as they are signed.
+
+    They are ``X-Content-*`` and ``X-Storm-*``.
     """
-    named = ((name.lower(), value) for name, value in headers)
-    return "\n".join(
-        sorted(
-            f"{name}: {value}"
-            for name, value in named
-            if name.startswith(("x-content-", "x-storm-"))
-        )
-    )
+    lines: list[str] = []
+    for name, value in headers:
+        lower_name = name.lower()
+        if lower_name.startswith(("x-content-", "x-storm-")):
+            lines.append(f"{lower_name}: {value}")
+    return "\n".join(sorted(lines))
 
 
 def body_hash(body: bytes) -> str:
@@ -67,45 +68,51 @@ def body_hash(body: bytes) -> str:
 
 
 def _mac(secret: str, purpose: str, *parts: str) -> str:
-    # A length before each part: no two requests have the same text.
+    # A length before each part, so that no two requests have the same text.
     text = "".join(f"{len(part)}:{part}" for part in (purpose, *parts))
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def sign(secret: str, target: RequestHead, body: str, now: float | None = None) -> str:
-    """The header ``Authorization`` of a request; ``body`` is the :func:`body_hash` of what is
-    sent.
+    """Header ``Authorization`` of a request.
+
+    ``body`` is the :func:`body_hash`.
     """
-    when, nonce = str(int(time.time() if now is None else now)), random.token_hex(16)
-    mac = _mac(
-        secret, "request", target.method, target.host, target.path, target.about, body, when, nonce
-    )
-    return f"Storm {when}.{nonce}.{body}.{mac}"
+    signed_at = str(int(time.time() if now is None else now))
+    nonce = random.token_hex(16)
+    mac = _request_mac(secret, target, body, signed_at, nonce)
+    return f"Storm {signed_at}.{nonce}.{body}.{mac}"
+
+
+def _request_mac(secret: str, target: RequestHead, body: str, signed_at: str, nonce: str) -> str:
+    head = (target.method, target.host, target.path, target.about)
+    return _mac(secret, "request", *head, body, signed_at, nonce)
 
 
 def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
-    """The ``auth`` of an httpx client. ``/healthz`` is asked without; with ``tls`` nothing is sent
-    in the clear.
+    """The ``auth`` of an httpx client, which signs its requests.
 
-    A request that has the header already keeps it. Of a body that is sent as it is made,
-    ``X-Content-SHA256`` is signed. :class:`InvalidRequest` for ``http`` in a cluster with TLS, and
-    for such a body without that header.
+    ``/healthz`` is not signed, and a request that has the header already keeps it. For a streamed
+    body, ``X-Content-SHA256`` is signed. Raises :class:`InvalidRequest` for ``http`` in a cluster
+    with TLS, before any byte is sent, and for a streamed body without that header.
     """
 
     def authenticate(request: Any) -> Any:
         if tls and request.url.scheme != "https":
             raise InvalidRequest(
-                f"{request.url.copy_with(query=None)} is not https, and this cluster has storm.tls.*"
+                f"{request.url.copy_with(query=None)} is not https, and this cluster has "
+                "storm.tls.*"
             )
         if request.url.path != "/healthz" and "Authorization" not in request.headers:
-            path, about = (
-                request.url.raw_path.decode("ascii"),
-                about_content(request.headers.items()),
+            target = RequestHead(
+                method=request.method,
+                host=request.headers["Host"],
+                path=request.url.raw_path.decode("ascii"),
+                about=about_content(request.headers.items()),
             )
-            target = RequestHead(request.method, request.headers["Host"], path, about)
             try:
                 body = body_hash(request.content)
-            except RuntimeError as error:  # Not read: it is sent as it is made.
+            except RuntimeError as error:  # A streamed body, which has not been read.
                 body = request.headers.get("X-Content-SHA256")
                 if body is None:
                     raise InvalidRequest(
@@ -118,36 +125,41 @@ def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
 
 
 class Verifier:
-    """Checks signatures; one for each service, safe for threads."""
+    """Verifier of signatures, one for each service. Thread-safe."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         self._secrets = secrets
         self._lock = threading.Lock()
-        self._seen: set[str] = set()
-        self._former: set[str] = set()
-        self._turned = 0.0
+        self._nonces: set[str] = set()
+        self._former_nonces: set[str] = set()
+        self._rotated_at = 0.0
 
     def check(self, header: str, target: RequestHead, now: float | None = None) -> str:
-        """The hash that the body must have; :class:`NotAuthenticated` for any signature that does
-        not count.
+        """Check a signature, and return the hash that the body must have.
+
+        Raises :class:`NotAuthenticated` for a signature that is not valid.
         """
         now = time.time() if now is None else now
-        found = _SIGNATURE.fullmatch(header)
-        if found is None:
+        match = _SIGNATURE.fullmatch(header)
+        if match is None:
             raise NotAuthenticated(
                 "the signature of the request is damaged: use a client of this release"
             )
-        when, nonce, body, mac = found["time"], found["nonce"], found["body"], found["mac"]
-        parts = (target.method, target.host, target.path, target.about, body, when, nonce)
-        if not any(
-            hmac.compare_digest(_mac(secret, "request", *parts), mac) for secret in self._secrets
-        ):
+        body = match["body"]
+        nonce = match["nonce"]
+        macs = [
+            _request_mac(secret, target, body, match["time"], nonce) for secret in self._secrets
+        ]
+        if not _is_among(match["mac"], macs):
             raise NotAuthenticated(
-                "the request is signed with another secret, or was changed on its way: compare storm.secret"
+                "the request is signed with another secret, or was changed on its way: compare "
+                "storm.secret"
             )
-        if abs(int(when) - now) > _SKEW_SECS:
+        skew_secs = int(match["time"]) - now
+        if abs(skew_secs) > _SKEW_SECS:
             raise NotAuthenticated(
-                f"the request was signed {int(when) - now:+.0f} s from now, at most {_SKEW_SECS} s are allowed: set the clocks"
+                f"the request was signed {skew_secs:+.0f} s from now, at most {_SKEW_SECS} s are "
+                "allowed: set the clocks"
             )
         if not self._is_first(nonce, now):
             raise NotAuthenticated(
@@ -157,54 +169,71 @@ class Verifier:
 
     def _is_first(self, nonce: str, now: float) -> bool:
         with self._lock:
-            # A signature counts for twice the skew: what is older than that is forgotten in two
-            # steps.
-            if abs(now - self._turned) > 2 * _SKEW_SECS or len(self._seen) >= _MOST_NONCES:
-                self._seen, self._former, self._turned = set(), self._seen, now
-            if nonce in self._seen or nonce in self._former:
+            # A signature is valid for twice the skew: a nonce is dropped at the second rotation,
+            # and so is older than that.
+            if abs(now - self._rotated_at) > 2 * _SKEW_SECS or len(self._nonces) >= _MAX_NONCES:
+                self._former_nonces = self._nonces
+                self._nonces = set()
+                self._rotated_at = now
+            if nonce in self._nonces or nonce in self._former_nonces:
                 return False
-            self._seen.add(nonce)
+            self._nonces.add(nonce)
             return True
 
 
+def _is_among(mac: str, valid_macs: Iterable[str]) -> bool:
+    return any(hmac.compare_digest(valid_mac, mac) for valid_mac in valid_macs)
+
+
 def make_token(secret: str, scope: Scope, secs: float, now: float | None = None) -> str:
-    """A token that counts for ``secs`` seconds; for ``Authorization: Bearer``, or as the password
-    of Basic.
+    """Make a token that is valid for ``secs`` seconds.
+
+    It is for ``Authorization: Bearer``, or the password of Basic.
     """
-    claims = f"{scope}.{int((time.time() if now is None else now) + secs)}.{random.token_hex(4)}"
+    now = time.time() if now is None else now
+    expires = int(now + secs)
+    claims = f"{scope}.{expires}.{random.token_hex(4)}"
     return f"sdt.{claims}.{_mac(secret, 'token', claims)}"
 
 
 def read_token(secrets: Sequence[str], token: str, now: float | None = None) -> tuple[Scope, str]:
-    """Scope and id of a token; :class:`NotAuthenticated` when it is none, or has expired."""
-    found = _TOKEN.fullmatch(token)
-    scope: Scope | None = next(
-        (known for known in SCOPES if found and known == found["scope"]), None
-    )
-    if found is None or scope is None:
+    """Scope and id of a token.
+
+    Raises :class:`NotAuthenticated` if it is not a token, or has expired.
+    """
+    now = time.time() if now is None else now
+    match = _TOKEN.fullmatch(token)
+    scope = None if match is None else _scope_of(match["scope"])
+    if match is None or scope is None:
         raise NotAuthenticated(
-            "this is no token of the cluster: make one with `storm-dagster token create`"
+            "this is not a token of the cluster: make one with `storm-dagster token create`"
         )
-    if not any(
-        hmac.compare_digest(_mac(secret, "token", found["claims"]), found["mac"])
-        for secret in secrets
-    ):
+    macs = [_mac(secret, "token", match["claims"]) for secret in secrets]
+    if not _is_among(match["mac"], macs):
         raise NotAuthenticated(
             "the token was made with another secret: make one with `storm-dagster token create`"
         )
-    if int(found["expires"]) < (time.time() if now is None else now):
+    if int(match["expires"]) < now:
         raise NotAuthenticated("the token has expired: make one with `storm-dagster token create`")
-    return scope, found["id"]
+    return scope, match["id"]
 
 
-def shown_token(header: str) -> str | None:
-    """The token in a header ``Authorization``, ``None`` for another scheme."""
-    scheme, _, rest = header.partition(" ")
+def _scope_of(name: str) -> Scope | None:
+    for scope in SCOPES:
+        if scope == name:
+            return scope
+    return None
+
+
+def token_of_header(header: str) -> str | None:
+    """Token in a header ``Authorization``; ``None`` for another scheme."""
+    scheme, _, credentials = header.partition(" ")
     if scheme.lower() == "bearer":
-        return rest.strip()
+        return credentials.strip()
     if scheme.lower() == "basic":
         try:
-            return base64.b64decode(rest, validate=True).decode("utf-8").partition(":")[2]
+            decoded = base64.b64decode(credentials, validate=True).decode("utf-8")
         except ValueError:
             return ""
+        return decoded.partition(":")[2]
     return None

@@ -1,11 +1,10 @@
-"""Spark Connect servers as clients reach them: their token, ids of sessions, and the Python
-archives that these get.
+"""Clients of Spark Connect servers: token, session ids and Python archives.
 
-Only clients that know the token of an embedded server run code there. It lies in
-``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or
-derived from ``storm.secret``, for the cluster's servers on any host. Clients send it to the servers
-that the cluster's conf names, and to no others, in the header of Spark's pre-shared key, by way of
-the URL; pyspark's own ``;token=`` would insist on TLS.
+Only clients with the token of an embedded server run code there. It is in ``HOME/spark.token``,
+which only the owner can read: random for servers on loopback, or derived from ``storm.secret`` for
+the cluster's servers on any host. Clients send it only to the servers that the cluster's conf
+names, in the header of Spark's pre-shared key, which is passed in the URL; ``;token=`` of pyspark
+would require TLS.
 """
 
 import hmac
@@ -23,7 +22,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.settings import Security
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-"""The environment variable that passes Spark's server its token (never the command line)."""
+"""Environment variable that passes the token to Spark's server (never the command line)."""
 
 _FILE = "spark.token"
 _EVERYWHERE = "everywhere"
@@ -33,33 +32,38 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def derived_spark_token(conf: Any) -> str | None:
-    """The token of all Spark servers of a cluster with ``storm.secret``; ``None`` without one."""
+    """Token of all Spark servers of a cluster.
+
+    ``None`` without ``storm.secret``.
+    """
     security = Security.of(conf)
-    return None if security.secret is None else security.derived("spark connect").hex()
+    if security.secret is None:
+        return None
+    return security.derived("spark connect").hex()
 
 
 def spark_token(conf: Any, home: Path) -> str:
-    """The token of the server in ``home``, made at the first call; with ``storm.secret``, derived
-    from it.
+    """Token of the server in ``home``.
+
+    It is derived from ``storm.secret``; without that, the first call makes a random one.
     """
-    path, derived = home / _FILE, derived_spark_token(conf)
-    if derived is not None:
-        token = derived
-    elif path.exists():
+    path = home / _FILE
+    token = derived_spark_token(conf)
+    if token is not None:
+        write_atomically(path, f"{token}\n{_EVERYWHERE}\n", mode=0o600)
+        return token
+    if path.exists():
         return read_private_file(path, "the Spark token").partition("\n")[0]
-    else:
-        token = secrets.token_hex(32)
-    everywhere = "" if derived is None else f"{_EVERYWHERE}\n"
-    write_atomically(path, f"{token}\n{everywhere}", mode=0o600)
+    token = secrets.token_hex(32)
+    write_atomically(path, f"{token}\n", mode=0o600)
     return token
 
 
 def standalone_secret(conf: Any, home: Path) -> str:
-    """The secret that master, workers and applications of a Spark standalone cluster prove to each
-    other.
+    """Secret of a Spark standalone cluster.
 
-    Derived from ``storm.secret``, for any host; without one from the token of ``home``, for one
-    machine.
+    Master, workers and applications prove it to each other. It is derived from ``storm.secret``,
+    for any host; without that from the token of ``home``, for one machine.
     """
     security = Security.of(conf)
     if security.secret is not None:
@@ -70,18 +74,18 @@ def standalone_secret(conf: Any, home: Path) -> str:
 def cluster_spark_servers(conf: Any) -> tuple[str, ...]:
     """URLs of the Spark Connect servers that the cluster's conf names.
 
-    They serve placements and Spark components. ``conf`` must be the cluster's own, without the conf
-    of any topology: these servers get the cluster's token.
+    They serve placements and Spark components. ``conf`` must be the cluster's conf, without that of
+    any topology: these servers get the cluster's token.
     """
     urls = (conf.get("spark.remote"), conf.get("topology.spark.remote"))
     return tuple(str(url) for url in urls if url)
 
 
 def host_and_port(remote: str) -> tuple[str, int]:
-    """Host, as it is written, and port of a Spark Connect URL; :class:`Unavailable` when it is
-    none.
+    """Host, with its original spelling, and port of a Spark Connect URL.
 
-    An IPv6 address keeps its brackets. Without a port it is Spark's default one.
+    An IPv6 address keeps its brackets. The default port is Spark's. Raises :class:`Unavailable` for
+    any other URL.
     """
     authority = remote.removeprefix("sc://").partition("/")[0]
     host, colon, port = authority.rpartition(":")
@@ -97,7 +101,10 @@ def host_and_port(remote: str) -> tuple[str, int]:
 
 
 def _address(url: str) -> tuple[str, int] | None:
-    """Host in lower case and port of a Spark Connect URL; ``None`` when it is none."""
+    """Host in lower case and port of a Spark Connect URL.
+
+    ``None`` for another URL.
+    """
     try:
         host, port = host_and_port(url)
     except Unavailable:
@@ -112,65 +119,68 @@ def with_spark_token(
 
     ``servers`` are the URLs that the cluster's conf names (:func:`cluster_spark_servers`): host and
     port must be equal. Any other URL is returned unchanged: a topology's conf may name any server,
-    which gets no token, wherever it is. So is a URL with a token of its own. ``derived`` is the
-    token of the caller's conf, else that of ``home`` counts. A random token is for loopback only.
-    For opening a session: the result is a secret, never logged or stored.
+    which gets no token, wherever it is. A URL that has a token is returned unchanged, too.
+    ``derived`` is the token of the caller's conf; without it, the token of ``home`` is used. A
+    random token is for loopback only. The result is a secret for opening a session, and must not be
+    logged or stored.
     """
     if not url.startswith("sc://") or any(mark in url for mark in (";token=", ";authorization=")):
         return url
     address = _address(url)
     if address is None or address not in {_address(server) for server in servers}:
         return url
-    authority, slash, parameters = url.removeprefix("sc://").partition("/")
-    host = address[0]
-    token, scope = derived, _EVERYWHERE
-    if token is None:
+    host, _ = address
+    if derived is not None:
+        token = derived
+        scope = _EVERYWHERE
+    else:
+        path = (home or home_dir()) / _FILE
         try:
-            token, _, scope = read_private_file(
-                (home or home_dir()) / _FILE, "the Spark token"
-            ).partition("\n")
+            content = read_private_file(path, "the Spark token")
         except InvalidRequest:
             return url
+        token, _, scope = content.partition("\n")
     if host not in _LOOPBACK and scope != _EVERYWHERE:
         return url
-    return f"sc://{authority}/{parameters if slash else ''};authorization=Bearer%20{token}"
+    authority, _, parameters = url.removeprefix("sc://").partition("/")
+    return f"sc://{authority}/{parameters};authorization=Bearer%20{token}"
 
 
 def add_python_archive(session: Any, archive: Path) -> None:
-    """Send the archive to the session's server, whose Python workers import from it.
+    """Send the archive to the session's server.
 
-    pyspark also puts it first on this process's own ``sys.path``, which processes of
-    ``multiprocessing`` take over. It is taken off again: this process has these modules, the
-    archive of this package holds only what Spark's workers need, and a temporary file is gone a
-    moment later.
+    Spark's Python workers import from it. pyspark also puts it first on the ``sys.path`` of this
+    process, which ``multiprocessing`` passes to its processes. It is removed from there: this
+    process has these modules, the archive of this package contains only the modules of Spark's
+    workers, and a temporary file is soon deleted.
     """
-    before = list(sys.path)
+    former_path = list(sys.path)
     try:
         session.addArtifacts(str(archive), pyfile=True)
     finally:
-        if str(archive) not in before:
+        if str(archive) not in former_path:
             sys.path[:] = [entry for entry in sys.path if entry != str(archive)]
 
 
 def query_session_id(code: str, number: int) -> str:
-    """Id of the session that the queries of a topology's code share; the one after it when the
-    server has closed this.
+    """Id of the session that the queries of a topology's code share.
 
     ``code`` is the topology's id, with the number of its version. A server refuses the id of a
-    closed session for ever.
+    closed session permanently: the next session has the next ``number``.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"storm_dagster/{code}/{number}"))
 
 
 def remote_with_session(remote: str, session_id: str) -> str:
-    """The Spark Connect URL that attaches to the session; a URL that names one itself is left as it
-    is.
+    """Spark Connect URL that attaches to the session.
+
+    A URL that names a session is returned unchanged.
     """
     if ";session_id=" in remote:
         return remote
-    base, slash, parameters = remote.partition("/;")
-    named = [part for part in parameters.split(";") if part] if slash else []
-    named.append(f"session_id={session_id}")
-    if not any(part.startswith("user_id=") for part in named):
-        named.append("user_id=storm")
-    return f"{base.rstrip('/')}/;{';'.join(named)}"
+    base, _, parameter_text = remote.partition("/;")
+    parameters = [parameter for parameter in parameter_text.split(";") if parameter]
+    parameters.append(f"session_id={session_id}")
+    if not any(parameter.startswith("user_id=") for parameter in parameters):
+        parameters.append("user_id=storm")
+    return f"{base.rstrip('/')}/;{';'.join(parameters)}"

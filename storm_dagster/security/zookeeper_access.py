@@ -1,27 +1,31 @@
 """Users of a cluster in ZooKeeper, and the ACL of each of its nodes.
 
-The cluster's user owns every node. Workers are two users, whose passwords follow from the
-cluster's: one for what all of them read, and one for their topology alone. What they need is listed
-here. ACLs are not inherited: each node gets its own when it is created, and ``storm-dagster
-zookeeper secure`` gives them to those that exist.
+The cluster's user owns every node. A worker is two users, whose passwords follow from the
+cluster's: one for the nodes that all workers read, and one for the nodes of its topology. Their
+permissions are listed here. ACLs are not inherited: each node gets one when it is created, and
+``storm-dagster zookeeper secure`` gives them to existing nodes.
 """
 
 import base64
 import hashlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.model import paths
 from storm_dagster.security.settings import zookeeper_payload
 
-READ, WRITE, CREATE, DELETE = 1, 2, 4, 8
+READ = 1
+WRITE = 2
+CREATE = 4
+DELETE = 8
 ALL = 31
 """These and the permission to change the ACL."""
 PAYLOAD = "storm.zookeeper.auth.payload"
 SUPER_ACL = "storm.zookeeper.superACL"
-"""Conf key of a worker, set by its supervisor: ``digest:user:hash`` of the cluster's user, who owns
-what it creates.
+"""Conf key of a worker, set by its supervisor: ``digest:user:hash`` of the cluster's user, which
+owns the nodes that the worker creates.
 """
 
 _WORKERS: dict[str, int] = {
@@ -47,25 +51,34 @@ _PATTERNS = tuple(
 
 
 def worker_permissions(path: str) -> tuple[str, int]:
-    """(topology id, permissions) of those workers that may do anything with the node; the id is
-    ``""`` for all workers.
+    """(topology id, permissions) of the workers that may use the node.
 
-    ``path`` is below the root. Nobody but the cluster gets ``("", 0)``.
+    ``path`` is below the root. The id is ``""`` for all workers. ``("", 0)``: only the cluster may
+    use the node.
     """
     parts = [part for part in path.split("/") if part]
     for pattern, permissions in _PATTERNS:
-        if len(pattern) == len(parts) and all(
-            want in ("*", part) for want, part in zip(pattern, parts, strict=True)
-        ):
-            return parts[1] if len(parts) > 1 else "", permissions
+        if _matches(pattern, parts):
+            topology_id = parts[1] if len(parts) > 1 else ""
+            return topology_id, permissions
     return "", 0
 
 
+def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    if len(pattern) != len(parts):
+        return False
+    pairs = zip(pattern, parts, strict=True)
+    return all(expected in ("*", part) for expected, part in pairs)
+
+
 def worker_may_have_made(path: str) -> bool:
-    """Whether the node may be a worker's, which chose its ACL."""
+    """True if the node may be a worker's, which chose its ACL."""
     parts = [part for part in path.split("/") if part]
-    above = ("/" + "/".join(parts[:depth]) for depth in range(1, len(parts)))
-    return any(worker_permissions(each)[1] & CREATE for each in above)
+    for depth in range(1, len(parts)):
+        _, permissions = worker_permissions("/" + "/".join(parts[:depth]))
+        if permissions & CREATE:
+            return True
+    return False
 
 
 def digest_of(line: str) -> str:
@@ -80,51 +93,63 @@ def _worker_user(topology_id: str) -> str:
 
 def _worker_line(line: str, topology_id: str) -> str:
     user = _worker_user(topology_id)
-    return f"{user}:{hmac.new(line.encode(), f'storm-dagster zookeeper {user}'.encode(), hashlib.sha256).hexdigest()}"
+    purpose = f"storm-dagster zookeeper {user}"
+    password = hmac.new(line.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+    return f"{user}:{password}"
 
 
 @dataclass(frozen=True)
 class ZooKeeperUsers:
-    """Users that a process proves to be in ZooKeeper. Its ``repr`` holds no password."""
+    """Users of a process in ZooKeeper. Its ``repr`` holds no password."""
 
     payload: str = field(repr=False)
-    """Lines ``user:password``. A daemon's first one owns what it creates."""
+    """Lines ``user:password``. The first user of a daemon owns the nodes that it creates."""
     super_acl: str = ""
     """In a worker: :data:`SUPER_ACL`."""
 
     @staticmethod
     def of(conf: Any) -> "ZooKeeperUsers | None":
-        """By a conf; ``None`` without a user."""
+        """Users of a conf; ``None`` without a user."""
         payload = zookeeper_payload(conf)
-        return None if payload is None else ZooKeeperUsers(payload, conf.get(SUPER_ACL) or "")
+        if payload is None:
+            return None
+        return ZooKeeperUsers(payload, conf.get(SUPER_ACL) or "")
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the payload."""
+        """Lines of the payload."""
         return self.payload.split("\n")
 
     def worker_conf(self, topology_id: str) -> dict[str, str]:
-        """Conf keys that make a process a worker of the topology. Each line of the cluster gives
-        two.
+        """Conf keys that make a process a worker of the topology.
+
+        Each line of the cluster gives two lines.
         """
-        lines = [_worker_line(line, each) for line in self.lines for each in (topology_id, "")]
-        return {PAYLOAD: "\n".join(lines), SUPER_ACL: f"digest:{digest_of(self.lines[0])}"}
+        worker_lines: list[str] = []
+        for line in self.lines:
+            worker_lines.append(_worker_line(line, topology_id))
+            worker_lines.append(_worker_line(line, ""))
+        owner = digest_of(self.lines[0])
+        return {PAYLOAD: "\n".join(worker_lines), SUPER_ACL: f"digest:{owner}"}
 
     def acl(self, path: str) -> dict[str, int]:
-        """Digest -> permissions, for the node below the root; the owner is first.
+        """Digest -> permissions, for a node below the root.
 
-        It lets in the workers of each line: those that run keep theirs while the secret is changed.
+        The owner is first. The workers of each line have access, so that running ones keep it while
+        the secret is changed.
         """
         topology_id, permissions = worker_permissions(path)
         owner = self.super_acl.partition(":")[2] or digest_of(self.lines[0])
-        known = (
-            self.lines
-            if self.super_acl
-            else [_worker_line(each, topology_id) for each in self.lines]
-        )
-        mine = [
-            each
-            for each in known
-            if permissions and each.startswith(f"{_worker_user(topology_id)}:")
-        ]
-        return {owner: ALL, **{digest_of(each): permissions for each in mine}}
+        acl = {owner: ALL}
+        if not permissions:
+            return acl
+        if self.super_acl:
+            # In a worker, whose lines are those of its two users.
+            lines = self.lines
+        else:
+            lines = [_worker_line(line, topology_id) for line in self.lines]
+        user = _worker_user(topology_id)
+        for line in lines:
+            if line.startswith(f"{user}:"):
+                acl[digest_of(line)] = permissions
+        return acl

@@ -41,7 +41,7 @@ _UPGRADE_SECS = 0.2
 
 @dataclass(eq=False)
 class ClusterLink:
-    """Session, newest :class:`DesiredSlots` and ephemeral record of a supervisor."""
+    """Session, desired work and ephemeral record of a supervisor."""
 
     conf: ClusterConf
     id: str
@@ -92,7 +92,10 @@ class ClusterLink:
         self._thread.start()
 
     def close(self, deadline_secs: float = 5.0) -> None:
-        """End the session (the heartbeat node goes with it), within the deadline."""
+        """End the session, within the deadline.
+
+        The heartbeat node vanishes with it.
+        """
         self._stopped.set()
         self._event.set()
         self._thread.join(timeout=deadline_secs)
@@ -317,11 +320,11 @@ class ClusterLink:
     # -- writing -----------------------------------------------------------------------------------
 
     def _refuse_second(self, cluster: StormClusterState) -> None:
-        """Raise :class:`Conflict` while another supervisor lives under the same id.
+        """Refuse to start while another supervisor has the same id.
 
-        Only a session without a record of this supervisor is checked. The cluster is not read
-        then, so that no work is started twice. A former process of the same folder has ended: one
-        lock admits one at a time.
+        Raises :class:`Conflict`. Only a session without a record of this supervisor is checked. The
+        cluster is not read then, so that no work is started twice. A former process of the same
+        folder has ended: one lock admits one at a time.
         """
         if self._beat_session == cluster.session.session_id:
             return

@@ -152,7 +152,7 @@ class Supervisor:
     def _recorded_worker(
         self, record: KnownWorker, process: WorkerProcess, now: float
     ) -> LiveWorker:
-        """The worker of a record of the state file, whose process still runs."""
+        """Worker of a record of the state file, which still runs."""
         work = Work(record.topology_id, record.code_dir, record.restarts)
         return LiveWorker(
             record.port,
@@ -334,7 +334,10 @@ class Supervisor:
 
 
 def _write_error(housekeeper: Housekeeper, probe: Path) -> OSError | None:
-    """Write the state file and a probe, and return the error, if there is one."""
+    """Write the state file and a probe.
+
+    Returns the error, if there is one.
+    """
     try:
         housekeeper.save_again()
         probe.write_bytes(bytes(_PROBE_BYTES))

@@ -66,7 +66,10 @@ def _run(script: Path, timeout_secs: float) -> str | None:
 
 @dataclass(eq=False)
 class HealthCheck:
-    """Thread that runs the scripts every 30 s; :attr:`problem` is their result."""
+    """Thread that runs the scripts every 30 s.
+
+    :attr:`problem` is their result.
+    """
 
     folder: Path | None
     """``None``: the host counts as healthy."""

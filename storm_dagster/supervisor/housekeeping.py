@@ -1,4 +1,4 @@
-"""Background jobs of a supervisor: state file, folders of dead workers, logs."""
+"""Background jobs of a supervisor: state file, worker folders, logs."""
 
 import logging
 import os
@@ -48,7 +48,10 @@ class Housekeeper:
             self._jobs.put(self.save_again)
 
     def save_again(self) -> None:
-        """Write the newest state unless it is on disk, in case the disk was full before."""
+        """Write the newest state unless it is on disk.
+
+        The disk may have been full before.
+        """
         if self._state is not None:
             self._file.write(self._state)
 

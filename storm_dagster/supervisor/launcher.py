@@ -147,7 +147,10 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 class Launcher:
-    """Launcher of one supervisor's workers. Blocks on the disk: not for a loop."""
+    """Launcher of one supervisor's workers.
+
+    It blocks on the disk, and must not run in a loop.
+    """
 
     def __init__(
         self, home: Path, supervisor_id: str, host: str, cluster_conf: Mapping[str, Any]
@@ -319,9 +322,9 @@ class Launcher:
 
 
 def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
-    """Function that sets the resource limits of a process before it becomes a worker.
+    """Function that sets the resource limits of a new process.
 
-    It runs between fork and exec, and so imports no module.
+    The process becomes a worker. The function runs between fork and exec, and so imports no module.
     """
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import resource
@@ -395,7 +398,10 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
 
 
 def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | None) -> bool:
-    """True if the secrets of a worker still open other workers and ZooKeeper to it."""
+    """True if the secrets of a worker are still valid.
+
+    They open other workers and ZooKeeper to it.
+    """
     if spec.link_key != link_key_of(security, spec.topology_id):
         return False
     if users is None:
@@ -406,7 +412,7 @@ def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | No
 
 
 def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> None:
-    """Remove the working folders of this supervisor's workers that no longer run."""
+    """Remove the folders of this supervisor's dead workers."""
     alive_ids = set(alive)
     for folder in sorted((home / "workers").glob("*")):
         with suppress(OSError, Corrupt):

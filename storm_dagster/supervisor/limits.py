@@ -97,7 +97,10 @@ class MemoryGuard:
                 live.process.end()
 
     def _placed_size(self, worker: WorkerSlot | None) -> int:
-        """Memory of a worker by its placement, in bytes; 0 without a placement."""
+        """Memory of a worker by its placement, in bytes.
+
+        0 without a placement.
+        """
         if worker is None:
             return 0
         # Placements of older releases name no size.

@@ -123,7 +123,7 @@ class LocalStateFile:
         write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 
     def _quarantine(self) -> Path:
-        """Move the damaged file away, and delete the oldest ones beyond five."""
+        """Move the damaged file away, and delete the oldest ones."""
         paths = self._path.parent.glob("state.json.broken.*")
         suffixes = [path.suffix.removeprefix(".") for path in paths]
         numbers = sorted(int(suffix) for suffix in suffixes if suffix.isdigit())

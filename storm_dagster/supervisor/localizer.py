@@ -90,7 +90,7 @@ class Localizer:
         self._http = httpx.Client(timeout=timeout, follow_redirects=False, headers=plain, **options)
 
     def prepare(self) -> None:
-        """Create the folders and remove incomplete fetches of an earlier process."""
+        """Create the folders, and remove incomplete fetches."""
         shutil.rmtree(self._tmp, ignore_errors=True)
         for folder in (self._dist, self._cache, self._tmp):
             folder.mkdir(parents=True, exist_ok=True)
@@ -176,10 +176,11 @@ class Localizer:
     def remove_unused(
         self, used: Callable[[], Collection[str]], now_secs: float | None = None
     ) -> list[str]:
-        """Remove unused code folders and archives, and return the names of the folders.
+        """Remove unused code folders and archives.
 
-        An archive in the cache is removed after ten minutes without use. ``used()`` is called while
-        :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`.
+        Returns the names of the folders. An archive in the cache is removed after ten minutes
+        without use. ``used()`` is called while :attr:`removing` is set: a slot that wants code
+        after that waits in :meth:`fetch`.
         """
         removed: list[str] = []
         with self._moving:
@@ -236,7 +237,10 @@ class Localizer:
         return sha256
 
     def _from_cache(self, url: str, key: str, target: Path) -> str | None:
-        """Take the archive from the cache, if a nimbus names the hash of a cached one."""
+        """Take the archive from the cache, if it is there.
+
+        A nimbus must name its hash.
+        """
         if not any(self._cache.iterdir()):
             return None
         response = self._http.head(url)
@@ -257,7 +261,7 @@ class Localizer:
         return sha256
 
     def _download(self, url: str, key: str, target: Path, max_bytes: int) -> str:
-        """Download and verify a blob into ``target``, and return its SHA-256."""
+        """Download and verify a blob, and return its SHA-256."""
         digest = hashlib.sha256()
         size = 0
         buffer_bytes = self.conf["storm.blobstore.inputstream.buffer.size.bytes"]

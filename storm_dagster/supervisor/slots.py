@@ -61,7 +61,7 @@ class SlotTable:
         self._starts: set[threading.Thread] = set()
         self._contested: Mapping[int, tuple[str, ...]] = {}
         self._polled_at: float | None = None
-        self._watch = ProcessWatch(self._exited)
+        self._watch = ProcessWatch(self._on_exit)
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class SlotTable:
         return tuple(port for port, slot in self.slots.items() if is_restarting(slot))
 
     def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
-        """Restore a slot of the last supervisor process, before the first pass.
+        """Restore a slot of the last process, before the first pass.
 
         ``ran``: a worker of ``work`` ran here. ``crashes``: its crashes in a row.
         """
@@ -105,7 +105,10 @@ class SlotTable:
         )
 
     def adopt(self, live: LiveWorker, now: float) -> None:
-        """Adopt a running worker, which counts as wanted until the cluster is read."""
+        """Adopt a running worker.
+
+        It counts as wanted until the cluster is read.
+        """
         if self.slots.setdefault(live.port, SupervisedSlot(live.port)).wanted is None:
             self._feed(live.port, model.Assigned(live.worker.work), now)
         self._register(live)
@@ -151,7 +154,7 @@ class SlotTable:
             self._feed(port, model.Tick(), now)
 
     def pause(self, now: float, max_pause: float) -> float:
-        """Seconds that the loop may sleep after ``now``, unless it is woken."""
+        """Seconds that the loop may sleep, unless it is woken."""
         pause = max_pause
         for slot in self.slots.values():
             if slot.state == "waiting-for-start" and slot.worker is not None:
@@ -164,7 +167,10 @@ class SlotTable:
         return max(pause, 0.01)
 
     def close(self, deadline_secs: float = 2.0) -> None:
-        """Stop watching; wait for processes that are being started, so that none is lost."""
+        """Stop watching.
+
+        Processes that are being started are waited for, so that none is lost.
+        """
         for thread in list(self._starts):
             thread.join(timeout=deadline_secs)
         self._watch.close()
@@ -195,9 +201,8 @@ class SlotTable:
             with self._lock:
                 live = self._workers.get(instruction.worker_id)
             if live is not None:
-                live.process.signal(
-                    signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL
-                )
+                is_terminate = isinstance(instruction, model.Terminate)
+                live.process.signal(signal.SIGTERM if is_terminate else signal.SIGKILL)
         elif isinstance(instruction, model.Clean):
             self._forget(instruction.worker_id, last=not self.slots[port].launching)
         else:
@@ -278,7 +283,7 @@ class SlotTable:
         with self._lock:
             self._workers[live.worker.id] = live
 
-    def _exited(self, worker_id: str, status: int | None) -> None:
+    def _on_exit(self, worker_id: str, status: int | None) -> None:
         with self._lock:
             live = self._workers.get(worker_id)
         if live is not None:

@@ -62,7 +62,10 @@ class Upgrades:
             self.states[topology_id] = state
 
     def forget(self, topology_id: str) -> None:
-        """Drop an upgrade that has ended, or whose topology no longer has an assignment."""
+        """Drop an upgrade that has ended.
+
+        An upgrade also ends if its topology no longer has an assignment.
+        """
         self.states.pop(topology_id, None)
 
     def advance(
@@ -124,7 +127,7 @@ class Upgrades:
     def _own_workers(
         self, assignments: Mapping[str, Assignment]
     ) -> dict[tuple[str, int], WorkerSlot]:
-        """(topology id, port) -> worker here, of each topology with an upgrade."""
+        """(topology id, port) -> worker here, of topologies in upgrade."""
         workers: dict[tuple[str, int], WorkerSlot] = {}
         for topology_id in self.states:
             assignment = assignments.get(topology_id)

@@ -51,9 +51,9 @@ class WorkerUser:
         }
 
     def give(self, folder: Path) -> None:
-        """Make the user the owner of a folder and its content, last of the folder.
+        """Make the user the owner of a folder and its content.
 
-        Linked files stay the supervisor's and become readable.
+        The folder itself is last. Linked files stay the supervisor's and become readable.
         """
         for root, folders, files in os.walk(folder):
             for name in folders:
@@ -62,14 +62,15 @@ class WorkerUser:
                 path = Path(root, name)
                 status = path.lstat()
                 if status.st_nlink > 1:
-                    path.chmod(status.st_mode | (0o555 if status.st_mode & 0o100 else 0o444))
+                    is_executable = status.st_mode & 0o100
+                    path.chmod(status.st_mode | (0o555 if is_executable else 0o444))
                 else:
                     os.chown(path, self.uid, self.gid, follow_symlinks=False)
         os.chown(folder, self.uid, self.gid)
 
 
 def link_code(code: Path, target: Path) -> None:
-    """Make ``target`` another folder of the same files, without the archive."""
+    """Make ``target`` a folder of the same files, without the archive."""
     shutil.copytree(
         code, target, copy_function=os.link, ignore=shutil.ignore_patterns("stormjar.jar")
     )
@@ -125,8 +126,8 @@ def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> Wo
     if user is None or user.uid == 0:
         raise InvalidTopology(
             "no user of this host may run this topology (topology.submitter.user: "
-            f"{submitter or 'not set'}, supervisor.worker.user: {configured or 'not set'}): add the "
-            "user, or set supervisor.worker.user to one that is not root"
+            f"{submitter or 'not set'}, supervisor.worker.user: {configured or 'not set'}): add "
+            "the user, or set supervisor.worker.user to one that is not root"
         )
     return user
 

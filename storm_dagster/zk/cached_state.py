@@ -65,10 +65,10 @@ class CacheMetrics:
 
 
 class CachedReads(ZooKeeperClusterState):
-    """Cached reads of a :class:`ClusterState`, on its session; it never writes.
+    """Cached reads of a :class:`ClusterState`, on its session.
 
-    It has its own watches, so that events of its nodes do not issue callbacks of the other state.
-    Thread-safe.
+    It never writes. It has its own watches, so that events of its nodes do not issue callbacks of
+    the other state. Thread-safe.
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class CachedReads(ZooKeeperClusterState):
         self.add_listener(self._on_interruption)
 
     def load_view(self, cluster_id: str) -> ClusterView:
-        """The whole cluster; see :func:`~storm_dagster.zk.view_loading.load_view`.
+        """The whole cluster.
 
-        A record that has not changed since the last view is not decoded a second time.
+        See :func:`~storm_dagster.zk.view_loading.load_view`. A record that has not changed since
+        the last view is not decoded a second time.
         """
         former = self._decoded
         current: dict[str, tuple[bytes, Any]] = {}
@@ -209,7 +210,10 @@ class CachedReads(ZooKeeperClusterState):
         return values
 
     def _fetch(self, missing: list[str], watched: dict[str, int]) -> dict[str, _Value]:
-        """Values from the disk if they are valid, else from ZooKeeper with a watch."""
+        """Valid values from the disk, other ones from ZooKeeper.
+
+        The latter are watched.
+        """
         on_disk = self._load_from_disk(missing)
         valid = self._valid_values(on_disk, watched)
         invalid = [path for path in missing if path not in valid]
@@ -224,7 +228,10 @@ class CachedReads(ZooKeeperClusterState):
     def _valid_values(
         self, on_disk: Mapping[str, tuple[bytes, Versioned]], watched: Mapping[str, int]
     ) -> dict[str, _Value]:
-        """Values on disk that the node still has, by its watch or by its stat."""
+        """Values on disk that the node still has.
+
+        Its watch or its stat proves it.
+        """
         valid: dict[str, _Value] = {}
         unproved: list[str] = []
         for path, (data, at) in on_disk.items():
@@ -356,7 +363,10 @@ class CachedReads(ZooKeeperClusterState):
             _log.warning("the disk cache cannot be written: %s", error)
 
     def close(self) -> None:
-        """Empty the cache. The session belongs to the other state and stays open."""
+        """Empty the cache.
+
+        The session belongs to the other state and stays open.
+        """
         self._active = False
         self.remove_listener(self._on_interruption)
         self._on_interruption("CLOSED")

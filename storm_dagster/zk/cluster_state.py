@@ -1,4 +1,4 @@
-"""Storage layer below all that Storm keeps in ZooKeeper: its ``ClusterState``."""
+"""Storage layer below Storm's state in ZooKeeper: its ``ClusterState``."""
 
 import contextlib
 import logging
@@ -175,10 +175,11 @@ class ZooKeeperClusterState(ClusterState):
     def _read_many(
         self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any
     ) -> list[Any]:
-        """Read many nodes, one request each; results in order, ``None`` without the node.
+        """Read many nodes, one request each.
 
-        ``watch`` leaves an exists-watch on a missing node that is awaited. ``closed`` is the result
-        for a node that a worker has made and closed: it must not hide the other nodes.
+        Results are in order, ``None`` without the node. ``watch`` leaves an exists-watch on a
+        missing node that is awaited. ``closed`` is the result for a node that a worker has made and
+        closed: it must not hide the other nodes.
         """
         fulls = [self.session.full(path) for path in many]
         results: list[Any] = [None] * len(fulls)
@@ -212,9 +213,9 @@ class ZooKeeperClusterState(ClusterState):
         raise conflict(f"{path} appears and vanishes all the time: read again", path)
 
     def _check_readable_folder(self, path: str, action: str) -> None:
-        """Raise unless this client may read the folder of a node that is closed to it.
+        """Check that this client may read the folder of a closed node.
 
-        Then only the node is closed, by its worker.
+        Raises an error if it may not. Otherwise only the node is closed, by its worker.
         """
         folder = self.session.full("/".join(path.split("/")[:3]))
         self.session.call(lambda client: client.get_children_async(folder), action, read=True)

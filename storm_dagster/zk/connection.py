@@ -1,4 +1,4 @@
-"""Extension of kazoo's connection: lease times, granted timeout, short connects.
+"""Extension of kazoo's connection: lease times, timeout, connects.
 
 kazoo exposes neither the session timeout that the server granted nor the send time of an answered
 request. Both are needed to know until when a session certainly lives
@@ -196,9 +196,9 @@ class MultiRead(NamedTuple):
 
     @staticmethod
     def deserialize(raw: bytes, offset: int) -> list[Any]:
-        """(data, stat) or the children of each path; ``None`` for a missing node.
+        """(data, stat) or the children of each path.
 
-        Raises every other error of the server.
+        ``None`` for a missing node. Raises every other error of the server.
         """
         results: list[Any] = []
         header, offset = MultiHeader.deserialize(raw, offset)

@@ -1,6 +1,6 @@
-"""A real ZooKeeper server from the jars that pyspark ships, without a download.
+"""A real ZooKeeper server from the jars of pyspark.
 
-The server is an ordinary child process (``QuorumPeerMain``, standalone).
+No download is needed. The server is an ordinary child process (``QuorumPeerMain``, standalone).
 ``storm-dagster daemon zookeeper`` executes :func:`zookeeper_command`.
 
 An ensemble of three serves while any two of them see each other. For production, use one on
@@ -67,13 +67,14 @@ def zookeeper_command(
     more: Mapping[str, object] | None = None,
     java_options: Sequence[str] = (),
 ) -> list[str]:
-    """Write the configuration of a standalone server, and return its command line.
+    """Write the configuration of a standalone server.
 
-    The configuration is written to ``data_dir``. Sessions of 2 ticks to 60 s are granted.
-    ``durable=False`` leaves out the fsync of the transaction log: the state then survives the end
-    of the process, but not of the machine. ``more`` are further lines of the configuration,
-    ``java_options`` further options of the command (:func:`ensemble_command`). Raises
-    ``Unavailable`` when Java or the jars are missing, ``InvalidRequest`` for a port out of range.
+    Returns its command line. The configuration is written to ``data_dir``. Sessions of 2 ticks to
+    60 s are granted. ``durable=False`` leaves out the fsync of the transaction log: the state then
+    survives the end of the process, but not of the machine. ``more`` are further lines of the
+    configuration, ``java_options`` further options of the command (:func:`ensemble_command`).
+    Raises ``Unavailable`` when Java or the jars are missing, ``InvalidRequest`` for a port out of
+    range.
     """
     if not 0 < port < 65536:
         raise InvalidRequest(f"ZooKeeper cannot listen on port {port}: give one from 1 to 65535")
@@ -81,7 +82,7 @@ def zookeeper_command(
     java = java_command()
     data_dir = data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
-    settings = {
+    settings: dict[str, object] = {
         "tickTime": tick_ms,
         "minSessionTimeout": 2 * tick_ms,
         "dataDir": data_dir,
@@ -89,12 +90,12 @@ def zookeeper_command(
         "clientPortAddress": host,
         "forceSync": "yes" if durable else "no",
         **_TABLE["settings"],
-        **(more or {}),
     }
+    if more is not None:
+        settings.update(more)
     config = data_dir / "zoo.cfg"
-    config.write_text(
-        "".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8"
-    )
+    lines = [f"{key}={value}\n" for key, value in settings.items()]
+    config.write_text("".join(lines), encoding="utf-8")
     log_config = data_dir / "log4j2.properties"
     log_config.write_text(_TABLE["log4j2.properties"], encoding="utf-8")
     return [
@@ -186,7 +187,10 @@ def ensemble_command(
 def server_status(
     host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
 ) -> bytes:
-    """Response of a ZooKeeper server to the ``srvr`` command; empty without one."""
+    """Response of a ZooKeeper server to the ``srvr`` command.
+
+    Empty without a response.
+    """
     with suppress(OSError), ExitStack() as opened:
         link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
         if tls is not None:

@@ -69,7 +69,10 @@ def listed_nodes(state: ClusterState, topology_id: str) -> Iterable[str]:
 
 
 def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id: str) -> None:
-    """Append creations of the lists that no earlier upgrade of the topology has left."""
+    """Append creations of the lists that do not exist.
+
+    Earlier upgrades of the topology may have left them.
+    """
     for part in (UPGRADING, UPGRADED):
         parent = paths.gray_upgrade(topology_id, part)
         if not state.exists(parent):
@@ -79,7 +82,10 @@ def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id:
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:
-    """Append operations that replace the record in ``state``; ``None`` removes it."""
+    """Append operations that replace the record in ``state``.
+
+    ``None`` removes it.
+    """
     path = paths.gray_upgrade(topology_id, "conf")
     transaction.set(paths.gray_upgrade(topology_id), b"", state.at)
     if record is None:

@@ -63,7 +63,10 @@ class LeadershipSession:
 
     @property
     def held_epoch(self) -> int | None:
-        """Epoch in which this nimbus leads; ``None`` if it does not, or cannot know."""
+        """Epoch in which this nimbus leads.
+
+        ``None`` if it does not, or cannot know.
+        """
         confirmed = self._confirmed
         if confirmed is None:
             return None
@@ -169,7 +172,7 @@ class LeadershipSession:
         self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE_DETAIL}/{address}", raw)
 
     def unregister_follower(self, address: str) -> None:
-        """Remove both nodes of a nimbus, as it does when it becomes the leader."""
+        """Remove both nodes of a nimbus, which becomes the leader."""
         for folder in (paths.NIMBUS_SLAVE, paths.NIMBUS_SLAVE_DETAIL):
             self._state.delete_node(f"{folder}/{address}")
 

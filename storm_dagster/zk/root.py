@@ -27,7 +27,10 @@ _READ_PERMISSION: int = Permissions.READ
 
 
 def create_root_node(session: ZkSession) -> None:
-    """Create the missing nodes of the session's root path, without any content."""
+    """Create the missing nodes of the session's root path.
+
+    They have no content.
+    """
     node = ""
     for part in session.root.split("/"):
         if not part:
@@ -45,10 +48,10 @@ def _all_may_change(acl: Iterable[ACL]) -> bool:
 
 
 def refuse_open_root(session: ZkSession) -> None:
-    """Raise ``Conflict`` if the root is open to other users or closed to workers.
+    """Refuse a root that is open to others or closed to workers.
 
-    The nodes right below the root are checked, too. A root that does not exist is not an error: it
-    will be created closed.
+    Raises ``Conflict``. The nodes right below the root are checked, too. A root that does not exist
+    is not an error: it will be created closed.
     """
     cluster_id_node = session.full(paths.CLUSTER_ID)
     first_level = [session.full(path) for path in paths.FIRST_LEVEL]
@@ -103,7 +106,7 @@ def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
 
 
 def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda visited: None) -> int:
-    """Give the root and all nodes below it the ACL of new nodes of this session.
+    """Give the root and all nodes below it the ACL of new nodes.
 
     Returns the number of changed nodes. The call may be interrupted and repeated: a node's children
     are closed before the node. ``progress`` is called with the number of visited nodes. Nodes that
@@ -173,7 +176,10 @@ def _location(state: ClusterState) -> str:
 
 
 def find_cluster_id(state: ClusterState) -> str | None:
-    """The cluster id below the root; ``None`` without the root or an id in it."""
+    """The cluster id below the root.
+
+    ``None`` without the root or without an id in it.
+    """
     raw = state.get_data(paths.CLUSTER_ID)
     if raw is None:
         return None

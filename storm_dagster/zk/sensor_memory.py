@@ -84,10 +84,10 @@ def store_memory(
 
 
 def encode_memory(memory: object) -> bytes:
-    """Encode the memory as JSON with sorted keys: equal memories give equal bytes.
+    """Encode the memory as JSON with sorted keys.
 
-    A ``msgspec.Struct`` is an object of its fields, a named tuple an array, a field that is
-    ``msgspec.UNSET`` is absent.
+    Equal memories give equal bytes. A ``msgspec.Struct`` is an object of its fields, a named tuple
+    an array, a field that is ``msgspec.UNSET`` is absent.
     """
     return msgspec.json.encode(memory, order="sorted")
 

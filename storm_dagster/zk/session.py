@@ -97,14 +97,15 @@ class ZkSession:
         super_acl: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect to the ensemble ``hosts`` (``"h:p,h:p"``), with paths below ``root``.
+        """Connect to an ensemble.
 
-        No node is created. With ``auth`` (lines of "user:password", digest) the nodes that the
-        session creates belong to the first user, and to its topology's workers as far as they need
-        them (``security/zookeeper_access``; ``super_acl`` as there). Reads are retried
-        ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a
-        reconnection in each request. Raises ``Unavailable`` if no server answers within
-        ``connection_timeout_ms``, and ``Misconfigured`` if ``tls`` does not trust them.
+        ``hosts`` is ``"h:p,h:p"``; paths are below ``root``. No node is created. With ``auth``
+        (lines of "user:password", digest) the nodes that the session creates belong to the first
+        user, and to its topology's workers as far as they need them (``security/zookeeper_access``;
+        ``super_acl`` as there). Reads are retried ``retry_times`` times, ``retry_interval_ms``
+        apart; the two also bound the wait for a reconnection in each request. Raises
+        ``Unavailable`` if no server answers within ``connection_timeout_ms``, and ``Misconfigured``
+        if ``tls`` does not trust them.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(
@@ -167,10 +168,11 @@ class ZkSession:
         return self._connection.lease
 
     def lease_end(self, session_id: int | None = None) -> float:
-        """Boot clock until which the session certainly lives; 0.0 if it is over.
+        """Boot clock until which the session certainly lives.
 
-        With ``session_id``, the result is 0.0 also once another session took the place of that one.
-        An owner of ephemeral nodes must pass the id with which it wrote them.
+        It is 0.0 if the session is over. With ``session_id``, the result is 0.0 also once another
+        session took the place of that one. An owner of ephemeral nodes must pass the id with which
+        it wrote them.
         """
         lease = self._connection.lease
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
@@ -178,11 +180,11 @@ class ZkSession:
         return lease.answered_boot + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
 
     def add_listener(self, wake: Callable[[str], None]) -> None:
-        """Call ``wake`` with the new state on each change of the connection, in order.
+        """Call ``wake`` with the new state on each change, in order.
 
-        The states are ``"CONNECTED"``, ``"SUSPENDED"`` and ``"LOST"``. ``wake`` runs in the
-        connection's thread: it may set flags and events, and must neither block nor use the
-        session.
+        The changes are those of the connection. The states are ``"CONNECTED"``, ``"SUSPENDED"`` and
+        ``"LOST"``. ``wake`` runs in the connection's thread: it may set flags and events, and must
+        neither block nor use the session.
         """
         self._listeners.append(wake)
 
@@ -209,13 +211,19 @@ class ZkSession:
                 _log.exception("a listener of the ZooKeeper connection failed at %s", state)
 
     def dispatch(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in the thread of the watch callbacks, after the pending ones."""
+        """Run ``call`` in the thread of the watch callbacks.
+
+        It runs after the pending ones.
+        """
         self._client.handler.dispatch_callback(Callback("watch", call, ()))
 
     # -- requests ----------------------------------------------------------------------------------
 
     def full(self, path: str) -> str:
-        """Path on the server: ``path`` below the root, double slashes removed."""
+        """Path on the server.
+
+        It is ``path`` below the root, double slashes removed.
+        """
         if not path.startswith("/"):
             raise InvalidRequest(f"path {path!r} must start with '/'")
         parts = [part for part in path.split("/") if part]
@@ -277,11 +285,12 @@ class ZkSession:
         return max(self._session_timeout_ms, self._connection.lease.negotiated_ms) / 1000.0 + 1.0
 
     def call(self, begin: Callable[[KazooClient], Any], action: str, *, read: bool = False) -> Any:
-        """Result of one request that ``begin`` starts (a kazoo ``*_async`` method).
+        """Result of one request.
 
-        ``action`` describes the request in errors. Responses such as ``NoNodeError`` pass through
-        for the caller in this package. A lost connection is ``Unavailable``; a ``read`` is retried
-        before that, a write never, because it may have landed.
+        ``begin`` starts it (a kazoo ``*_async`` method). ``action`` describes the request in
+        errors. Responses such as ``NoNodeError`` pass through for the caller in this package. A
+        lost connection is ``Unavailable``; a ``read`` is retried before that, a write never,
+        because it may have landed.
         """
         return self._attempt(
             lambda: begin(self._client).get(timeout=self._reply_seconds), action, read=read
@@ -309,10 +318,11 @@ class ZkSession:
         raise AssertionError("unreachable")
 
     def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], action: str) -> list[Any]:
-        """Results of many reads in their order, sent without waiting for each other.
+        """Results of many reads, in their order.
 
-        An error such as ``NoNodeError`` is in the list as that exception, a refusal as
-        ``Misconfigured``. After a lost connection the slice is retried, as in :meth:`call`.
+        They are sent without waiting for each other. An error such as ``NoNodeError`` is in the
+        list as that exception, a refusal as ``Misconfigured``. After a lost connection the slice is
+        retried, as in :meth:`call`.
         """
         results: list[Any] = []
         for start in range(0, len(begins), _PIPELINE_REQUESTS):
@@ -494,7 +504,10 @@ class QuorumLease:
             first_boot = last_boot
 
     def _sync(self) -> float:
-        """Make a round trip to the leader, and return the boot clock before it."""
+        """Make a round trip to the leader.
+
+        Returns the boot clock before it.
+        """
         sent_boot = boot_clock()
         self._session.call(lambda client: client.sync_async("/"), "a sync")
         return sent_boot

@@ -106,10 +106,10 @@ def delete_ops(state: ClusterState, transaction: Transaction, path: str) -> bool
 
 
 def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
-    """The record whose node holds ``raw``: ``raw`` itself, or its joined parts.
+    """The record whose node holds ``raw``.
 
-    ``None`` if the parts are gone, because the record was replaced after ``raw`` had been read.
-    Raises ``Corrupt`` if the parts differ from the head.
+    It is ``raw`` itself, or its joined parts. ``None`` if the parts are gone, because the record
+    was replaced after ``raw`` had been read. Raises ``Corrupt`` if the parts differ from the head.
     """
     if not raw.startswith(_HEAD_START):
         return raw

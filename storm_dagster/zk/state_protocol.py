@@ -1,4 +1,4 @@
-"""Protocol ``ClusterState``: Storm's operations of a store of cluster state."""
+"""Protocol ``ClusterState``: Storm's operations of a state store."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -47,9 +47,9 @@ class ClusterState(Protocol):
         ...
 
     def register(self, callback: Callable[[str, str], None]) -> str:
-        """Call ``callback(type, path)`` for every watch event until :meth:`unregister`.
+        """Call ``callback(type, path)`` for every watch event.
 
-        Returns the uuid of the registration.
+        It is called until :meth:`unregister`. Returns the uuid of the registration.
         """
         ...
 
@@ -70,13 +70,22 @@ class ClusterState(Protocol):
         ...
 
     def delete_node(self, path: str) -> None:
-        """Delete the node and all nodes below it; a missing node is not an error."""
+        """Delete the node and all nodes below it.
+
+        A missing node is not an error.
+        """
 
     def create_node(self, path: str, data: bytes = b"") -> None:
-        """Create a persistent node and its parents; ``Conflict`` if it exists."""
+        """Create a persistent node and its parents.
+
+        Raises ``Conflict`` if it exists.
+        """
 
     def create_sequential(self, path: str, data: bytes) -> str:
-        """Create a persistent node with a rising 10-digit suffix, and return its path."""
+        """Create a persistent node, and return its path.
+
+        The path gets a rising 10-digit suffix.
+        """
         ...
 
     def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
@@ -131,7 +140,10 @@ class ClusterState(Protocol):
         ...
 
     def mkdirs(self, path: str) -> None:
-        """Create the missing ones of the node and its parents below the root."""
+        """Create the missing ones of the node and its parents.
+
+        The root is not created.
+        """
 
     def exists(self, path: str, watch: bool = False) -> bool:
         """True if the node exists."""
@@ -142,7 +154,10 @@ class ClusterState(Protocol):
         ...
 
     def sync_path(self, path: str) -> None:
-        """Make later reads see every write acknowledged earlier, to any client."""
+        """Make later reads see every earlier acknowledged write.
+
+        It may be the write of any client.
+        """
 
     def delete_node_blobstore(self, parent: str, host_port: str) -> None:
         """Delete the children ``<host_port>-<sequence>`` of ``parent``.

@@ -141,13 +141,13 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         create_root: bool = False,
         cluster_id: str | None = None,
     ) -> Self:
-        """The state of the cluster below the root, with the cluster id checked.
+        """State of the cluster below the root.
 
-        :meth:`disconnect` leaves a given ``ClusterState`` open; a conf gets a new client, which
-        :meth:`disconnect` closes. ``cluster_id`` is the id that the caller remembers: another one
-        is ``Conflict``. If the root is absent, no node is created and ``Unavailable`` is raised,
-        unless ``create_root`` is set (it creates the first-level nodes, and an id if none is
-        given).
+        Its cluster id is checked. :meth:`disconnect` leaves a given ``ClusterState`` open; a conf
+        gets a new client, which :meth:`disconnect` closes. ``cluster_id`` is the id that the caller
+        remembers: another one is ``Conflict``. If the root is absent, no node is created and
+        ``Unavailable`` is raised, unless ``create_root`` is set (it creates the first-level nodes,
+        and an id if none is given).
         """
         owns = isinstance(conf_or_state, ClusterConf | Mapping)
         state = _open_state(conf_or_state) if owns else conf_or_state
@@ -194,7 +194,10 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         return session
 
     def disconnect(self) -> None:
-        """Unregister the callbacks; close the client if :meth:`open` made it from a conf."""
+        """Unregister the callbacks.
+
+        A client that :meth:`open` made from a conf is closed.
+        """
         self.state.unregister(self._registration)
         self.state.remove_listener(self._on_connection)
         self.watches.clear()
@@ -248,7 +251,10 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def assignment_info(
         self, topology_id: str, callback: Callable[..., object] | None = None
     ) -> Assignment | None:
-        """``/assignments/<id>``: the slots and their tasks; ``None`` without one."""
+        """``/assignments/<id>``: slots and their tasks.
+
+        ``None`` without an assignment.
+        """
         path = paths.assignment(topology_id)
         node = shards.read_sharded(self.state, path, self._callback(path, callback))
         return None if node is None else decode_record(Assignment, node[0], path)
@@ -260,7 +266,10 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def storm_base(
         self, topology_id: str, callback: Callable[..., object] | None = None
     ) -> records.StormBase | None:
-        """``/topology/<id>``: record of the topology; ``None`` if it does not exist."""
+        """``/topology/<id>``: record of the topology.
+
+        ``None`` if it does not exist.
+        """
         path = paths.topology(topology_id)
         return self._read(records.StormBase, path, self._callback(path, callback))
 
@@ -289,7 +298,10 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         return at.version, record
 
     def leader_http(self) -> str:
-        """Base URL of the leading nimbus; :class:`Unavailable` before the first one."""
+        """Base URL of the leading nimbus.
+
+        Raises :class:`Unavailable` before the first leader.
+        """
         current = self.epoch()
         if current is None:
             raise Unavailable(
@@ -360,16 +372,20 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     # -- writing -----------------------------------------------------------------------------------
 
     def supervisor_heartbeat(self, supervisor_id: str, info: records.SupervisorInfo) -> None:
-        """``/supervisors/<id>``: write the ephemeral record, in this session."""
+        """``/supervisors/<id>``: write the ephemeral record.
+
+        It belongs to this session.
+        """
         self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
     def write_beats(
         self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int
     ) -> int:
-        """Replace ``/taskbeats/<id>`` if the assignment still has that version.
+        """Replace ``/taskbeats/<id>``.
 
-        Returns the new version of the record. The record is never created: ``Conflict`` if it is
-        gone with its topology, and if the assignment has changed.
+        The assignment must still have that version. Returns the new version of the record. The
+        record is never created: ``Conflict`` if it is gone with its topology, and if the assignment
+        has changed.
         """
         transaction = self._guard_assignment(topology_id, assignment_version)
         transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1)
@@ -384,9 +400,10 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         *,
         assignment_version: int,
     ) -> records.StateHome:
-        """Apply ``change`` to the record of :meth:`read_state_home`; return the result.
+        """Apply ``change`` to the state home, and return the result.
 
-        Raises ``Conflict`` as :meth:`write_beats` does.
+        The state home is the record of :meth:`read_state_home`. Raises ``Conflict`` as
+        :meth:`write_beats` does.
         """
         path = paths.state_home(topology_id)
         while True:
@@ -414,16 +431,20 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         return self.state.transaction().check(paths.assignment(topology_id), version)
 
     def fenced(self, epoch: int) -> Transaction:
-        """A transaction that lands only while ``epoch`` is the leadership epoch."""
+        """Begin a transaction that lands only in ``epoch``.
+
+        It must be the leadership epoch at the commit.
+        """
         return self.state.transaction().check(paths.EPOCH, epoch)
 
     def register_metrics(
         self, topology_id: str, sample_rate: float, names: Iterable[str], *, assignment_version: int
     ) -> records.MetricIds | None:
-        """Give ids to the names without one, in ``/metrics/<id>``, by compare and set.
+        """Give ids to the names without one, by compare and set.
 
-        If all names have one, there is no write. ``Conflict`` if the assignment no longer has that
-        version. ``None`` if the node is gone, because the topology is.
+        They are in ``/metrics/<id>``. If all names have one, there is no write. ``Conflict`` if the
+        assignment no longer has that version. ``None`` if the node is gone, because the topology
+        is.
         """
         path = paths.metrics(topology_id)
         node = self.state.get_data_with_version(path)

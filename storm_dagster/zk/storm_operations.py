@@ -1,4 +1,4 @@
-"""Operations of Storm's ``StormClusterState``, each on its path of this layout."""
+"""Operations of Storm's ``StormClusterState``, each on its path."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -22,7 +22,10 @@ _ATTEMPTS = 20
 
 
 def _retry(path: str, attempt: Callable[[], T], message: str = "") -> T:
-    """Retry ``attempt`` after every lost race; at last a ``Conflict`` about ``path``."""
+    """Retry ``attempt`` after every lost race.
+
+    At last, raises a ``Conflict`` about ``path``.
+    """
     for _ in range(_ATTEMPTS):
         try:
             return attempt()
@@ -49,7 +52,7 @@ class StormOperations(StormClusterState):
     # -- assignments -------------------------------------------------------------------------------
 
     def assignments(self, callback: Callable[[], object] | None = None) -> list[str]:
-        """``/assignments``: ids of the topologies that have an assignment, sorted."""
+        """``/assignments``: ids of the assigned topologies, sorted."""
         watch = self._callback(paths.ASSIGNMENTS, callback)
         return self.state.find_children(paths.ASSIGNMENTS, watch) or []
 
@@ -93,11 +96,11 @@ class StormOperations(StormClusterState):
     def update_storm(
         self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None
     ) -> records.StormBase:
-        """``/topology/<id>``: replace the fields in ``elems``, by compare and set.
+        """``/topology/<id>``: replace the fields in ``elems``.
 
-        ``executors`` are merged per component: a new number wins, unnamed components keep theirs.
-        Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong
-        values.
+        It is a compare and set. ``executors`` are merged per component: a new number wins, unnamed
+        components keep theirs. Raises ``NotAlive`` without the topology, ``InvalidRequest`` for
+        unknown fields and wrong values.
         """
         path = paths.topology(topology_id)
 
@@ -220,7 +223,10 @@ class StormOperations(StormClusterState):
         return beats
 
     def setup_heartbeats(self, topology_id: str) -> None:
-        """``/taskbeats/<id>``: create the record without a worker, if it is missing."""
+        """``/taskbeats/<id>``: create the record if it is missing.
+
+        It has no worker.
+        """
         path = paths.taskbeats(topology_id)
         if self._read(records.TaskBeats, path) is None:
             self._put(path, records.encode_record(self._no_beats(topology_id)), None)
@@ -236,7 +242,7 @@ class StormOperations(StormClusterState):
         self.state.delete_node(paths.taskbeats(topology_id))
 
     def heartbeat_storms(self) -> list[str]:
-        """``/taskbeats``: ids of the topologies that have a heartbeat record, sorted."""
+        """``/taskbeats``: ids of the topologies with a record, sorted."""
         return self.state.find_children(paths.TASKBEATS) or []
 
     def worker_heartbeat(
@@ -249,7 +255,10 @@ class StormOperations(StormClusterState):
         self._change_beats(topology_id, Slot(node, port).key, info)
 
     def remove_worker_heartbeat(self, topology_id: str, node: str, port: int) -> None:
-        """``/taskbeats/<id>``: drop that slot's entry; no error without one."""
+        """``/taskbeats/<id>``: drop that slot's entry.
+
+        A missing entry is not an error.
+        """
         self._change_beats(topology_id, Slot(node, port).key, None)
 
     def _change_beats(self, topology_id: str, slot: str, beat: records.WorkerBeat | None) -> None:
@@ -281,13 +290,19 @@ class StormOperations(StormClusterState):
         return self.state.find_children(paths.SUPERVISORS, watch) or []
 
     def supervisor_info(self, supervisor_id: str) -> records.SupervisorInfo | None:
-        """``/supervisors/<id>``: record of a live supervisor; ``None`` if it is gone."""
+        """``/supervisors/<id>``: record of a live supervisor.
+
+        ``None`` if it is gone.
+        """
         return self._read(records.SupervisorInfo, paths.supervisor(supervisor_id))
 
     # -- errors ------------------------------------------------------------------------------------
 
     def errors(self, topology_id: str, task: int | None = None) -> list[records.TaskError]:
-        """``/taskerrors/<id>``: errors of a task, or of all tasks, the newest first."""
+        """``/taskerrors/<id>``: errors of a task, newest first.
+
+        Without ``task``, those of all tasks.
+        """
         selected: list[records.TaskError] = []
         for errors in self.errors_by_component(topology_id).values():
             selected.extend(error for error in errors if task is None or error.task == task)
@@ -298,5 +313,5 @@ class StormOperations(StormClusterState):
         return self.state.find_children(paths.TASKERRORS) or []
 
     def teardown_topology_errors(self, topology_id: str) -> None:
-        """``/taskerrors/<id>``: delete all errors of the topology; no error without any."""
+        """``/taskerrors/<id>``: delete all errors of the topology."""
         self.state.delete_node(paths.task_errors(topology_id))

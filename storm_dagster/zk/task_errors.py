@@ -138,7 +138,7 @@ class TaskErrors:
         return stored_errors
 
     def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
-        """Component id -> its errors, newest first; empty without any error."""
+        """Component id -> its errors, newest first."""
         top = paths.task_errors(topology_id)
         folders = self.state.find_children(top) or []
         lists = self.state.find_children_many([f"{top}/{folder}" for folder in folders])
@@ -169,7 +169,10 @@ class TaskErrors:
 def _last_of_group(
     stored_errors: Iterable[_StoredError], group: str
 ) -> tuple[str, TaskError, int] | None:
-    """Name, record and version of the last error of that group, if there is one."""
+    """Name, record and version of the last error of that group.
+
+    ``None`` without one.
+    """
     last = None
     for name, record, version in stored_errors:
         if group and record is not None and record.group == group:

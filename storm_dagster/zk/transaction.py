@@ -128,7 +128,10 @@ class Transaction:
         return self._add(_Operation("set", path, add, data, version))
 
     def put(self, path: str, data: bytes, version: int | None) -> Transaction:
-        """Replace the data if the node has that version; with ``None``, create the node."""
+        """Replace the data if the node has that version.
+
+        With ``None``, create the node.
+        """
         if version is None:
             return self.create(path, data)
         return self.set(path, data, version)

@@ -1,4 +1,4 @@
-"""One-shot callbacks by path, and their dispatch on watch events, as in Storm."""
+"""One-shot callbacks by path, and their dispatch, as in Storm."""
 
 import inspect
 import logging
@@ -58,17 +58,18 @@ class WatchSlots:
         self._slots: dict[str, _PathWatch] = {}
 
     def set_callback(self, path: str, callback: Callable[..., object]) -> None:
-        """Call ``callback`` at the next event of ``path``, instead of the former one.
+        """Call ``callback`` at the next event of ``path``.
 
-        Its argument is the last element of the path, if it requires one.
+        It replaces the former callback. Its argument is the last element of the path, if it
+        requires one.
         """
         with self._lock:
             self._slots.setdefault(path, _PathWatch()).callback = callback
 
     def add_wake(self, path: str, wake: Wake) -> None:
-        """Call ``wake`` at the next event of ``path``, in addition to the other wakes.
+        """Call ``wake`` at the next event of ``path``.
 
-        The same function is called once.
+        Other wakes of the path stay. The same function is called once.
         """
         with self._lock:
             wakes = self._slots.setdefault(path, _PathWatch()).wakes

@@ -1,4 +1,7 @@
-"""Ephemeral nodes of live workers: ``/workers/<topology id>/<node>-<port>``."""
+"""Ephemeral nodes of live workers.
+
+They are ``/workers/<topology id>/<node>-<port>``.
+"""
 
 from contextlib import suppress
 
@@ -42,12 +45,13 @@ class WorkerNodes:
     def write_worker_node(
         self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
     ) -> None:
-        """Write the slot's ephemeral node, if the assignment has ``assignment_version``.
+        """Write the slot's ephemeral node.
 
-        The check and the write are one transaction; afterwards this session owns the node. A node
-        of another session is replaced: the supervisor guarantees that its process is dead. An
-        unchanged node of this session is not written. Raises ``Conflict`` with the assignment's
-        path if its version has changed or it is gone.
+        The assignment must have ``assignment_version``. The check and the write are one
+        transaction; afterwards this session owns the node. A node of another session is replaced:
+        the supervisor guarantees that its process is dead. An unchanged node of this session is not
+        written. Raises ``Conflict`` with the assignment's path if its version has changed or it is
+        gone.
         """
         state = self.state
         path = paths.worker(topology_id, node, port)

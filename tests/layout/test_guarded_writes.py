@@ -113,7 +113,7 @@ GUARDED: dict[str, dict[str, str]] = {
     },
     "zk/transaction.py": {
         "Transaction._request.TransactionRequest": LAYER,
-        "Transaction.set.set_data": LAYER,
+        "Transaction.set.add.set_data": LAYER,
     },
     "zk/worker_nodes.py": {
         "WorkerNodes.write_worker_node.transaction": ASSIGNMENT,

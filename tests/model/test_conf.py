@@ -197,7 +197,6 @@ PUT_TOGETHER = {
     ),
     "topology.bolt.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
     "topology.spout.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
-    "storm.tls.ca": (r'storm\.tls\.\{part\}"\) for part in \([^)]*"ca"', "security/settings.py"),
     "topology.bolts.late.tuple.stream": (r"_PREFIX\}late\.tuple\.stream", "api/windows.py"),
 }
 WITHOUT_READER = {

@@ -204,7 +204,7 @@ def test_what_has_gone_leaves_neither_a_watch_nor_a_row(
     reads.sync_path(nodes[39])
 
     def only_one_left() -> bool:
-        reads._to_disk({nodes[39]: reads.get_many([nodes[39]])[0]})
+        reads._save_to_disk({nodes[39]: reads.get_many([nodes[39]])[0]})
         assert reads._disk is not None
         return list(reads._disk.get_many(nodes)) == [nodes[39]]
 

@@ -34,7 +34,7 @@ def connect(hosts: str) -> ZkSession:
 def test_members_are_named_once() -> None:
     twice = [Member(1, 1, 2, 3), Member(1, 4, 5, 6)]
     for members, id in ((twice, 1), (twice[:1], 2), ([], 1)):
-        with pytest.raises(InvalidRequest, match="id of its own"):
+        with pytest.raises(InvalidRequest, match="a different id"):
             ensemble_command(members, id, Path("/nowhere"))
 
 
