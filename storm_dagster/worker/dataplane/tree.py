@@ -3,8 +3,8 @@
 Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a worker no
 tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the part of a
 tuple tree below one edge into this worker. When its count reaches zero, one number acks that edge
-and adds the edges to other workers below it. A tree that never left its worker sends nothing to an
-acker.
+and adds the edges to other workers below it. No acker gets a message about a tree that never left
+its worker.
 """
 
 import os
@@ -20,15 +20,15 @@ from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096
-_MOST_REASONS = 4096
+_MAX_REASONS = 4096
 Reason = tuple[int, str, str]
 """Why a tuple failed: (task, component, text of at most 500 characters)."""
 LOST: Reason = (0, "", "a task or worker with parts of it stopped")
-"""Says nothing about the tuple: spouts emit it again, and do not count a failure. Compared by
+"""Reason that is not about the tuple: spouts replay it, and do not count a failure. Compared by
 identity.
 """
-# A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of
-# them.
+# A number costs 40 ns in this form: no Python frame is entered, and one system call returns 4096
+# of them. Measured by benchmarks/dataplane.py.
 next_edge: Callable[[], int] = chain.from_iterable(
     map(Struct(f"<{_NUMBERS}Q").unpack, map(os.urandom, repeat(8 * _NUMBERS)))
 ).__next__
@@ -64,12 +64,12 @@ def leaves(tree: Tree) -> Iterator[Tree]:
 
 
 def anchor_tree(anchors: Any) -> Tree | None:
-    """The tree for a tuple anchored to ``anchors``: a received tuple, or several; ``None`` when
-    untracked.
+    """Return the tree for a tuple anchored to ``anchors``: a received tuple, or several.
 
-    A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its
-    parents open.
+    ``None`` when untracked. A joint tree has no tuple yet: its count is 0 until one is added, and
+    only then keeps its parents open.
     """
+    # Called per tuple, measured by benchmarks/dataplane.py.
     trees: dict[int, Tree] = {}
     try:
         if not isinstance(anchors, Sequence):
@@ -80,16 +80,22 @@ def anchor_tree(anchors: Any) -> Tree | None:
                 trees[id(tree)] = tree
     except AttributeError:
         raise InvalidRequest(
-            f"a tuple cannot be anchored to {type(anchors).__name__}: pass a received tuple, or a list of them"
+            f"a tuple cannot be anchored to {type(anchors).__name__}: pass a received tuple, or a "
+            "list of them"
         ) from None
-    if len(trees) <= 1:
-        return next(iter(trees.values()), None)
+    if not trees:
+        return None
+    if len(trees) == 1:
+        return trees.popitem()[1]
     return Tree(0, 0, 0, None, tuple(trees.values()))
 
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """Acks, inits and fails since the last flush. Used only by the loop."""
+    """Acks, inits and fails since the last flush. Used only by the loop.
+
+    Its methods run per tuple; their form is measured by ``benchmarks/dataplane.py``.
+    """
 
     acks: dict[int, int] = field(default_factory=dict)
     """Root -> XOR of its acked and added edges."""
@@ -97,19 +103,22 @@ class Ledger:
     """(root, value, spout task)."""
     fails: list[int] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)
-    reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MOST_REASONS))
-    """Root -> why it failed, here or in another worker; until its spout asks, or too many others
-    failed since.
+    reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MAX_REASONS))
+    """Root -> why it failed, here or in another worker. An entry is kept until its spout reads it,
+    or too many later ones have failed.
     """
     touched: list[tuple[int, int]] = field(default_factory=list)
     """(root, bits of the workers that its tree was sent on to), for the acker."""
     others: tuple[int, ...] = ()
     """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout
-    notices. Empty with two workers: what the other one has parts of, the spout sent there.
+    notices. Empty with two workers: the spout sent there all parts that the other one has.
     """
 
     def add(self, tree: Tree) -> None:
-        """Count one more tuple of ``tree``; the first one of a joint tree opens its parents."""
+        """Count one more tuple of ``tree``.
+
+        The first tuple of a joint tree opens its parents.
+        """
         if not tree.count and tree.parents is not None:
             for parent in tree.parents:
                 self.add(parent)
@@ -119,8 +128,8 @@ class Ledger:
         """Ack a tree whose count has become zero."""
         if tree.parents is not None:
             for parent in tree.parents:
-                left = parent.count = parent.count - 1
-                if not left:
+                count = parent.count = parent.count - 1
+                if not count:
                     self.done(parent)
             return
         if tree.failed:
@@ -143,12 +152,15 @@ class Ledger:
         if tree is None:
             return
         tup._tree = None
-        left = tree.count = tree.count - 1
-        if not left:
+        count = tree.count = tree.count - 1
+        if not count:
             self.done(tree)
 
     def fail(self, tup: Any, reason: Reason | None = None) -> None:
-        """Fail a received tuple and its roots at all spouts; without effect as :meth:`ack`."""
+        """Fail a received tuple and its roots at all spouts.
+
+        Without effect if it was acked or failed before.
+        """
         tree = tup._tree
         if tree is None:
             return
@@ -177,5 +189,5 @@ class Ledger:
             (self.losses if lost else self.fails).append(root)
 
     def empty(self) -> bool:
-        """Whether there is nothing to flush."""
+        """True if a flush would send no message."""
         return not (self.acks or self.inits or self.fails or self.losses)

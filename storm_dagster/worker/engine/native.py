@@ -127,7 +127,7 @@ class NativeEngine:
             runner = self.runners.get(task)
             if runner is not None:
                 runner.queue.extend(held)
-            elif task in placement.mine:
+            elif task in placement.own_tasks:
                 self._held[task] = held
             else:
                 for tup in held:
@@ -309,7 +309,7 @@ class NativeEngine:
                 bundles = [bundle for bundle in bundles if not bundle[0]]
             runner = self.runners.get(target)
             if runner is None:
-                held = self._held.setdefault(target, []) if target in placement.mine else None
+                held = self._held.setdefault(target, []) if target in placement.own_tasks else None
                 if held is None or len(held) > _MOST_HELD:
                     self.exchange.fail_misdirected(bundles)
                     continue

@@ -243,7 +243,7 @@ class ClusterSync:
             slots=assignment.task_slots(),
             addresses={worker.slot: worker.address for worker in assignment.workers},
             components=self._components[1],
-            mine=wanted,
+            own_tasks=wanted,
             open=owned,
             tokens={node.token: slot for slot, node in live.items()},
             ready=frozenset(slot for slot, node in live.items() if node.status == "running"),

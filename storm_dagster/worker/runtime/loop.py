@@ -148,7 +148,7 @@ class Loop:
         self.engine.activate(active)
         if previous is None or previous.version != placement.version:
             self._next_report = 0.0
-            counts = (placement.version, len(placement.mine), len(placement.open))
+            counts = (placement.version, len(placement.own_tasks), len(placement.open))
             _log.info("version %d of the assignment: %d tasks here, %d open", *counts)
 
     # -- the loop ----------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class BoltRunner(Runner):
                     route, values, tree, ledger, component, task_id, direct_task, rich
                 )
                 return [link.task for link in links] if need_task_ids else None
-            known = route.known
+            known = route.target_cache
             if known is None:
                 link = only(values)
             else:
