@@ -19,7 +19,7 @@ except MissingPart as missing:
 
 
 def _wait_for_spec(path: Path) -> None:
-    """Wait for the spec, then turn this process into a new interpreter's equal.
+    """Wait for the spec, then make this process equal to a new one.
 
     The supervisor starts a spare worker before it has a spec. After this call, the process has the
     files, the folder and the import path of an interpreter that starts now.

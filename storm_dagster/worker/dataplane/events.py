@@ -43,7 +43,10 @@ class EventTask(Protocol):
     component: str
 
     def report(self, error: BaseException, activity: str) -> None:
-        """Log and record an error; ``activity`` names the step of the task that failed."""
+        """Log and record an error.
+
+        ``activity`` names the step of the task that failed.
+        """
         ...
 
 
@@ -57,11 +60,11 @@ class EventWorker(Protocol):
 
 
 class EventDelivery:
-    """Event outbox of a worker. Used only by the loop, except :meth:`on_response`.
+    """Event outbox of a worker.
 
-    An event is like a tuple anchored to the current one. It keeps the tree open until Dagster has
-    stored the event, at whatever time the bolt acks. If the worker dies before, the tuple is
-    replayed.
+    Used only by the loop, except :meth:`on_response`. An event is like a tuple anchored to the
+    current one. It keeps the tree open until Dagster has stored the event, at whatever time the
+    bolt acks. If the worker dies before, the tuple is replayed.
     """
 
     def __init__(self, shared: EventWorker) -> None:
@@ -162,7 +165,10 @@ class EventDelivery:
             self._shared.ledger.fail(holder, LOST)
 
     def drop(self) -> None:
-        """Report the events that are lost when the worker ends: those without a tuple to replay."""
+        """Report the events that are lost when the worker ends.
+
+        They are the events without a tuple to replay.
+        """
         for entry in self.outbox.entries():
             if entry.alone:
                 error = Unavailable(
@@ -177,7 +183,10 @@ class EventDelivery:
 
 @dataclass(eq=False)
 class EventSender:
-    """Thread that posts batches to the leading nimbus; it starts with the first one."""
+    """Thread that posts batches to the leading nimbus.
+
+    It starts with the first batch.
+    """
 
     spec: WorkerSpec
     cluster: StormClusterState

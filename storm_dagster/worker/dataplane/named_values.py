@@ -17,7 +17,8 @@ _SKIPPED = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME"))
 _BY_POSITION = (
     r"LOAD_FAST\w*:{name} LOAD_ATTR:values "
     # values[0], unpacked, in a loop
-    r"((LOAD_CONST|LOAD_SMALL_INT):\d+ (BINARY_SUBSCR:None|BINARY_OP:26)|UNPACK_SEQUENCE:\d+|GET_ITER:None) "
+    r"((LOAD_CONST|LOAD_SMALL_INT):\d+ (BINARY_SUBSCR:None|BINARY_OP:26)"
+    r"|UNPACK_SEQUENCE:\d+|GET_ITER:None) "
     # self.emit(tup.values), which copies them
     r"|(LOAD_METHOD|LOAD_ATTR):emit LOAD_FAST\w*:{name} LOAD_ATTR:values (CALL|CALL_METHOD):1 "
 )
@@ -35,7 +36,7 @@ _USER_METHODS = (
 
 
 def _reads_by_position(function: Any) -> bool:
-    """True if ``function(self, tup)`` takes the values of ``tup`` by position only.
+    """True if ``function(self, tup)`` takes values by position only.
 
     False for unknown code, which may use the names.
     """
@@ -52,7 +53,10 @@ def _reads_by_position(function: Any) -> bool:
 
 
 def _describe(instruction: dis.Instruction) -> Iterator[str]:
-    """Yield ``OPCODE:ARGUMENT`` for each argument: one instruction may load two variables."""
+    """Yield ``OPCODE:ARGUMENT`` for each argument.
+
+    One instruction may load two variables.
+    """
     arguments = (instruction.argval,)
     if isinstance(instruction.argval, tuple) and "FAST" in instruction.opname:
         arguments = instruction.argval

@@ -74,7 +74,10 @@ def resolve(name: str) -> Any:
 
 @dataclass(slots=True, eq=False)
 class LocalLink:
-    """Link to a task of this worker: ``append`` puts a tuple into its queue."""
+    """Link to a task of this worker.
+
+    ``append`` puts a tuple into its queue.
+    """
 
     task: int
     append: Callable[[Any], None]
@@ -109,7 +112,10 @@ def _bundle(edges: list[int], root: Any, tuples: list[Any]) -> tuple[Any, int, l
 
 
 def _ignore_count(name: str, stream: str, number: int) -> None:
-    """Ignore the count of a link without a task of this worker, which only forwards tuples."""
+    """Ignore a count.
+
+    A link without a task of this worker only forwards tuples.
+    """
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,10 @@ from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge
 
 
 def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
-    """Return the route of a declared stream; ``InvalidRequest`` for any other."""
+    """Return the route of a declared stream.
+
+    ``InvalidRequest`` for any other stream.
+    """
     try:
         return routes[stream]
     except KeyError:
@@ -31,9 +34,9 @@ def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
 
 
 def check_values(values: Any, route: Route) -> None:
-    """Check that ``values`` is a list or tuple with one value per field of the stream.
+    """Check that ``values`` has one value per field of the stream.
 
-    ``InvalidRequest`` otherwise.
+    It must be a list or tuple. ``InvalidRequest`` otherwise.
     """
     if not isinstance(values, list | tuple):
         raise InvalidRequest(

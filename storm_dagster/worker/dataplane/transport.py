@@ -68,8 +68,8 @@ _SILENT_MILLIS = 10_000
 """Silence after which a peer is connected once more, beyond the time that its loop may be blocked.
 
 A firewall or NAT may have forgotten the link, which the kernel notices after a quarter of an hour.
-It is not shorter, since ZeroMQ reads no pings while its queue is full, and the frames that wait in a
-link are lost with it.
+It is not shorter: ZeroMQ reads no pings while its queue is full, and the frames that wait in a link
+are lost with it.
 """
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
@@ -241,7 +241,8 @@ def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
                 if str(own[1]) == own_port and not is_own_peer(own, peer):
                     link.shutdown(socket.SHUT_RDWR)
                     log(
-                        "connections of other users of this machine are ended: set storm.secret.file"
+                        "connections of other users of this machine are ended: "
+                        "set storm.secret.file"
                     )
                     log = _log.debug
 
@@ -250,14 +251,17 @@ _TUPLES_OF_BUNDLE = itemgetter(2)
 
 
 def _count_sent(link: Any, bundles: Iterable[tuple[Any, int, list[Any]]], group: bytes) -> None:
-    """Count the tuples and bytes of one link; other parts of a frame belong to no stream."""
+    """Count the tuples and bytes of one link.
+
+    Other parts of a frame belong to no stream.
+    """
     # Measured by benchmarks/dataplane.py.
     link.count("remote_tuples", link.stream, sum(map(len, map(_TUPLES_OF_BUNDLE, bundles))))
     link.count("remote_bytes", link.stream, len(group))
 
 
 def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes]:
-    """Encode a frame, whose groups are of the links ``senders`` in their order.
+    """Encode a frame with groups of the links ``senders``, in order.
 
     Yields several frames if it cannot travel as one.
     """
@@ -332,7 +336,7 @@ class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
     With a ``link_key`` (the cluster has a secret), connections without it are refused; without one,
-    connections of other users. ``blocked_secs``: longest time for which a peer may not receive.
+    connections of other users. ``blocked_secs``: longest time for which a peer does not receive.
     """
 
     def __init__(
@@ -363,7 +367,8 @@ class Transport:
         except zmq.ZMQError as error:
             self.close()
             raise Unavailable(
-                f"{host}:{port} cannot be bound ({error.strerror}): another worker or program holds the port"
+                f"{host}:{port} cannot be bound ({error.strerror}): another worker or "
+                "program holds the port"
             ) from None
         self.port: int = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         """The bound port (any free one if 0 was requested)."""
@@ -382,7 +387,10 @@ class Transport:
     # -- peers -------------------------------------------------------------------------------------
 
     def set_peers(self, addresses: dict[Slot, str], alive: Iterable[Slot]) -> list[bytes]:
-        """Connect to these slots, drop all others, and return the backlogs of those."""
+        """Connect to these slots, and drop all other peers.
+
+        Returns the backlogs of those.
+        """
         living = set(alive)
         unsent: list[bytes] = []
         for slot, peer in list(self.peers.items()):
@@ -408,7 +416,10 @@ class Transport:
         return unsent
 
     def flush(self, broken: Broken) -> None:
-        """Send this pass's output; the backlog keeps the unsent frames in order."""
+        """Send this pass's output.
+
+        The backlog keeps the unsent frames in order.
+        """
         # Measured by benchmarks/dataplane.py.
         for peer in self.peers.values():
             if peer.has_news():
@@ -452,9 +463,9 @@ class Transport:
     # -- receiving ---------------------------------------------------------------------------------
 
     def receive(self, max_messages: int) -> list[list[bytes]]:
-        """Receive at most ``max_messages`` messages, and fewer if they are large.
+        """Receive messages: at most ``max_messages``.
 
-        Each message is [sender, ..., payload].
+        Fewer if they are large. Each message is [sender, ..., payload].
         """
         # Measured by benchmarks/dataplane.py.
         messages: list[list[bytes]] = []
@@ -469,14 +480,20 @@ class Transport:
         return messages
 
     def reply(self, envelope: list[bytes], payload: bytes) -> None:
-        """Respond to a request; a client that has left or is slow misses the response."""
+        """Respond to a request.
+
+        A client that has left or is slow misses the response.
+        """
         try:
             self._router.send_multipart([*envelope, payload], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _log.debug("a reply could not be sent: %s", error)
 
     def wait(self, secs: float | None) -> None:
-        """Sleep until a message arrives, :meth:`wake` is called, or ``secs`` have passed."""
+        """Sleep until a message arrives, or ``secs`` have passed.
+
+        :meth:`wake` ends the sleep, too.
+        """
         millis = None if secs is None else max(1, int(secs * 1000 + 0.5))
         if any(ready == self._wakeup for ready, _ in self._poller.poll(millis)):
             with contextlib.suppress(BlockingIOError):

@@ -1,10 +1,10 @@
 """Tuple trees inside one worker, and the acks and fails of a pass of the loop.
 
-Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a worker no
-tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the part of a
-tuple tree below one edge into this worker. When its count reaches zero, one number acks that edge
-and adds the edges to other workers below it. No acker gets a message about a tree that never left
-its worker.
+Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a
+worker no tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the
+part of a tuple tree below one edge into this worker. When its count reaches zero, one number acks
+that edge and adds the edges to other workers below it. No acker gets a message about a tree that
+never left its worker.
 """
 
 import os
@@ -55,7 +55,10 @@ class Tree(msgspec.Struct, eq=False, gc=False):
 
 
 def leaves(tree: Tree) -> Iterator[Tree]:
-    """The trees with roots that ``tree`` joins: itself, or those of its parents."""
+    """Trees with roots that ``tree`` joins.
+
+    They are itself, or those of its parents.
+    """
     if tree.parents is None:
         yield tree
     else:
@@ -64,10 +67,10 @@ def leaves(tree: Tree) -> Iterator[Tree]:
 
 
 def anchor_tree(anchors: Any) -> Tree | None:
-    """Return the tree for a tuple anchored to ``anchors``: a received tuple, or several.
+    """Return the tree for a tuple anchored to ``anchors``.
 
-    ``None`` when untracked. A joint tree has no tuple yet: its count is 0 until one is added, and
-    only then keeps its parents open.
+    These are a received tuple, or several. ``None`` when untracked. A joint tree has no tuple yet:
+    its count is 0 until one is added, and only then keeps its parents open.
     """
     # Called per tuple, measured by benchmarks/dataplane.py.
     trees: dict[int, Tree] = {}
@@ -124,13 +127,13 @@ class Ledger:
                 self.add(parent)
         tree.count += 1
 
-    def done(self, tree: Tree) -> None:
+    def ack_tree(self, tree: Tree) -> None:
         """Ack a tree whose count has become zero."""
         if tree.parents is not None:
             for parent in tree.parents:
                 count = parent.count = parent.count - 1
                 if not count:
-                    self.done(parent)
+                    self.ack_tree(parent)
             return
         if tree.failed:
             return
@@ -147,14 +150,17 @@ class Ledger:
             tree.origin.acked.append(tree.root)
 
     def ack(self, tup: Any) -> None:
-        """Ack a received tuple; without effect if it was acked or failed before."""
+        """Ack a received tuple.
+
+        Without effect if it was acked or failed before.
+        """
         tree = tup._tree
         if tree is None:
             return
         tup._tree = None
         count = tree.count = tree.count - 1
         if not count:
-            self.done(tree)
+            self.ack_tree(tree)
 
     def fail(self, tup: Any, reason: Reason | None = None) -> None:
         """Fail a received tuple and its roots at all spouts.
@@ -168,7 +174,7 @@ class Ledger:
         self.fail_tree(tree, reason)
         tree.count -= 1
         if not tree.count:
-            self.done(tree)
+            self.ack_tree(tree)
 
     def fail_tree(self, tree: Tree, reason: Reason | None = None) -> None:
         """Fail all roots of ``tree``, once."""
@@ -179,7 +185,10 @@ class Ledger:
             self.fail_root(leaf.root, leaf.origin, reason)
 
     def fail_root(self, root: int, origin: Any, reason: Reason | None) -> None:
-        """Notify the spout of this worker, or the acker, that a root failed, or is lost."""
+        """Notify the spout or acker that a root failed or is lost.
+
+        The acker, if the spout is in another worker.
+        """
         lost = reason is LOST
         if reason is not None and not lost:
             self.reasons[root] = reason

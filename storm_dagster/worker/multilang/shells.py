@@ -1,5 +1,6 @@
-"""Runners of multilang programs. A program that dies, hangs or violates the protocol is
-replaced.
+"""Runners of multilang programs.
+
+A program that dies, hangs or violates the protocol is replaced.
 """
 
 import itertools
@@ -26,36 +27,45 @@ _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
 _FIRST_RESTART_SECS = 0.1
-_LONGEST_RESTART_SECS = 10.0
+_MAX_RESTART_SECS = 10.0
 _STABLE_SECS = 10.0
-"""A program that lived longer starts again after the first pause."""
-_MOST_INBOUND = 4096
+"""A program that lived longer restarts after the first pause."""
+_MAX_INBOUND = 4096
 """Messages of one program that may wait for the loop, and that it handles in one turn."""
 _TICK = "tick-"
 """Prefix of the ids of ticks."""
 _CHANGED = (
-    "component %r is a program and gets field %s of stream %r of %r changed: JSON has no bytes (they are base64), NaN or "
-    "infinity (null), tuples and sets (lists), dates and other types (text)"
+    "component %r is a program and gets field %s of stream %r of %r changed: JSON has no bytes "
+    "(they are base64), NaN or infinity (null), tuples and sets (lists), dates and other types "
+    "(text)"
 )
 _starts = itertools.count(1)
 
 
-def _altered(value: Any) -> bool:
-    """Whether a program gets ``value`` as something else, because JSON has no such type."""
+def _is_altered(value: Any) -> bool:
+    """True if a program gets another value, because JSON lacks the type."""
     kind = type(value)
     if kind is list:
-        return any(map(_altered, value))
+        return any(map(_is_altered, value))
     if kind is dict:
-        return any(type(key) is not str or _altered(part) for key, part in value.items())
-    return not math.isfinite(value) if kind is float else kind is bytes or kind not in ATOMIC
+        return any(type(key) is not str or _is_altered(part) for key, part in value.items())
+    if kind is float:
+        return not math.isfinite(value)
+    return kind is bytes or kind not in ATOMIC
 
 
 class ShellFailure(StormDagsterError):
-    """A program of a shell component died, hung, or violated the protocol, and is replaced."""
+    """Failure of a shell component's program, which is replaced.
+
+    It died, hung, or violated the protocol.
+    """
 
 
 class ShellRunner(Runner):
-    """Base of shell bolts and shell spouts. Used only by the loop, except :meth:`_on_output`."""
+    """Base of shell bolts and shell spouts.
+
+    Used only by the loop, except :meth:`_on_output`.
+    """
 
     process: ShellProcess | None = None
     last_error: Any = None
@@ -67,13 +77,13 @@ class ShellRunner(Runner):
         super().__init__(*args)
         self.inbound: deque[tuple[ShellProcess, Any]] = deque()
         """Messages of the program, or the reason of its end as a string."""
-        timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get(
-            "supervisor.worker.timeout.secs"
-        )
+        timeout = self.conf.get("topology.subprocess.timeout.secs")
+        timeout = timeout or self.conf.get("supervisor.worker.timeout.secs")
         self.timeout = float(timeout or 30)
-        self.last_seen = self.last_start = 0.0
+        self.last_seen = 0.0
+        self.last_start = 0.0
         self._restart_at = 0.0
-        self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _LONGEST_RESTART_SECS)
+        self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _MAX_RESTART_SECS)
 
     def open(self) -> None:
         """Start the program."""
@@ -92,17 +102,17 @@ class ShellRunner(Runner):
         self.last_seen = self.last_start = time.monotonic()
 
     def _on_output(self, process: ShellProcess, message: Any) -> None:
-        # In the reader's thread: a program that emits faster than the loop takes it waits in its
+        # In the reader's thread: a program that emits faster than the loop can follow waits in its
         # pipe.
-        while len(self.inbound) >= _MOST_INBOUND and process is self.process:
+        while len(self.inbound) >= _MAX_INBOUND and process is self.process:
             time.sleep(0.001)
         self.inbound.append((process, message))
         self.shared.wake()
 
     def process_messages(self) -> bool:
-        """Handle the program's messages. Whether there were any."""
+        """Handle the program's messages, and return True if there were any."""
         worked = False
-        for _ in range(min(len(self.inbound), _MOST_INBOUND)):
+        for _ in range(min(len(self.inbound), _MAX_INBOUND)):
             process, message = self.inbound[0]
             emits = isinstance(message, dict) and message.get("command") == "emit"
             if emits and process is self.process and not self.may_begin():
@@ -158,8 +168,12 @@ class ShellRunner(Runner):
         """Fail or drop the program's tuples."""
 
     def replace(self, reason: str) -> None:
-        """Kill the program; a new one starts after a pause, longer each time it dies soon."""
-        process, self.process = self.process, None
+        """Kill the program; a new one starts after a pause.
+
+        The pause is longer each time that a program dies soon.
+        """
+        process = self.process
+        self.process = None
         if process is None:
             return
         now = time.monotonic()
@@ -178,7 +192,7 @@ class ShellRunner(Runner):
         self.replace("the task crashed")
 
     def keep_alive(self, now: float) -> bool:
-        """Restart the program when that is due. Whether it runs."""
+        """Restart the program when that is due, and return True if it runs."""
         if self.process is not None:
             return True
         if now >= self._restart_at:
@@ -192,7 +206,8 @@ class ShellRunner(Runner):
 
     def close(self, *, retire: bool = False) -> None:
         """Kill the program."""
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         if process is not None:
             process.end()
         self.context.close()
@@ -203,32 +218,40 @@ class ShellBoltRunner(ShellRunner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
-        """Messages that may wait to be written. What the program has read is not limited: it may
-        gather tuples.
+        self.max_unwritten = int(self.conf.get("topology.shellbolt.max.pending") or 100)
+        """Messages that may wait to be written. There is no limit of the tuples that the program
+        has read, since it may gather them.
         """
         self.in_flight: dict[str, tuple[Tuple, int]] = {}
         """Id -> (tuple, time sent) of tuples that the program has neither acked nor failed."""
         self._ids = itertools.count(1)
         self._next_heartbeat = 0.0
-        self._finished = self._cost_ns = self._costs = 0
-        self._explained = False
-        # A spout may have a longer timeout than the topology.
+        self._finished = 0
+        self._cost_ns = 0
+        self._costs = 0
+        self._has_explained = False
+        """True if the last action of the program was to fail a tuple with an error."""
         key = "topology.message.timeout.secs"
-        others = [float(part.conf.get(key) or 0) for _, _, part in self.context.spec.components()]
-        self._late_ns = int(2e9 * max(float(self.conf.get(key) or 30), *others))
+        timeouts = [float(self.conf.get(key) or 30)]
+        # A spout may have a longer timeout than the topology.
+        for _, _, part in self.context.spec.components():
+            timeouts.append(float(part.conf.get(key) or 0))
+        self._late_ns = int(2e9 * max(timeouts))
+        """Time after which a tuple in flight has failed, if it is tracked."""
         self._dropped = 0
-        """Ids up to this one are no longer in flight, whatever the program says of them."""
+        """Ids up to this one are no longer in flight, also if the program names them."""
 
     def waiting(self) -> int:
-        """Number of tuples that the program has not been given: those in it cause no back
-        pressure.
+        """Return the number of tuples that the program has not read.
+
+        Tuples in the program cause no back pressure.
         """
         return len(self.queue) + (self.process.unwritten() if self.process is not None else 0)
 
     def backlog_secs(self) -> float:
-        """As :meth:`Runner.backlog_secs`, by the rate of results: the latency of a batch is the
-        time that it waits.
+        """Return the estimated seconds to process the queue.
+
+        They come from the rate of results. The latency of a batch is the time that it waits.
         """
         return self.waiting() * self._cost_ns / self._costs / 1e9 if self._costs else 0.0
 
@@ -249,7 +272,7 @@ class ShellBoltRunner(ShellRunner):
             return worked
         assert self.process is not None
         queue = self.queue
-        room = self.process.room(self.most) if queue or self.ticks else 0
+        room = self.process.room(self.max_unwritten) if queue or self.ticks else 0
         if self.ticks and room > 0:
             self.ticks = 0
             self._send_tuple(self.tick_tuple(), _TICK)
@@ -268,14 +291,8 @@ class ShellBoltRunner(ShellRunner):
     def _send_tuple(self, tup: Tuple, prefix: str = "") -> None:
         assert self.process is not None
         name = f"{prefix}{next(self._ids)}"
-        if self.component not in self.shared.warned and any(map(_altered, tup.values)):
-            self.shared.warned.add(self.component)
-            fields = self.context.source_fields(tup.component, tup.stream)
-            altered = [
-                field for field, value in zip(fields, tup.values, strict=False) if _altered(value)
-            ]
-            fields = ", ".join(map(repr, altered))
-            _log.warning(_CHANGED, self.component, fields, tup.stream, tup.component)
+        if self.component not in self.shared.warned and any(map(_is_altered, tup.values)):
+            self._warn_of_altered(tup)
         message = {
             "id": name,
             "comp": tup.component,
@@ -286,28 +303,37 @@ class ShellBoltRunner(ShellRunner):
         try:
             self.process.send(message)
         except self.shared.catches as error:
-            where = f"a tuple of stream {tup.stream!r} of {tup.component!r} cannot be sent to a program as JSON"
-            refusal = InvalidRequest(f"{where} ({type(error).__name__}: {error}): emit JSON values")
+            refusal = InvalidRequest(
+                f"a tuple of stream {tup.stream!r} of {tup.component!r} cannot be sent to a program "
+                f"as JSON ({type(error).__name__}: {error}): emit JSON values"
+            )
             self.report(refusal, "shell")
             self.fail(tup, self.reason_of(refusal))
         else:
-            # A tick is not kept: whether the program acks it changes nothing.
+            # A tick is not kept: an ack of it has no effect.
             if prefix != _TICK:
                 self.in_flight[name] = (tup, time.perf_counter_ns())
 
+    def _warn_of_altered(self, tup: Tuple) -> None:
+        """Log the fields that the program gets changed, once per component."""
+        self.shared.warned.add(self.component)
+        names = self.context.source_fields(tup.component, tup.stream)
+        altered = [
+            name for name, value in zip(names, tup.values, strict=False) if _is_altered(value)
+        ]
+        fields = ", ".join(map(repr, altered))
+        _log.warning(_CHANGED, self.component, fields, tup.stream, tup.component)
+
     def on_clock(self, now: float) -> None:
-        """Send heartbeats, and replace a program that is silent for the subprocess timeout."""
+        """Send heartbeats, and replace a silent program.
+
+        It is silent if it has sent no message for the subprocess timeout.
+        """
         super().on_clock(now)
         if self.process is None or self.status != "running" or now < self._next_heartbeat:
             return
         self._next_heartbeat = now + _HEARTBEAT_SECS
-        # What the program never acks has failed long ago, if it is tracked at all.
-        late = time.perf_counter_ns() - self._late_ns
-        for name in [
-            *itertools.takewhile(lambda name: self.in_flight[name][1] < late, self.in_flight)
-        ]:
-            del self.in_flight[name]
-            self._dropped = int(name)
+        self._drop_late_tuples()
         if now - self.last_seen > self.timeout:
             self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
             return
@@ -321,20 +347,41 @@ class ShellBoltRunner(ShellRunner):
             }
         )
 
+    def _drop_late_tuples(self) -> None:
+        """Drop tuples that the program never acks.
+
+        Tracked ones have failed long ago.
+        """
+        late = time.perf_counter_ns() - self._late_ns
+        names: list[str] = []
+        for name, (_, sent_at) in self.in_flight.items():
+            if sent_at >= late:
+                break
+            names.append(name)
+        for name in names:
+            del self.in_flight[name]
+            self._dropped = int(name)
+
     def on_emit(self, message: dict[str, Any]) -> None:
-        """Emit with the program's anchors, and return the receivers unless it opts out."""
-        given = message.get("anchors") or []
+        """Emit with the program's anchors.
+
+        The program gets the receivers unless it opts out.
+        """
+        names = message.get("anchors") or []
+        if isinstance(names, str):
+            names = [names]
         anchors: list[Tuple] = []
-        for name in [given] if isinstance(given, str) else given:
-            found = self.in_flight.get(str(name))
-            if found is not None:
-                anchors.append(found[0])
+        for name in names:
+            entry = self.in_flight.get(str(name))
+            if entry is not None:
+                anchors.append(entry[0])
             elif not (str(name).startswith(_TICK) or self._was_dropped(name)):
                 raise ShellFailure(
                     f"an emit is anchored to {name!r}, which is unknown or acked already"
                 )
         stream = message.get("stream") or "default"
-        values, direct = message["tuple"], message.get("task") or None
+        values = message["tuple"]
+        direct = message.get("task") or None
         route = self.checked_route(values, stream)
         route.emitted += 1
         tree = anchor_tree(anchors) if anchors else None
@@ -358,56 +405,63 @@ class ShellBoltRunner(ShellRunner):
             raise ShellFailure(
                 f"{command} of {message['id']!r}, which is unknown or finished already"
             )
-        tup, sent = entry
+        tup, sent_at = entry
         stats = self.stats
         now = time.perf_counter_ns()
-        # Programs overlap tuples: the time since the last result is what one tuple costs, also in a
-        # batch.
-        self._cost_ns += now - max(sent, self._finished)
+        # Programs overlap tuples: the time since the last result is the cost of one tuple, also in
+        # a batch.
+        self._cost_ns += now - max(sent_at, self._finished)
         self._costs += 1
         self._finished = now
         if stats.take_sample():
-            stats.time_inputs(now - sent, {f"{tup.component}:{tup.stream}": 1})
+            stats.time_inputs(now - sent_at, {f"{tup.component}:{tup.stream}": 1})
         if command == "ack":
             self.ack(tup)
         else:
             self.fail(tup, self.reason_of(message.get("msg") or self.last_error))
-        self._explained = command == "fail" and self.last_error is not None
+        self._has_explained = command == "fail" and self.last_error is not None
         self.last_error = None
 
     def _was_dropped(self, name: Any) -> bool:
         return str(name).isdecimal() and int(name) <= self._dropped
 
     def drop_tuples(self, *, closing: bool = False) -> None:
-        """Fail the program's tuples: one of them may have ended it, unless the task is ``closing``
-        or the last thing that the program did was to fail a tuple with an error, as pystorm does
-        before it exits.
+        """Fail the program's tuples.
+
+        One of them may have ended the program, unless the task is ``closing``, or the last action
+        of the program was to fail a tuple with an error, as pystorm does before it exits.
         """
-        reason = LOST if closing or self._explained else self.reason_of("its program was replaced")
-        self._explained = False
-        in_flight, self.in_flight = self.in_flight, {}
+        reason = LOST
+        if not closing and not self._has_explained:
+            reason = self.reason_of("its program was replaced")
+        self._has_explained = False
+        in_flight = self.in_flight
+        self.in_flight = {}
         for tup, _ in in_flight.values():
             self.fail(tup, reason)
 
     def close(self, *, retire: bool = False) -> None:
-        """Give back the program's tuples, and kill it."""
+        """Fail the program's tuples, and kill it."""
         self.drop_tuples(closing=True)
         super().close(retire=retire)
 
 
 class ShellSpoutRunner(ShellRunner, SpoutBase):
-    """Runner of a spout that is a program: one command at a time, each ends with ``sync``."""
+    """Runner of a spout that is a program.
+
+    It gets one command at a time; each ends with ``sync``.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.commands: deque[dict[str, Any]] = deque()
         self.busy = False
-        """Whether a command is in progress, until its ``sync``."""
+        """True while a command is in progress, until its ``sync``."""
         self._sent_at = 0.0
         self._last = ""
         self._emitted = False
         self.sent_active: bool | None = None
-        """What :meth:`run` has told the program."""
+        """State that :meth:`run` has sent to the program."""
 
     def open(self) -> None:
         """Start the program."""
@@ -418,7 +472,10 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.sent_active = None
 
     def run(self, now: float) -> bool:
-        """Handle the program's messages; when it is idle, send the next command."""
+        """Handle the program's messages, and send the next command.
+
+        Only if the program is idle.
+        """
         worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
@@ -431,7 +488,8 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
             return worked
         if self.sent_active is not self.shared.active:
             self.sent_active = self.shared.active
-            self.commands.appendleft({"command": "activate" if self.sent_active else "deactivate"})
+            command = "activate" if self.sent_active else "deactivate"
+            self.commands.appendleft({"command": command})
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
@@ -449,13 +507,14 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.process.send(command)
 
     def _notify(self, verdict: Verdict, tup_id: Any) -> None:
-        self.commands.append(
-            {"command": "fail" if verdict in (False, "lost") else "ack", "id": tup_id}
-        )
+        command = "fail" if verdict in (False, "lost") else "ack"
+        self.commands.append({"command": command, "id": tup_id})
 
     def idle_secs(self, now: float) -> float | None:
-        """Seconds until the next ``next`` command."""
-        return None if self.busy or not self.may_emit() else max(0.0, self.pause_until - now)
+        """Return the seconds until the next ``next`` command."""
+        if self.busy or not self.may_emit():
+            return None
+        return max(0.0, self.pause_until - now)
 
     def busy_elsewhere(self) -> bool:
         return self.busy or bool(self.inbound)
@@ -488,8 +547,9 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         raise ShellFailure(f"unknown command {command!r} from a spout")
 
     def drop_tuples(self) -> None:
-        """Drop the command in progress. Emitted tuples stay pending: all acks and fails go to the
-        new program.
+        """Drop the command in progress.
+
+        Emitted tuples stay pending: all acks and fails go to the new program.
         """
         self.busy = False
-        self.commands = deque(each for each in self.commands if "id" in each)
+        self.commands = deque(command for command in self.commands if "id" in command)

@@ -81,7 +81,7 @@ class ResultTracker:
             return
         tree.count -= 1
         if not tree.count:
-            shared.ledger.done(tree)
+            shared.ledger.ack_tree(tree)
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
