@@ -24,7 +24,8 @@ def make_runner(
     A class that cannot be imported gets a plain runner, which reports the error when it starts.
     """
     if part.object.shell is not None:
-        from storm_dagster.worker.multilang.shells import ShellBoltRunner, ShellSpoutRunner
+        from storm_dagster.worker.multilang.bolts import ShellBoltRunner
+        from storm_dagster.worker.multilang.spouts import ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
     code: Any = None

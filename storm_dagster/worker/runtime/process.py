@@ -154,8 +154,8 @@ def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
 def _return_large_memory() -> None:
     """Return blocks of 4 MiB and more to the system, always.
 
-    The GNU C library would raise that limit to 32 MiB, and large messages of a few long-lived clients
-    would leave hundreds of megabytes in pieces. Other libraries have no such limit.
+    The GNU C library would raise that limit to 32 MiB, and large messages of a few long-lived
+    clients would leave hundreds of megabytes in pieces. Other libraries have no such limit.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

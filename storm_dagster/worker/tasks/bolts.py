@@ -20,14 +20,13 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.state.opening import StateOpening, acks_itself, open_state
+from storm_dagster.worker.tasks.plain_values import metric_value, short_repr
 from storm_dagster.worker.tasks.runner import (
     PULSE_DUE,
     TICK_DUE,
     TURN_SECS,
     Runner,
     make_component,
-    metric_value,
-    short_repr,
 )
 
 SLICE = 64

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.events import EventDelivery
@@ -47,7 +44,6 @@ MAX_QUOTA = 20_000
 """Largest quota of a task, for readers with room for more, too."""
 TURN_SECS = 0.05
 """Pause of a held task in a cycle after a call that emitted more than it took."""
-_METRIC_BYTES = 16 << 10
 _MIN_UNACKED = 32
 _MAX_REASON = 500
 """Characters of a reason."""
@@ -116,40 +112,6 @@ class Shared:
         They never decrease while the process lives.
         """
         return round((self._epoch + self.clock()) * 1000)
-
-
-def metric_value(name: Any, value: Any) -> tuple[str, Any]:
-    """Return name and value of a metric in a form that every report can have.
-
-    Scalars of numpy and similar types become numbers; ``InvalidRequest`` for other types. The value
-    is a copy: the component may change its own.
-    """
-    try:
-        if type(value) not in (int, float, bool, str) and hasattr(value, "__float__"):
-            value = int(value) if hasattr(value, "__index__") else float(value)
-        raw = msgspec.msgpack.encode((str(name)[:200], value))
-        if len(raw) > _METRIC_BYTES:
-            raise ValueError(f"it takes {len(raw)} bytes, at most {_METRIC_BYTES} are kept")
-        plain_name, plain_value = msgspec.msgpack.decode(raw)
-        # A page with the metric must be valid in JSON, too.
-        msgspec.json.encode((plain_name, plain_value))
-        return plain_name, plain_value
-    except Exception as error:
-        raise InvalidRequest(
-            f"metric {short_repr(name)} cannot be published ({type(value).__name__}; {error}): "
-            "report a number"
-        ) from None
-
-
-def short_repr(value: Any, max_length: int = 60) -> str:
-    """Return the beginning of a value's ``repr``, for a message.
-
-    A value whose ``repr`` raises is named by its type.
-    """
-    try:
-        return repr(value)[:max_length]
-    except Exception:
-        return f"<{type(value).__name__}>"
 
 
 def make_component(part: ComponentSpec, kind: type[Any]) -> Any:
