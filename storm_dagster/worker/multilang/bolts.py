@@ -129,8 +129,8 @@ class ShellBoltRunner(ShellRunner):
             self.process.send(message)
         except self.shared.catches as error:
             refusal = InvalidRequest(
-                f"a tuple of stream {tup.stream!r} of {tup.component!r} cannot be sent to a program "
-                f"as JSON ({type(error).__name__}: {error}): emit JSON values"
+                f"a tuple of stream {tup.stream!r} of {tup.component!r} cannot be sent to a "
+                f"program as JSON ({type(error).__name__}: {error}): emit JSON values"
             )
             self.report(refusal, "shell")
             self.fail(tup, self.reason_of(refusal))

@@ -131,9 +131,9 @@ class StateLog:
         if not self.take_older:
             subject = self.subject or f"task number {self.index}"
             raise Unavailable(
-                f"the state of {subject} here is older than the last that was acknowledged: {text}. "
-                "Make topology.state.dir the storage that has it, or set topology.state.local: true to "
-                "go on with this one"
+                f"the state of {subject} here is older than the last that was acknowledged: "
+                f"{text}. Make topology.state.dir the storage that has it, or set "
+                "topology.state.local: true to go on with this one"
             )
         self.older = text
 
