@@ -215,11 +215,13 @@ class NativeEngine:
         self.exchange.ackers = {
             runner.task_id: runner for runner in runners if isinstance(runner, Acker)
         }
-        self.master = None
+        master: TopologyMaster | None = None
         for runner in runners:
             if isinstance(runner, TopologyMaster):
-                self.master = runner
+                master = runner
                 break
+        # Assigned once: ClusterSync's thread reads it.
+        self.master = master
         # Bolts first: in one pass, tuples go as far down the topology as possible.
         self._order = sorted(
             runners, key=lambda runner: (isinstance(runner, SpoutBase), runner.task_id)
