@@ -3,8 +3,8 @@
 Between workers every edge is a random number that is XORed (``core.dataplane.acking``). Inside a
 worker no tuple is lost unless the process dies, so edges are only counted: a :class:`Tree` is the
 part of a tuple tree below one edge into this worker. When its count reaches zero, one number acks
-that edge and adds the edges to other workers below it. No acker gets a message about a tree that
-never left its worker.
+that edge and adds the edges to other workers below it. A tree that never left its worker sends
+no message to an acker.
 """
 
 import os
