@@ -214,8 +214,8 @@ class Route:
                 f"stream {self.stream!r} cannot be sent to task {task}: no task of that id reads "
                 "it with direct grouping"
             )
-        # A direct tuple has one receiver: correct what `copies` counts for it.
         # A direct tuple has one receiver: correct the number that `copies` counts for it.
+        self.extra += 1 - self.copies
         return link
 
 
