@@ -280,8 +280,8 @@ class StateLog:
     def append(self, record: Checkpoint) -> None:
         """Write a checkpoint. When this returns it is durable.
 
-        Its tuples may be acked then. Otherwise it raises :class:`Unavailable` or ``OSError``; then
-        the state must be reopened.
+        Its tuples may be acked then. If it cannot be written, this raises :class:`Unavailable` or
+        ``OSError``, and the state must be reopened.
         """
         raw = frame(record)
         self._check()
@@ -368,7 +368,7 @@ class StateLog:
 def division_numbers(folder: Path) -> list[int]:
     """Numbers of the divisions of a log, ascending.
 
-    None, if it was never opened.
+    The list is empty if the log was never opened.
     """
     return sorted(int(path.stem) for path in folder.glob("[0-9]*.json"))
 
