@@ -167,10 +167,10 @@ class SourceSpout(Spout):
                 self._complain(
                     RuntimeError(f"partition {name} is there no more: its open records are dropped")
                 )
-            kept = self._store.found if self._store is not None else {}
+            kept = self._store.current if self._store is not None else {}
             source.assign({name: kept.get(name) for name in sorted(mine)})
             self._mine = mine
-        gone = {} if self._store is None else self._store.found.keys() - mine
+        gone = {} if self._store is None else self._store.current.keys() - mine
         self._missing = {name: missing.get(name, now) for name in gone}
 
     def _release(self, name: str) -> None:

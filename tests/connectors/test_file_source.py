@@ -58,7 +58,7 @@ def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
 
 def positions(harness: TopologyHarness) -> dict[str, Any]:
     tasks = [one for one in harness.tasks("rows") if one is not None and one._store is not None]
-    return {Path(name).name: at for one in tasks for name, at in one._store.found.items()}
+    return {Path(name).name: at for one in tasks for name, at in one._store.current.items()}
 
 
 def write(path: Path, text: str, secs: int = 0) -> None:

@@ -155,7 +155,7 @@ def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
 def stored(harness: TopologyHarness) -> dict[str, Any]:
     spout = harness.tasks("records")[0]
     return (
-        dict(spout._store.found)
+        dict(spout._store.current)
         if spout is not None and spout._store is not None
         else World.committed
     )

@@ -84,8 +84,12 @@ def test_what_is_held_of_unknown_senders_is_bounded_in_all() -> None:
         )
     assert known.loop._held_bytes <= 4 * MIB and known.loop.unknown_frames >= 24
     known.tokens["outsider"] = ("s", 2)
-    known.loop._retry_held()
-    assert 0 < len(known.delivered) <= 16 and known.loop._held_bytes == 0 and not known.loop._held
+    known.loop._retry_held_frames()
+    assert (
+        0 < len(known.delivered) <= 16
+        and known.loop._held_bytes == 0
+        and not known.loop._held_frames
+    )
 
 
 @pytest.mark.parametrize("token", ["", "t", "x" * 31, "x" * 32, "x" * 255, "ä"])

@@ -31,7 +31,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.heartbeat import Watchdog
-from storm_dagster.worker.tasks.runner import metric_value
+from storm_dagster.worker.tasks.plain_values import metric_value
 from storm_rigs.components import DiscardBolt, Numbers
 
 

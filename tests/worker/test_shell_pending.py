@@ -13,7 +13,7 @@ import pytest
 from storm_dagster.api import ShellBolt, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.multilang.shells import ShellBoltRunner
+from storm_dagster.worker.multilang.bolts import ShellBoltRunner
 from storm_rigs.components import CollectBolt, Numbers
 from storm_rigs.worker.shell_programs import BEGINNING
 

@@ -17,7 +17,7 @@ from storm_dagster.nimbus.requests.running_workers import read_state
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.state.driver import KeyedState
+from storm_dagster.worker.state.keyed import KeyedState
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig

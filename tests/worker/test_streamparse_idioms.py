@@ -20,7 +20,7 @@ from storm_dagster.api import ShellBolt, Spout, Topology
 from storm_dagster.api.tuples import Values
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.dataplane.named_values import _by_position
+from storm_dagster.worker.dataplane.named_values import _reads_by_position
 from storm_rigs.components import CollectBolt
 
 # Each emits one text for each pair that it gets.
@@ -284,7 +284,7 @@ def two(self: Any, tup: Any) -> None:
 
 @pytest.mark.parametrize("function", [first, unpacked, relayed, awaited])
 def test_code_that_takes_values_by_position_gets_plain_lists(function: Any) -> None:
-    assert _by_position(function)
+    assert _reads_by_position(function)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_code_that_takes_values_by_position_gets_plain_lists(function: Any) -> N
     ],
 )
 def test_all_other_code_gets_named_values(function: Any) -> None:
-    assert not _by_position(function)
+    assert not _reads_by_position(function)
 
 
 def test_named_values_and_ids_travel_as_lists_and_numbers(

@@ -105,7 +105,7 @@ def holds_all(runner: Runner) -> bool:
     """Whether the task has all numbers, and none is acked."""
     waiting = getattr(runner, "in_flight", 0)
     held = waiting if isinstance(waiting, int) else len(waiting)
-    return max(held, len(runner.kept), len(runner.shared.events.outbox)) >= COUNT
+    return max(held, len(runner.unacked), len(runner.shared.events.outbox)) >= COUNT
 
 
 def move(workers: LocalWorkers, slots: dict[str, int]) -> None:
@@ -261,19 +261,19 @@ def test_a_checkpoint_that_cannot_be_saved_is_no_failure_of_its_tuples(tmp_path:
 @pytest.mark.long
 def test_a_bolt_that_never_acks_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner.__new__(Runner)
-    runner.kept, runner._kept_at, runner._most_kept, runner.conf = [], (0.0, 0), 32, {}
+    runner.unacked, runner._unacked_check, runner._max_unacked, runner.conf = [], (0.0, 0), 32, {}
     most = 0
     for n in range(400_000):
         monkeypatch.setattr("storm_dagster.worker.tasks.runner.time.monotonic", lambda n=n: n / 100)
         runner.keep(Tuple(n, "numbers", "default", 1, [n], Tree(1, n, 0)))
-        most = max(most, len(runner.kept))
+        most = max(most, len(runner.unacked))
     assert most < 15_000, "a hundred a second for 30 s, and some times as long"
-    assert [tup.id for tup in runner.kept][-3000:] == list(range(397_000, 400_000))
-    for tup in runner.kept:
+    assert [tup.id for tup in runner.unacked][-3000:] == list(range(397_000, 400_000))
+    for tup in runner.unacked:
         tup._tree = None
-    runner._most_kept = 0
+    runner._max_unacked = 0
     runner.keep(Tuple(1, "numbers", "default", 1, [1], Tree(1, 1, 0)))
-    assert len(runner.kept) == 1
+    assert len(runner.unacked) == 1
 
 
 def test_an_acker_passes_a_loss_on_also_before_it_knows_the_spout() -> None:

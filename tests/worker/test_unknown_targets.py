@@ -57,7 +57,7 @@ def test_loads_of_made_up_tasks_end(disabled: bool) -> None:
     for task in range(MANY):
         loads.on_report([(task, 1.0)], 0.0)
     loads.refresh(100.0, [])
-    assert loads._theirs == {}
+    assert loads._peer_loads == {}
 
 
 def test_reports_of_made_up_slots_are_not_kept() -> None:

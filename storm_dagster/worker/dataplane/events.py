@@ -1,4 +1,7 @@
-"""Delivery of a worker's Dagster events through the leading nimbus, in its own thread."""
+"""Delivery of a worker's Dagster events through the leading nimbus.
+
+HTTP requests run in a separate thread.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,11 @@ class EventTask(Protocol):
     task_id: int
     component: str
 
-    def report(self, error: BaseException, where: str) -> None:
-        """Log and record an error."""
+    def report(self, error: BaseException, activity: str) -> None:
+        """Log and record an error.
+
+        ``activity`` names the step of the task that failed.
+        """
         ...
 
 
@@ -54,10 +60,11 @@ class EventWorker(Protocol):
 
 
 class EventDelivery:
-    """Event outbox of a worker. Used only by the loop, except :meth:`on_response`.
+    """Event outbox of a worker.
 
-    An event is like a tuple anchored to the current one: it keeps the tree open until Dagster has
-    stored it, so that the tuple is replayed if the worker dies, whenever the bolt acks it.
+    Used only by the loop, except :meth:`on_response`. An event is like a tuple anchored to the
+    current one. It keeps the tree open until Dagster has stored the event, at whatever time the
+    bolt acks. If the worker dies before, the tuple is replayed.
     """
 
     def __init__(self, shared: EventWorker) -> None:
@@ -74,7 +81,7 @@ class EventDelivery:
 
     @property
     def pending(self) -> bool:
-        """Whether :meth:`run` is to be called."""
+        """True if :meth:`run` has work to do."""
         return bool(self._responses) or len(self.outbox) > 0
 
     def on_response(self, response: ReportResponse) -> None:
@@ -83,11 +90,14 @@ class EventDelivery:
         self._shared.wake()
 
     def add(self, runner: EventTask, event: DagsterEvent, tree: Tree | None) -> None:
-        """Add an event of a task. If the outbox is full, its tuple fails, or without one it is
-        dropped; both are reported.
+        """Add an event of a task, as part of ``tree``.
+
+        If the outbox is full, the tuple of the event fails; an event without a tuple is dropped.
+        Both are reported.
         """
         self._runners[runner.task_id] = runner
-        ledger, now = self._shared.ledger, self._shared.clock()
+        ledger = self._shared.ledger
+        now = self._shared.clock()
         holder = None
         if tree is not None:
             ledger.add(tree)
@@ -96,46 +106,58 @@ class EventDelivery:
             return
         if holder is not None:
             ledger.fail(holder)
-        what = f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster"
-        self._report(
-            runner,
-            Unavailable(f"{what}: {'its tuple fails' if holder is not None else 'it is dropped'}"),
+        consequence = "it is dropped" if holder is None else "its tuple fails"
+        error = Unavailable(
+            f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait "
+            f"for Dagster: {consequence}"
         )
+        self._report(runner, error)
 
     def run(self, now: float) -> bool:
-        """Ack or fail the tuples of sent events, and send the next batch. Whether there was
-        anything to do.
+        """Ack or fail the tuples of sent events, and send the next batch.
+
+        Returns True if there was a response or a batch.
         """
-        ledger, outbox = self._shared.ledger, self.outbox
+        ledger = self._shared.ledger
+        outbox = self.outbox
         worked = bool(self._responses)
         while self._responses:
-            response = self._responses.popleft()
-            outcome = outbox.handle_response(response, now)
-            for holder in outcome.ack:
-                ledger.ack(holder)
-            for entry, reason in outcome.refused:
-                for holder, _ in entry.holders:
-                    ledger.fail(holder)
-                error = InvalidRequest(
-                    f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
-                )
-                self._report(self._runners[entry.task], error)
-            for entry, reason in outcome.undefined:
-                error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
-                self._report(self._runners[entry.task], error)
-            waiting = outbox.entries()
-            if response.trouble is not None and waiting and not self._troubled:
-                text = f"{len(waiting)} events wait for Dagster, and their tuples with them: {response.trouble}"
-                self._report(self._runners[waiting[0].task], Unavailable(text))
-            self._troubled = response.trouble is not None
+            self._handle(self._responses.popleft(), now)
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
             for holder in outbox.expire(now):
                 ledger.fail(holder)
-        if self.send is not None and (batch := outbox.next_batch(now)):
-            self.send(batch)
-            return True
-        return worked
+        if self.send is None:
+            return worked
+        batch = outbox.next_batch(now)
+        if not batch:
+            return worked
+        self.send(batch)
+        return True
+
+    def _handle(self, response: ReportResponse, now: float) -> None:
+        ledger = self._shared.ledger
+        outcome = self.outbox.handle_response(response, now)
+        for holder in outcome.ack:
+            ledger.ack(holder)
+        for entry, reason in outcome.refused:
+            for holder, _ in entry.holders:
+                ledger.fail(holder)
+            error = InvalidRequest(
+                f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
+            )
+            self._report(self._runners[entry.task], error)
+        for entry, reason in outcome.undefined:
+            error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
+            self._report(self._runners[entry.task], error)
+        waiting = self.outbox.entries()
+        if response.trouble is not None and waiting and not self._troubled:
+            text = (
+                f"{len(waiting)} events wait for Dagster, and their tuples with them: "
+                f"{response.trouble}"
+            )
+            self._report(self._runners[waiting[0].task], Unavailable(text))
+        self._troubled = response.trouble is not None
 
     def close(self, task: int) -> None:
         """Drop the events of a task that closes here."""
@@ -143,12 +165,15 @@ class EventDelivery:
             self._shared.ledger.fail(holder, LOST)
 
     def drop(self) -> None:
-        """Report the events that are lost when the worker ends, since no replay repeats them."""
+        """Report the events that are lost when the worker ends.
+
+        They are the events without a tuple to replay.
+        """
         for entry in self.outbox.entries():
             if entry.alone:
-                why = "it has no tuple to be replayed, and the worker ends"
                 error = Unavailable(
-                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: {why}"
+                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to "
+                    "be replayed, and the worker ends"
                 )
                 self._report(self._runners[entry.task], error)
 
@@ -158,7 +183,10 @@ class EventDelivery:
 
 @dataclass(eq=False)
 class EventSender:
-    """Thread that posts batches to the leading nimbus; it starts with the first one."""
+    """Thread that posts batches to the leading nimbus.
+
+    It starts with the first batch.
+    """
 
     spec: WorkerSpec
     cluster: StormClusterState
@@ -205,7 +233,7 @@ class EventSender:
                 headers={"Authorization": f"Bearer {self.spec.token}"},
             )
 
-        # One try: the outbox sends the batch again, with what has been added to it.
+        # One attempt: the outbox sends the batch once more, with the events added since.
         response = call_leader(
             NamedLeader(self.cluster.leader_http),
             send,

@@ -1,5 +1,6 @@
-"""Placement of a topology's tasks, and routes of output streams, resolved once per assignment so
-that each tuple is cheap.
+"""Placement of a topology's tasks, and routes of its output streams.
+
+Routes are resolved once per assignment, so that each tuple is cheap.
 """
 
 import importlib
@@ -33,10 +34,10 @@ class Placement:
     """Slot -> ``host:port``."""
     components: Mapping[int, str]
     """Task id -> component, of all tasks."""
-    mine: frozenset[int]
+    own_tasks: frozenset[int]
     """Tasks assigned to this worker's slot."""
     open: frozenset[int]
-    """Those of them that it may run now, because no other worker still owns them."""
+    """Own tasks that may run now, because no other worker still owns them."""
     tokens: Mapping[str, Slot] = field(default_factory=dict)
     """Start tokens of the topology's live workers -> slot."""
     ready: frozenset[Slot] = frozenset()
@@ -50,54 +51,71 @@ def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 _NEVER = object()
-MOST_BUNDLED = 1000
+MAX_BUNDLED = 1000
 """Tuples in a bundle that is sent."""
 
 
 def resolve(name: str) -> Any:
-    """The object that ``"module:QualName"`` names; :class:`InvalidTopology` when there is none."""
+    """Import the object that ``"module:QualName"`` names.
+
+    Raises ``MissingPart`` if an extra is missing, :class:`InvalidTopology` for any other reason.
+    """
     module, _, attribute = name.partition(":")
     try:
-        return attrgetter(attribute)(importlib.import_module(FORMER_MODULES.get(module, module)))
+        imported = importlib.import_module(FORMER_MODULES.get(module, module))
+        return attrgetter(attribute)(imported)
     except (ImportError, AttributeError) as error:
         part = missing_part(error, repr(name)) if isinstance(error, ModuleNotFoundError) else None
         raise part or InvalidTopology(
-            f"{name!r} cannot be imported in the worker ({type(error).__name__}: {error}): is it in the archive?"
+            f"{name!r} cannot be imported in the worker ({type(error).__name__}: {error}): is it "
+            "in the archive?"
         ) from error
 
 
 @dataclass(slots=True, eq=False)
 class LocalLink:
-    """Link to a task of this worker: ``append`` puts a tuple into its queue."""
+    """Link to a task of this worker.
+
+    ``append`` puts a tuple into its queue.
+    """
 
     task: int
     append: Callable[[Any], None]
 
 
-def split_bundle(bundle: tuple[Any, int, list[Any]], most: int) -> list[tuple[Any, int, list[Any]]]:
-    """Divide a bundle into bundles of at most ``most`` tuples.
+def split_bundle(
+    bundle: tuple[Any, int, list[Any]], max_tuples: int
+) -> list[tuple[Any, int, list[Any]]]:
+    """Divide a bundle into bundles of at most ``max_tuples`` tuples.
 
-    Their edges are random and XOR to its own edge, which the sender's part of the tree has already.
+    Their edges are random and XOR to the edge of ``bundle``, which the sender's part of the tree
+    has already.
     """
-    root, edge, many = bundle
+    root, edge, tuples = bundle
     parts: list[tuple[Any, int, list[Any]]] = []
-    rest = [*root] if isinstance(root, list) else [root, edge]
-    for at in range(most, len(many), most):
-        part = [*rest]
-        for index in range(1, len(rest) if rest[0] else 0, 2):
-            part[index] = next_edge()
-            rest[index] ^= part[index]
-        parts.append(_bundle(part, root, many[at - most : at]))
-    parts.append(_bundle(rest, root, many[len(parts) * most :]))
+    # [root, edge, root, edge, ...]: the edges of the last part, after those of all others.
+    last_edges = [*root] if isinstance(root, list) else [root, edge]
+    is_tracked = last_edges[0] != 0
+    for end in range(max_tuples, len(tuples), max_tuples):
+        edges = [*last_edges]
+        if is_tracked:
+            for index in range(1, len(edges), 2):
+                edges[index] = next_edge()
+                last_edges[index] ^= edges[index]
+        parts.append(_bundle(edges, root, tuples[end - max_tuples : end]))
+    parts.append(_bundle(last_edges, root, tuples[len(parts) * max_tuples :]))
     return parts
 
 
-def _bundle(edges: list[int], root: Any, many: list[Any]) -> tuple[Any, int, list[Any]]:
-    return (edges, 0, many) if isinstance(root, list) else (root, edges[1], many)
+def _bundle(edges: list[int], root: Any, tuples: list[Any]) -> tuple[Any, int, list[Any]]:
+    return (edges, 0, tuples) if isinstance(root, list) else (root, edges[1], tuples)
 
 
-def _count_nowhere(name: str, stream: str, number: int) -> None:
-    """The count of a link without a task of this worker: a tuple that is sent on."""
+def _ignore_count(name: str, stream: str, number: int) -> None:
+    """Ignore a count.
+
+    A link without a task of this worker only forwards tuples.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -117,17 +135,22 @@ class RemoteLink:
     last: Any = _NEVER
     bundle: list[Any] = field(default_factory=list)
     long: bool = False
-    """Whether one of the bundles is to be divided; of the newest one it is not known yet."""
-    count: Callable[[str, str, int], None] = _count_nowhere
+    """True if one of the bundles must be divided, apart from :attr:`bundle`, the newest one."""
+    count: Callable[[str, str, int], None] = _ignore_count
     """Adds to a count by stream of the sending task: name, stream, number."""
 
     def take(self) -> list[Any]:
         """Remove and return the buffered bundles."""
-        items, self.items, self.last = self.items, [], _NEVER
-        if self.long or len(self.bundle) > MOST_BUNDLED:
-            self.long = False
-            return [part for item in items for part in split_bundle(item, MOST_BUNDLED)]
-        return items
+        items = self.items
+        self.items = []
+        self.last = _NEVER
+        if not self.long and len(self.bundle) <= MAX_BUNDLED:
+            return items
+        self.long = False
+        parts: list[Any] = []
+        for item in items:
+            parts += split_bundle(item, MAX_BUNDLED)
+        return parts
 
 
 class Route:
@@ -142,17 +165,19 @@ class Route:
         """Load-aware choosers."""
         self.only: Callable[[Sequence[Any]], Any] | None = None
         """The chooser, when there is exactly one subscription and it gives one target."""
-        self.known: dict[Any, Any] | None = None
-        """What :attr:`only` answers by the first value, if that decides, as far as it remembers:
-        saves a call.
+        self.target_cache: dict[Any, Any] | None = None
+        """Targets of :attr:`only` by the first value, filled by the chooser: saves a call.
+
+        ``None`` if the choice needs other values.
         """
         self.fans: list[Callable[[Sequence[Any]], Any]] = []
         """Choosers that give one target each."""
         self.many: list[Callable[[Sequence[Any]], Sequence[Any]]] = []
         """Choosers that give several targets."""
         self.direct: dict[int, Any] | None = None
-        """Tasks that ``direct_task`` may name, if the stream is direct or read with direct
-        grouping.
+        """Task -> link, of the tasks that ``direct_task`` may name.
+
+        ``None`` unless the stream is direct, or read with direct grouping.
         """
         self.copies: int = 0
         self.emitted = 0
@@ -163,30 +188,33 @@ class Route:
         """Tuples sent: one for each emitted tuple and receiving task."""
         return self.emitted * self.copies + self.extra
 
-    def adopt(self, other: "Route") -> None:
+    def adopt(self, former: "Route") -> None:
         """Continue the counts of the route that this one replaces."""
-        self.emitted: int = other.emitted
-        self.extra = other.transferred - self.emitted * self.copies
+        self.emitted: int = former.emitted
+        self.extra = former.transferred - self.emitted * self.copies
 
     def links(self, values: Sequence[Any]) -> list[Any]:
-        """The targets of a tuple without ``direct_task``."""
-        found = [choose(values) for choose in self.fans]
+        """Return the targets of a tuple without ``direct_task``."""
+        # Called per tuple, measured by benchmarks/dataplane.py.
+        targets = [choose(values) for choose in self.fans]
         for choose_many in self.many:
             chosen = choose_many(values)
             self.extra += len(chosen)
-            found.extend(chosen)
-        return found
+            targets.extend(chosen)
+        return targets
 
     def link_to(self, task: int) -> Any:
-        """The target ``direct_task``; ``InvalidRequest`` if it does not read the stream with direct
-        grouping.
+        """Return the target ``direct_task``.
+
+        ``InvalidRequest`` if it does not read the stream with direct grouping.
         """
         link = self.direct.get(task) if self.direct else None
         if link is None:
             raise InvalidRequest(
-                f"stream {self.stream!r} cannot be sent to task {task}: no task of that id reads it with direct grouping"
+                f"stream {self.stream!r} cannot be sent to task {task}: no task of that id reads "
+                "it with direct grouping"
             )
-        # A direct tuple has one receiver: correct what `copies` counts for it.
+        # A direct tuple has one receiver: correct the number that `copies` counts for it.
         self.extra += 1 - self.copies
         return link
 
@@ -199,9 +227,9 @@ def build_routes(
     link: Callable[[int, str], Any],
     context: Any = None,
 ) -> "dict[str, Route]":
-    """Routes of all streams of ``task``; ``link(target task, stream)`` creates links.
+    """Build the routes of all streams of ``task``.
 
-    Subscribers without tasks are skipped.
+    ``link(target task, stream)`` creates a link. Subscribers without tasks are skipped.
     """
     part = spec.component(component)
     routes: dict[str, Route] = {}
@@ -215,13 +243,8 @@ def build_routes(
             targets = sorted(tasks_of.get(reader, ()))
             for item in reading.inputs:
                 if item.component == component and item.stream == stream and targets:
-                    _subscribe(
-                        route,
-                        item.grouping,
-                        [link(target, stream) for target in targets],
-                        task,
-                        context,
-                    )
+                    links = [link(target, stream) for target in targets]
+                    _subscribe(route, item.grouping, links, task, context)
         route.copies = len(route.fans)
         if route.copies == 1 and not route.many and route.direct is None:
             route.only = route.fans[0]
@@ -239,16 +262,17 @@ def _subscribe(
     if rule.local:
         links = [link for link in links if link.append is not None] or links
     if rule.needs == "object":
-        made = resolve(grouping.object or "")(
+        build_grouping = resolve(grouping.object or "")
+        custom_grouping = build_grouping(
             context, route.component, route.stream, list(by_task), **grouping.args
         )
-        choose = custom_chooser(by_task, made)
+        choose = custom_chooser(by_task, custom_grouping)
     elif rule.chooser:
         names = grouping.fields if rule.needs == "fields" else ()
         indices = [route.fields.index(name) for name in names]
         if grouping.type == "fields" and indices == [0] and len(links) > 1:
-            route.known = {}
-            choose = fields_chooser(links, indices, route.known)
+            route.target_cache = {}
+            choose = fields_chooser(links, indices, route.target_cache)
         else:
             choose = rule.chooser(links, indices)
     else:

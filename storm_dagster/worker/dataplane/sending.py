@@ -1,4 +1,7 @@
-"""Sending of tuples to their targets: the hot path of a worker."""
+"""Sending of tuples to their targets: the hot path of a worker.
+
+The functions called per tuple keep their form, which is measured by ``benchmarks/dataplane.py``.
+"""
 
 import datetime
 from collections.abc import Sequence
@@ -11,45 +14,56 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.topology import StreamSpec
 from storm_dagster.model.values import ATOMIC, copy_value, decode_value, encode_own, own_values
 from storm_dagster.model.wire import MAX_FRAME_BYTES
-from storm_dagster.worker.dataplane.routes import MOST_BUNDLED, Route
+from storm_dagster.worker.dataplane.routes import MAX_BUNDLED, Route
 from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge
 
 
 def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
-    """The route of a declared stream; ``InvalidRequest`` for any other."""
+    """Return the route of a declared stream.
+
+    ``InvalidRequest`` for any other stream.
+    """
     try:
         return routes[stream]
     except KeyError:
-        known = ", ".join(map(repr, routes)) or "none"
+        declared = ", ".join(map(repr, routes)) or "none"
         raise InvalidRequest(
-            f"component {component!r} emits on stream {stream!r} but declares: {known}; add it to outputs"
+            f"component {component!r} emits on stream {stream!r} but declares: {declared}; add it "
+            "to outputs"
         ) from None
 
 
 def check_values(values: Any, route: Route) -> None:
-    """``InvalidRequest`` unless ``values`` is a list or tuple of as many values as the stream has
-    fields.
+    """Check that ``values`` has one value per field of the stream.
+
+    It must be a list or tuple. ``InvalidRequest`` otherwise.
     """
     if not isinstance(values, list | tuple):
         raise InvalidRequest(
-            f"component {route.component!r} emits {type(values).__name__} {values!r:.60} on stream {route.stream!r}, which "
-            "takes a list of values: wrap it in [ ]"
+            f"component {route.component!r} emits {type(values).__name__} {values!r:.60} on stream "
+            f"{route.stream!r}, which takes a list of values: wrap it in [ ]"
         )
     if len(values) != route.width:
         raise InvalidRequest(
-            f"component {route.component!r} emits {len(values)} values on stream {route.stream!r}, which has "
-            f"{route.width} fields ({', '.join(route.fields) or 'none'}): emit a value for each of them, or change outputs"
+            f"component {route.component!r} emits {len(values)} values on stream "
+            f"{route.stream!r}, which has {route.width} fields "
+            f"({', '.join(route.fields) or 'none'}): emit a value for each of them, or change "
+            "outputs"
         )
 
 
 def sent_and_received(values: Any, route: Route, task: int) -> list[Any]:
-    """The values as another worker would receive them; ``InvalidRequest`` if it could not."""
+    """Return the values as another worker would receive them.
+
+    ``InvalidRequest`` if they cannot be sent.
+    """
     check_values(values, route)
     raw = encode_own(own_values(values, route.fields, route.stream, route.component, task))
     if len(raw) > MAX_FRAME_BYTES:
         raise InvalidRequest(
-            f"component {route.component!r}, task {task} emits a tuple of {len(raw)} bytes on stream {route.stream!r}, "
-            f"the limit is {MAX_FRAME_BYTES}: send a reference to it (a path, a key), or several smaller tuples"
+            f"component {route.component!r}, task {task} emits a tuple of {len(raw)} bytes on "
+            f"stream {route.stream!r}, the limit is {MAX_FRAME_BYTES}: send a reference to it (a "
+            "path, a key), or several smaller tuples"
         )
     return decode_value(raw)
 
@@ -68,14 +82,18 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component: str) -> None:
-    """``InvalidRequest`` unless each value is of the type that its field declares."""
+    """Check that each value is of the type that its field declares.
+
+    ``InvalidRequest`` otherwise.
+    """
     for field, kind, value in zip(stream.fields, stream.types, values, strict=False):
         if not isinstance(value, _TYPES[kind]) or (
             isinstance(value, bool) and kind in ("int", "float")
         ):
             raise InvalidRequest(
-                f"component {component!r} emits {value!r:.60} ({type(value).__name__}) as field {field!r} of stream "
-                f"{name!r}, which is declared {kind}: convert it, or declare another type"
+                f"component {component!r} emits {value!r:.60} ({type(value).__name__}) as field "
+                f"{field!r} of stream {name!r}, which is declared {kind}: convert it, or declare "
+                "another type"
             )
 
 
@@ -100,7 +118,7 @@ def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
             leaf.val ^= number
             leaf.peers |= link.peer.bit
             root += (leaf.root, number)
-    if len(link.bundle) > MOST_BUNDLED:
+    if len(link.bundle) > MAX_BUNDLED:
         link.long = True
     link.last = tree
     link.bundle = [values]
@@ -138,10 +156,10 @@ def send_to_targets(
     direct_task: int | None,
     rich: bool | None = None,
 ) -> list[Any]:
-    """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``.
+    """Send a tuple to all its targets, and return their links.
 
-    ``values`` belong to the first target, each other one gets a copy. ``rich``: whether they are of
-    other types than ``ATOMIC``; ``None``: not known.
+    The caller counts ``route.emitted``. ``values`` belong to the first target, each other one gets
+    a copy. ``rich``: True if some are of other types than ``ATOMIC``; ``None``: not known yet.
     """
     if direct_task:
         links = [route.link_to(direct_task)]
@@ -155,12 +173,12 @@ def send_to_targets(
         links = route.links(values)
     if rich is None:
         rich = not ATOMIC.issuperset(map(type, values))
-    sent: Any = values
+    copy: Any = values
     raw: Any = None
     for index, link in enumerate(links):
         if rich and link.append is None:
-            sent = raw = raw or msgspec.Raw(encode_own(values))
+            copy = raw = raw or msgspec.Raw(encode_own(values))
         elif index:
-            sent = copy_value(values) if rich else [*values]
-        deliver(link, tree, ledger, component, route.stream, task, sent)
+            copy = copy_value(values) if rich else [*values]
+        deliver(link, tree, ledger, component, route.stream, task, copy)
     return links

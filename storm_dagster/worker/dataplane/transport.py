@@ -1,5 +1,6 @@
-"""Transport of frames between workers over ZeroMQ: one ROUTER socket to receive, one DEALER per
-peer to send.
+"""Transport of frames between workers over ZeroMQ.
+
+One ROUTER socket receives, and one DEALER socket per peer sends.
 
 Socket queues are short, so that a slow receiver blocks its senders through TCP: unsent frames go to
 the peer's backlog, and a backlog pauses the spouts of this worker.
@@ -40,13 +41,13 @@ _log = logging.getLogger(__name__)
 _SEND_FRAMES = 64
 _RECEIVE_FRAMES = 64
 _SOCKET_BYTES = 256 * 1024
-"""Kernel buffers on either side. The default grows to several megabytes: tens of thousands of
-tuples that a receiver accepts before back pressure starts.
+"""Kernel buffers on either side. The default grows to several megabytes: a receiver would accept
+tens of thousands of tuples before back pressure starts.
 """
 _BUSY_FRAMES = 4
 """Frames in a backlog that start back pressure."""
 _BUSY_BYTES = 1024 * 1024
-"""Bytes in a backlog that do."""
+"""Bytes in a backlog that start back pressure."""
 _DROP_FRAMES = 2048
 """Frames kept for a peer that cannot be reached; older ones are dropped (their tuples are
 replayed).
@@ -54,21 +55,21 @@ replayed).
 _DROP_BYTES = 32 * 1024 * 1024
 """Bytes kept for such a peer; one frame may be larger."""
 _RECEIVE_BYTES = 8 * 1024 * 1024
-"""Bytes after which a pass receives nothing more: they are decoded and queued before more is
-taken.
+"""Bytes after which a pass stops receiving: they are decoded and queued before more are taken.
 """
 
 _RECONNECT_MILLIS = 100
 """Longest pause between two tries to connect. A worker that was killed is back in half a second."""
 _PING_MILLIS = 1000
-"""A link that carries nothing is tried this often, by ZeroMQ's own thread: a busy loop does not
+"""Interval of pings on an idle link. ZeroMQ's own thread sends them, so a busy loop does not
 matter.
 """
 _SILENT_MILLIS = 10_000
-"""A peer that does not respond to a ping for so much longer than its loop may be blocked is
-connected again: a firewall or NAT may have forgotten the link, which the kernel notices after a
-quarter of an hour. Not earlier, since ZeroMQ reads no pings while its queue is full, and what waits
-in a link is lost with it.
+"""Silence after which a peer is connected once more, beyond the time that its loop may be blocked.
+
+A firewall or NAT may have forgotten the link, which the kernel notices after a quarter of an hour.
+It is not shorter: ZeroMQ reads no pings while its queue is full, and the frames that wait in a link
+are lost with it.
 """
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
@@ -79,27 +80,29 @@ _KEEP_ALIVE = {
     zmq.TCP_KEEPALIVE_INTVL: 5,
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
-"""The kernel drops connections whose other side responds no more."""
+"""The kernel drops connections whose other side no longer responds."""
 _ROUTER = {
-    **{
-        zmq.LINGER: 0,
-        zmq.RCVHWM: _RECEIVE_FRAMES,
-        zmq.RCVBUF: _SOCKET_BYTES,
-        zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
-    },
-    # Any name makes ZeroMQ refuse the protocol before 3.0, which none of us speaks: it loses 14 kB
+    zmq.LINGER: 0,
+    zmq.RCVHWM: _RECEIVE_FRAMES,
+    zmq.RCVBUF: _SOCKET_BYTES,
+    zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+    # Any name makes ZeroMQ refuse the protocol before 3.0, which no worker speaks: it loses 14 kB
     # with each such peer.
     zmq.ZAP_DOMAIN: b"worker",
 }
 _DEALER = {
-    **{zmq.LINGER: 0, zmq.SNDHWM: _SEND_FRAMES, zmq.SNDBUF: _SOCKET_BYTES, zmq.IMMEDIATE: 1},
-    **{zmq.RECONNECT_IVL: 20, zmq.RECONNECT_IVL_MAX: _RECONNECT_MILLIS},
+    zmq.LINGER: 0,
+    zmq.SNDHWM: _SEND_FRAMES,
+    zmq.SNDBUF: _SOCKET_BYTES,
+    zmq.IMMEDIATE: 1,
+    zmq.RECONNECT_IVL: 20,
+    zmq.RECONNECT_IVL_MAX: _RECONNECT_MILLIS,
 }
 
 KINDS = ("inits", "acks", "fails", "losses")
-"""What tasks tell ackers."""
+"""Messages of tasks to ackers."""
 VERDICTS = ("acked", "failed", "lost")
-"""What ackers tell spouts of their trees."""
+"""Messages of ackers to spouts, about their trees."""
 _BY_TASK = KINDS + VERDICTS
 Broken = Callable[[Any, Any, Exception], None]
 """(link, bundle, error) of a tuple that cannot be encoded."""
@@ -113,7 +116,7 @@ class Peer:
     address: str
     socket: zmq.Socket[bytes]
     alive: bool = False
-    """Whether its node exists in ZooKeeper."""
+    """True if its node exists in ZooKeeper."""
     token: str = ""
     """Start token of its worker, if there is one."""
     bit: int = 0
@@ -126,7 +129,7 @@ class Peer:
     """One of ``KINDS`` and ``VERDICTS`` -> task -> numbers."""
     touched: list[tuple[int, str, list[int]]] = field(default_factory=list)
     reasons: list[tuple[int, int, str, str]] = field(default_factory=list)
-    """Of what is in ``fails`` and ``failed`` of :attr:`by_task`."""
+    """Reasons of the roots in ``fails`` and ``failed`` of :attr:`by_task`."""
     pressure: bool | None = None
     full: list[str] | None = None
     away: list[str] | None = None
@@ -137,7 +140,7 @@ class Peer:
     dropped: int = 0
 
     def has_news(self) -> bool:
-        """Whether there is content for the next frame."""
+        """True if there is content for the next frame."""
         return bool(
             self.dirty
             or self.touched
@@ -147,14 +150,16 @@ class Peer:
             or any(self.by_task.values())
         )
 
-    def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
-        """Encode and clear the output for the peer, in frames of at most ``most`` bundles.
+    def frames(self, token: str, max_bundles: int, broken: Broken) -> Iterator[bytes]:
+        """Encode and clear the output for the peer.
 
-        The first one has all acks and inits: a receiver that stops after some of the frames has the
-        inits of what it processed.
+        Frames have at most ``max_bundles`` bundles. The first one has all acks and inits: a
+        receiver that stops after some of the frames has the inits of the tuples that it processed.
         """
-        dirty, self.dirty = self.dirty, []
-        taken = [(link, link.take()) for link in dirty]
+        # Measured by benchmarks/dataplane.py.
+        dirty = self.dirty
+        self.dirty = []
+        bundles_of_links = [(link, link.take()) for link in dirty]
         by_task: dict[str, Any] = {
             name: list(numbers.items()) for name, numbers in self.by_task.items() if numbers
         }
@@ -171,13 +176,14 @@ class Peer:
             **by_task,
         )
         self.by_task.update((name, {}) for name in by_task)
-        self.touched, self.reasons = [], []
+        self.touched = []
+        self.reasons = []
         self.pressure = self.report = self.loads = self.full = self.away = None
         groups: list[Any] = []
         senders: list[Any] = []
-        room = most
-        for link, items in taken:
-            # Not <=: what fills the frame exactly must end it, below.
+        room = max_bundles
+        for link, items in bundles_of_links:
+            # Not <=: bundles that fill the frame exactly must end it, below.
             if len(items) < room:
                 groups.append((link.task, link.source, link.stream, items))
                 senders.append(link)
@@ -194,15 +200,16 @@ class Peer:
                     frame = Frame(token, to=self.token)
                     groups = []
                     senders = []
-                    room = most
+                    room = max_bundles
         frame.groups = groups
         if groups or frame is first:
             yield from _encoded(frame, senders, broken)
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """The socket of a connection, which may have left: its descriptor is another socket's then, or
-    no socket's at all.
+    """Duplicate the socket of a connection.
+
+    The connection may have ended since. Its descriptor is another socket's then, or not a socket's.
     """
     duplicate = os.dup(descriptor)
     try:
@@ -213,28 +220,29 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 
 def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
-    """End connections of other users of this machine, in a thread, until the context of the socket
-    ends.
+    """End connections of other users of this machine; the body of a thread.
 
-    They may send before they end, but know no token.
+    It runs until the context of the socket ends. Such a connection may send before it is ended, but
+    knows no token.
     """
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
         while True:
-            # 16 bits of the event and 32 of the file descriptor. What PyZMQ reads them with loads
-            # all of asyncio.
+            # 16 bits of the event and 32 of the file descriptor. The parser of PyZMQ loads all of
+            # asyncio.
             event, endpoint = events.recv_multipart()
             with (
                 contextlib.suppress(OSError, IndexError),
                 _duplicate(int.from_bytes(event[2:], sys.byteorder)) as link,
             ):
-                own, peer = link.getsockname(), link.getpeername()
-                if str(own[1]) == endpoint.rpartition(b":")[2].decode() and not is_own_peer(
-                    own, peer
-                ):
+                own = link.getsockname()
+                peer = link.getpeername()
+                own_port = endpoint.rpartition(b":")[2].decode()
+                if str(own[1]) == own_port and not is_own_peer(own, peer):
                     link.shutdown(socket.SHUT_RDWR)
                     log(
-                        "connections of other users of this machine are ended: set storm.secret.file"
+                        "connections of other users of this machine are ended: "
+                        "set storm.secret.file"
                     )
                     log = _log.debug
 
@@ -243,18 +251,24 @@ _TUPLES_OF_BUNDLE = itemgetter(2)
 
 
 def _count_sent(link: Any, bundles: Iterable[tuple[Any, int, list[Any]]], group: bytes) -> None:
-    """Count the tuples of one link and their bytes; the rest of a frame belongs to no stream."""
+    """Count the tuples and bytes of one link.
+
+    Other parts of a frame belong to no stream.
+    """
+    # Measured by benchmarks/dataplane.py.
     link.count("remote_tuples", link.stream, sum(map(len, map(_TUPLES_OF_BUNDLE, bundles))))
     link.count("remote_bytes", link.stream, len(group))
 
 
 def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes]:
-    """The frame, whose groups are of the links ``senders`` in their order, or several frames if it
-    cannot travel.
+    """Encode a frame with groups of the links ``senders``, in order.
+
+    Yields several frames if it cannot travel as one.
     """
     groups = frame.groups
     try:
-        # Each group by itself, so that its bytes are known; the frame holds them as they are.
+        # Groups are encoded separately, so that their bytes are known; the frame holds the bytes.
+        # Measured by benchmarks/dataplane.py.
         encoded_groups = [encode_frame(group) for group in groups]
         frame.groups = cast("Any", [msgspec.Raw(group) for group in encoded_groups])
         raw = encode_frame(frame)
@@ -266,8 +280,17 @@ def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes
     except Exception:
         # Of any type: the user's own code may run (a time zone, for one).
         pass
-    # Rare: send one bundle at a time, find the tuples that MessagePack cannot hold, and divide what
-    # is too large.
+    yield from _encode_separately(frame, groups, senders, broken)
+
+
+def _encode_separately(
+    frame: Frame, groups: list[Any], senders: list[Any], broken: Broken
+) -> Iterator[bytes]:
+    """Encode a frame without groups, and then one bundle at a time.
+
+    This is rare. It finds the tuples that MessagePack cannot hold, and divides bundles that are too
+    large.
+    """
     frame.groups = []
     try:
         yield encode_frame(frame)
@@ -277,40 +300,43 @@ def _encoded(frame: Frame, senders: list[Any], broken: Broken) -> Iterator[bytes
         frame.report = None
         yield encode_frame(frame)
     for link, (task, source, stream, items) in zip(senders, groups, strict=True):
-        waiting = items[::-1]
+        waiting = list(reversed(items))
         while waiting:
             item = waiting.pop()
-            root, edge, many = item
-            raws: list[Any] = many
+            root, edge, tuples = item
+            raws: list[Any] = tuples
             try:
-                raws = [
-                    one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one))
-                    for one in many
-                ]
+                raws = [_to_raw(values) for values in tuples]
                 encoded = encode_frame((task, source, stream, [(root, edge, raws)]))
-                groups_of_one: Any = [msgspec.Raw(encoded)]
-                raw = encode_frame(Frame(frame.token, groups_of_one, to=frame.to))
+                single_group: Any = [msgspec.Raw(encoded)]
+                raw = encode_frame(Frame(frame.token, single_group, to=frame.to))
                 if can_travel(raw):
                     _count_sent(link, (item,), encoded)
                     yield raw
                     continue
                 error: Exception = ValueError(
-                    f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES} bytes or {MAX_FRAME_CONTAINERS} "
-                    "lists, maps and other containers: send a reference to it (a path, a key), or several smaller tuples"
+                    f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES} bytes or "
+                    f"{MAX_FRAME_CONTAINERS} lists, maps and other containers: send a reference to "
+                    "it (a path, a key), or several smaller tuples"
                 )
             except Exception as cause:
                 error = cause
-            if len(many) > 1:
-                waiting += split_bundle((root, edge, raws), (len(many) + 1) // 2)[::-1]
+            if len(tuples) > 1:
+                halves = split_bundle((root, edge, raws), (len(tuples) + 1) // 2)
+                waiting.extend(reversed(halves))
             else:
                 broken(link, item, error)
+
+
+def _to_raw(values: Any) -> msgspec.Raw:
+    return values if type(values) is msgspec.Raw else msgspec.Raw(encode_value(values))
 
 
 class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
-    With a ``link_key`` (the cluster has a secret), connections without it are refused; else those
-    of other users. ``blocked_secs``: how long a peer may receive nothing.
+    With a ``link_key`` (the cluster has a secret), connections without it are refused; without one,
+    connections of other users. ``blocked_secs``: longest time for which a peer does not receive.
     """
 
     def __init__(
@@ -324,7 +350,7 @@ class Transport:
     ) -> None:
         self.token = token
         self._link_key = link_key
-        # ZeroMQ takes little more.
+        # ZeroMQ accepts little more.
         self._silent_millis: int = min(_SILENT_MILLIS + round(blocked_secs * 1000), 6_000_000)
         self.batch = batch
         self.peers: dict[Slot, Peer] = {}
@@ -341,7 +367,8 @@ class Transport:
         except zmq.ZMQError as error:
             self.close()
             raise Unavailable(
-                f"{host}:{port} cannot be bound ({error.strerror}): another worker or program holds the port"
+                f"{host}:{port} cannot be bound ({error.strerror}): another worker or "
+                "program holds the port"
             ) from None
         self.port: int = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         """The bound port (any free one if 0 was requested)."""
@@ -360,7 +387,10 @@ class Transport:
     # -- peers -------------------------------------------------------------------------------------
 
     def set_peers(self, addresses: dict[Slot, str], alive: Iterable[Slot]) -> list[bytes]:
-        """Connect to these slots, and drop all others; their backlogs."""
+        """Connect to these slots, and drop all other peers.
+
+        Returns the backlogs of those.
+        """
         living = set(alive)
         unsent: list[bytes] = []
         for slot, peer in list(self.peers.items()):
@@ -371,13 +401,14 @@ class Transport:
         for slot, address in addresses.items():
             peer = self.peers.get(slot)
             if peer is None:
-                # Not of the other side: where its input is stopped and its peer has gone, ZeroMQ's
-                # timer ends the process.
-                beat = dict.fromkeys(
-                    (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL), self._silent_millis
-                )
-                beat[zmq.HEARTBEAT_IVL] = _PING_MILLIS
-                socket = self._socket(zmq.DEALER, {**_DEALER, **beat})
+                # Only this side sends pings: ZeroMQ's timer would end the process of a router whose
+                # input is stopped and whose peer has left.
+                heartbeat = {
+                    zmq.HEARTBEAT_TIMEOUT: self._silent_millis,
+                    zmq.HEARTBEAT_TTL: self._silent_millis,
+                    zmq.HEARTBEAT_IVL: _PING_MILLIS,
+                }
+                socket = self._socket(zmq.DEALER, {**_DEALER, **heartbeat})
                 secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")
                 peer = self.peers[slot] = Peer(slot, address, socket)
@@ -385,7 +416,11 @@ class Transport:
         return unsent
 
     def flush(self, broken: Broken) -> None:
-        """Send this pass's output; the backlog keeps in order what cannot be sent now."""
+        """Send this pass's output.
+
+        The backlog keeps the unsent frames in order.
+        """
+        # Measured by benchmarks/dataplane.py.
         for peer in self.peers.values():
             if peer.has_news():
                 for raw in peer.frames(self.token, self.batch, broken):
@@ -418,7 +453,7 @@ class Transport:
         ]
 
     def waiting(self) -> bool:
-        """Whether a frame for a live worker waits to be sent."""
+        """True if a frame for a live worker waits to be sent."""
         return any(peer.alive and peer.backlog for peer in self.peers.values())
 
     def dropped(self) -> int:
@@ -427,28 +462,38 @@ class Transport:
 
     # -- receiving ---------------------------------------------------------------------------------
 
-    def receive(self, most: int) -> list[list[bytes]]:
-        """At most ``most`` messages, each as [sender, ..., payload], and few if they are large."""
-        found: list[list[bytes]] = []
+    def receive(self, max_messages: int) -> list[list[bytes]]:
+        """Receive messages: at most ``max_messages``.
+
+        Fewer if they are large. Each message is [sender, ..., payload].
+        """
+        # Measured by benchmarks/dataplane.py.
+        messages: list[list[bytes]] = []
         size = 0
         receive = self._router.recv_multipart
-        while len(found) < most and size < _RECEIVE_BYTES:
+        while len(messages) < max_messages and size < _RECEIVE_BYTES:
             try:
-                found.append(receive(zmq.NOBLOCK))
-                size += len(found[-1][-1])
+                messages.append(receive(zmq.NOBLOCK))
+                size += len(messages[-1][-1])
             except zmq.Again:
                 break
-        return found
+        return messages
 
     def reply(self, envelope: list[bytes], payload: bytes) -> None:
-        """Respond to a request; a client that is gone or slow misses it."""
+        """Respond to a request.
+
+        A client that has left or is slow misses the response.
+        """
         try:
             self._router.send_multipart([*envelope, payload], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _log.debug("a reply could not be sent: %s", error)
 
     def wait(self, secs: float | None) -> None:
-        """Sleep until a message arrives, :meth:`wake` is called, or ``secs`` have passed."""
+        """Sleep until a message arrives, or ``secs`` have passed.
+
+        :meth:`wake` ends the sleep, too.
+        """
         millis = None if secs is None else max(1, int(secs * 1000 + 0.5))
         if any(ready == self._wakeup for ready, _ in self._poller.poll(millis)):
             with contextlib.suppress(BlockingIOError):
@@ -461,14 +506,16 @@ class Transport:
             os.eventfd_write(self._wakeup, 1)
 
     def close(self, linger: bool = False) -> None:
-        """Close all sockets and drop the backlogs; ``linger``: what was sent before may still
-        leave.
+        """Close all sockets and drop the backlogs.
+
+        With ``linger``, frames that were sent before may still leave.
         """
         for peer in self.peers.values():
             peer.socket.close(_LINGER_MILLIS if linger else 0)
         self.peers.clear()
         self._router.close()
         self._context.term()
-        descriptor, self._wakeup = self._wakeup, -1
+        descriptor = self._wakeup
+        self._wakeup = -1
         if descriptor >= 0:
             os.close(descriptor)

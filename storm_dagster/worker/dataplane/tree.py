@@ -20,15 +20,15 @@ from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096
-_MOST_REASONS = 4096
+_MAX_REASONS = 4096
 Reason = tuple[int, str, str]
 """Why a tuple failed: (task, component, text of at most 500 characters)."""
 LOST: Reason = (0, "", "a task or worker with parts of it stopped")
-"""Says nothing about the tuple: spouts emit it again, and do not count a failure. Compared by
+"""Reason that is not about the tuple: spouts replay it, and do not count a failure. Compared by
 identity.
 """
-# A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of
-# them.
+# A number costs 40 ns in this form: no Python frame is entered, and one system call returns 4096
+# of them. Measured by benchmarks/dataplane.py.
 next_edge: Callable[[], int] = chain.from_iterable(
     map(Struct(f"<{_NUMBERS}Q").unpack, map(os.urandom, repeat(8 * _NUMBERS)))
 ).__next__
@@ -55,7 +55,10 @@ class Tree(msgspec.Struct, eq=False, gc=False):
 
 
 def leaves(tree: Tree) -> Iterator[Tree]:
-    """The trees with roots that ``tree`` joins: itself, or those of its parents."""
+    """Trees with roots that ``tree`` joins.
+
+    They are itself, or those of its parents.
+    """
     if tree.parents is None:
         yield tree
     else:
@@ -64,12 +67,12 @@ def leaves(tree: Tree) -> Iterator[Tree]:
 
 
 def anchor_tree(anchors: Any) -> Tree | None:
-    """The tree for a tuple anchored to ``anchors``: a received tuple, or several; ``None`` when
-    untracked.
+    """Return the tree for a tuple anchored to ``anchors``.
 
-    A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its
-    parents open.
+    These are a received tuple, or several. ``None`` when untracked. A joint tree has no tuple yet:
+    its count is 0 until one is added, and only then keeps its parents open.
     """
+    # Called per tuple, measured by benchmarks/dataplane.py.
     trees: dict[int, Tree] = {}
     try:
         if not isinstance(anchors, Sequence):
@@ -80,16 +83,22 @@ def anchor_tree(anchors: Any) -> Tree | None:
                 trees[id(tree)] = tree
     except AttributeError:
         raise InvalidRequest(
-            f"a tuple cannot be anchored to {type(anchors).__name__}: pass a received tuple, or a list of them"
+            f"a tuple cannot be anchored to {type(anchors).__name__}: pass a received tuple, or a "
+            "list of them"
         ) from None
-    if len(trees) <= 1:
-        return next(iter(trees.values()), None)
+    if not trees:
+        return None
+    if len(trees) == 1:
+        return trees.popitem()[1]
     return Tree(0, 0, 0, None, tuple(trees.values()))
 
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """Acks, inits and fails since the last flush. Used only by the loop."""
+    """Acks, inits and fails since the last flush. Used only by the loop.
+
+    Its methods run per tuple; their form is measured by ``benchmarks/dataplane.py``.
+    """
 
     acks: dict[int, int] = field(default_factory=dict)
     """Root -> XOR of its acked and added edges."""
@@ -97,31 +106,34 @@ class Ledger:
     """(root, value, spout task)."""
     fails: list[int] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)
-    reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MOST_REASONS))
-    """Root -> why it failed, here or in another worker; until its spout asks, or too many others
-    failed since.
+    reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MAX_REASONS))
+    """Root -> why it failed, here or in another worker. An entry is kept until its spout reads it,
+    or too many later ones have failed.
     """
     touched: list[tuple[int, int]] = field(default_factory=list)
     """(root, bits of the workers that its tree was sent on to), for the acker."""
     others: tuple[int, ...] = ()
     """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout
-    notices. Empty with two workers: what the other one has parts of, the spout sent there.
+    notices. Empty with two workers: the spout sent there all parts that the other one has.
     """
 
     def add(self, tree: Tree) -> None:
-        """Count one more tuple of ``tree``; the first one of a joint tree opens its parents."""
+        """Count one more tuple of ``tree``.
+
+        The first tuple of a joint tree opens its parents.
+        """
         if not tree.count and tree.parents is not None:
             for parent in tree.parents:
                 self.add(parent)
         tree.count += 1
 
-    def done(self, tree: Tree) -> None:
+    def ack_tree(self, tree: Tree) -> None:
         """Ack a tree whose count has become zero."""
         if tree.parents is not None:
             for parent in tree.parents:
-                left = parent.count = parent.count - 1
-                if not left:
-                    self.done(parent)
+                count = parent.count = parent.count - 1
+                if not count:
+                    self.ack_tree(parent)
             return
         if tree.failed:
             return
@@ -138,17 +150,23 @@ class Ledger:
             tree.origin.acked.append(tree.root)
 
     def ack(self, tup: Any) -> None:
-        """Ack a received tuple; without effect if it was acked or failed before."""
+        """Ack a received tuple.
+
+        Without effect if it was acked or failed before.
+        """
         tree = tup._tree
         if tree is None:
             return
         tup._tree = None
-        left = tree.count = tree.count - 1
-        if not left:
-            self.done(tree)
+        count = tree.count = tree.count - 1
+        if not count:
+            self.ack_tree(tree)
 
     def fail(self, tup: Any, reason: Reason | None = None) -> None:
-        """Fail a received tuple and its roots at all spouts; without effect as :meth:`ack`."""
+        """Fail a received tuple and its roots at all spouts.
+
+        Without effect if it was acked or failed before.
+        """
         tree = tup._tree
         if tree is None:
             return
@@ -156,7 +174,7 @@ class Ledger:
         self.fail_tree(tree, reason)
         tree.count -= 1
         if not tree.count:
-            self.done(tree)
+            self.ack_tree(tree)
 
     def fail_tree(self, tree: Tree, reason: Reason | None = None) -> None:
         """Fail all roots of ``tree``, once."""
@@ -167,7 +185,10 @@ class Ledger:
             self.fail_root(leaf.root, leaf.origin, reason)
 
     def fail_root(self, root: int, origin: Any, reason: Reason | None) -> None:
-        """Notify the spout of this worker, or the acker, that a root failed, or is lost."""
+        """Notify the spout or acker that a root failed or is lost.
+
+        The acker, if the spout is in another worker.
+        """
         lost = reason is LOST
         if reason is not None and not lost:
             self.reasons[root] = reason
@@ -177,5 +198,5 @@ class Ledger:
             (self.losses if lost else self.fails).append(root)
 
     def empty(self) -> bool:
-        """Whether there is nothing to flush."""
+        """True if a flush would send no message."""
         return not (self.acks or self.inits or self.fails or self.losses)

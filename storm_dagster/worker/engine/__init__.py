@@ -1,1 +1,1 @@
-"""The engine that runs the tasks of one worker, with ackers and topology master."""
+"""Engine that runs a worker's tasks, with ackers and topology master."""

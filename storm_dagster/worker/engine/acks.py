@@ -1,8 +1,10 @@
-"""Exchange of acks, fails and their results between tasks, ackers and spouts of all workers."""
+"""Exchange of acks, fails and results between tasks, ackers and spouts.
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import reduce
-from operator import or_
+``AckExchange.flush`` and ``on_frame`` run in each pass; their form is measured by
+``benchmarks/dataplane.py``.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from storm_dagster.core.dataplane.acking import AckerResult
@@ -17,10 +19,11 @@ from storm_dagster.worker.tasks.spouts import SpoutBase
 
 
 class WorkerBits:
-    """A bit for each other worker, so that a tree notes in one number which of them have parts of
-    it. The worker that replaces a lost one in its slot has a bit of its own.
+    """A bit for each other worker.
 
-    Tuples for a slot without a worker count as the next worker's, which will receive them.
+    So a tree notes in one number which of them have parts of it. The worker that replaces a lost
+    one in its slot has another bit. Tuples for a slot without a worker count as the next worker's,
+    which will receive them.
     """
 
     def __init__(self, keep_secs: float) -> None:
@@ -30,70 +33,87 @@ class WorkerBits:
         """Slot -> start token of its worker; ``host:port`` while there is none."""
         self._bits: dict[str, int] = {}
         self._lost: dict[str, tuple[int, float]] = {}
-        """Start token of a lost worker -> its bits, and when they may be used again."""
+        """Start token of a lost worker -> its bits, and the time when they may be reused."""
 
     def place(self, slots: Collection[Slot], tokens: Mapping[str, Slot], now: float) -> int:
-        """Apply the slots in use and the live workers; the bits of the workers that are gone since
-        the last call.
+        """Apply the slots in use and the live workers.
+
+        Returns the bits of the workers that were lost since the last call.
         """
         live = {slot: token for token, slot in tokens.items()}
-        gone = 0
+        lost_bits = 0
         for slot in {*self._keys, *slots}:
-            before, empty = self._keys.pop(slot, ""), slot.key
-            key = live.get(slot, empty) if slot in slots else ""
+            former = self._keys.pop(slot, "")
+            address = slot.key
+            key = live.get(slot, address) if slot in slots else ""
             if key:
                 self._keys[slot] = key
-            if key == before:
+            if key == former:
                 continue
             if key:
                 self._lost.pop(key, None)
-            if key and before == empty:
-                self._bits[key] = self._bits.pop(empty) | self._bits.get(key, 0)
+            if key and former == address:
+                self._bits[key] = self._bits.pop(address) | self._bits.get(key, 0)
                 continue
-            if before:
-                bits = self._bits.pop(before)
-                self._lost[before] = (bits, now + self._keep)
-                gone |= bits
+            if former:
+                bits = self._bits.pop(former)
+                self._lost[former] = (bits, now + self._keep)
+                lost_bits |= bits
             if key:
                 self.bit_of(key, now)
-        return gone
+        return lost_bits
 
     def of_slot(self, slot: Slot) -> tuple[str, int]:
-        """(start token or ``""``, bits) of the worker of a slot."""
+        """Return (start token or ``""``, bits) of the worker of a slot."""
         key = self._keys.get(slot, "")
-        return ("" if ":" in key else key, self._bits.get(key, 0))
+        token = "" if _is_address(key) else key
+        return (token, self._bits.get(key, 0))
 
     def bit_of(self, token: str, now: float) -> int:
-        """The bits of a worker, also of one that is not known yet; 0: it is lost."""
+        """Return the bits of a worker, which may be unknown.
+
+        0 if it is lost.
+        """
         if token in self._lost:
             return 0
         if token not in self._bits:
-            self._lost = {one: entry for one, entry in self._lost.items() if entry[1] > now}
-            taken = reduce(
-                or_, [*self._bits.values(), *(bits for bits, _ in self._lost.values())], 0
-            )
-            self._bits[token] = ~taken & (taken + 1)
+            self._lost = {
+                lost_token: entry for lost_token, entry in self._lost.items() if entry[1] > now
+            }
+            used = 0
+            for bits in self._bits.values():
+                used |= bits
+            for bits, _ in self._lost.values():
+                used |= bits
+            lowest_free_bit = ~used & (used + 1)
+            self._bits[token] = lowest_free_bit
         return self._bits[token]
 
     def has_room(self, token: str) -> bool:
-        """Whether a peer may name this worker: each slot may have one that is not known here
-        yet.
+        """True if a peer may name this worker.
+
+        Each slot may have one worker that is not known here yet.
         """
         return token in self._bits or len(self._bits) <= 2 * len(self._keys) + 9
 
-    def tokens_of(self, bits: int) -> Iterator[str]:
-        """The start tokens of workers, lost ones included."""
-        for token, own in (
-            *self._bits.items(),
-            *((token, entry[0]) for token, entry in self._lost.items()),
-        ):
-            if own & bits and ":" not in token:
-                yield token
+    def tokens_of(self, bits: int) -> list[str]:
+        """Return the start tokens of workers, lost ones included."""
+        bits_by_token = list(self._bits.items())
+        bits_by_token += [(token, lost_bits) for token, (lost_bits, _) in self._lost.items()]
+        return [
+            token for token, own_bits in bits_by_token if own_bits & bits and not _is_address(token)
+        ]
+
+
+def _is_address(key: str) -> bool:
+    """True if a key is ``host:port``, not the start token of a worker."""
+    return ":" in key
 
 
 class AckExchange:
-    """Routes acks to ackers and results to spouts: directly in this worker, to others in the next
-    frame.
+    """Routes acks to ackers and results to spouts.
+
+    Directly in this worker, to other workers in the next frame.
     """
 
     def __init__(
@@ -107,65 +127,74 @@ class AckExchange:
         self.spouts: list[SpoutBase] = []
         self.placement: Placement | None = None
         self.misdirected: int = 0
-        """Tuples for tasks or workers that are not there any more; they failed at once."""
+        """Tuples for tasks or workers that no longer exist; they failed at once."""
         self.workers = WorkerBits(2 * float(shared.conf.get("topology.message.timeout.secs") or 30))
         self._homes: list[tuple[Any, ...]] = []
-        """Where each acker is; an acker that moves or restarts knows nothing of its trees."""
+        """Home of each acker; an acker that moves or restarts has lost its trees."""
 
     def fail_misdirected(self, bundles: Any, reason: Reason = LOST) -> None:
-        """Fail the trees of tuples for a task that is not there."""
-        for root, _, many in bundles:
-            self.misdirected += len(many)
-            for one in root[::2] if isinstance(root, list) else [root] if root else ():
-                self._shared.ledger.fail_root(one, None, reason)
+        """Fail the trees of tuples for a task that is not here."""
+        for root, _, tuples in bundles:
+            self.misdirected += len(tuples)
+            for tracked_root in _roots_of(root):
+                self._shared.ledger.fail_root(tracked_root, None, reason)
 
     def fail_unsent(self, frames: Iterable[bytes]) -> None:
-        """Fail the tuples in frames for a worker that is not used any more."""
+        """Fail the tuples in frames for a worker that is no longer used."""
         for raw in frames:
             for _, _, _, bundles in decode_frame(raw).groups:
                 self.fail_misdirected(bundles)
 
     def on_workers(self, now: float) -> None:
-        """Fail the trees with parts in workers that are gone, and those of ackers that are gone."""
-        placement, transport = self.placement, self._transport
+        """Fail the trees with parts in lost workers or lost ackers."""
+        placement = self.placement
+        transport = self._transport
         assert placement is not None
         if transport is None:
             return
-        gone = self.workers.place(transport.peers.keys(), placement.tokens, now)
+        lost_bits = self.workers.place(transport.peers.keys(), placement.tokens, now)
         for slot, peer in transport.peers.items():
             peer.token, peer.bit = self.workers.of_slot(slot)
-        ledger, before = self._shared.ledger, self._homes
+        former_homes = self._homes
         self._homes = []
-        others: list[int] = []
+        other_bits: list[int] = []
         for task in self._shared.acker_tasks:
             peer = self._peer_of(task)
             bit = 0 if peer is None else peer.bit
             self._homes.append((task, placement.slots.get(task), bit, task in self.ackers))
-            others.append(~bit)
-        ledger.others = tuple(others) if len(transport.peers) > 1 else ()
-        moved = {
-            index for index, home in enumerate(before) if self._homes[index : index + 1] != [home]
-        }
-        if len(self._homes) != len(before):
-            moved = set(range(len(before)))
-        if not (gone or moved):
+            other_bits.append(~bit)
+        self._shared.ledger.others = tuple(other_bits) if len(transport.peers) > 1 else ()
+        moved = self._moved_ackers(former_homes)
+        if not (lost_bits or moved):
             return
-        for origin in (
-            *self.spouts,
-            *(runner.results for runner in self.runners.values() if runner.results),
-        ):
+        for origin in self._origins():
             # A copy: a windowed bolt's thread removes entries.
             for root, ((_, _, tree, *_), _) in [*origin.pending.entries.items()]:
-                if tree is not None and (
-                    tree.peers & gone or (moved and root % len(before) in moved)
-                ):
-                    # What its tuples in this worker still send belongs to no tree.
+                if tree is None:
+                    continue
+                has_lost_acker = moved and root % len(former_homes) in moved
+                if tree.peers & lost_bits or has_lost_acker:
+                    # The tuples that this worker still sends for it belong to no tree.
                     tree.failed = True
                     origin.lost.append(root)
         result = AckerResult()
         for acker in self.ackers.values():
-            acker.table.lose(acker.table.touching(gone), result)
+            acker.table.lose(acker.table.touching(lost_bits), result)
         self.deliver_results(result)
+
+    def _moved_ackers(self, former_homes: list[tuple[Any, ...]]) -> set[int]:
+        """Indices of ackers that moved or restarted.
+
+        All of them, if their number changed.
+        """
+        if len(former_homes) != len(self._homes):
+            return set(range(len(former_homes)))
+        return {index for index, home in enumerate(former_homes) if self._homes[index] != home}
+
+    def _origins(self) -> list[Any]:
+        """Spouts and windowed bolts here, which get results of their trees."""
+        windowed = [runner.results for runner in self.runners.values() if runner.results]
+        return [*self.spouts, *windowed]
 
     def _touch(
         self, acker: Acker, token: str, roots: list[int], now: float, result: AckerResult
@@ -177,23 +206,35 @@ class AckExchange:
             acker.table.lose(roots, result)
 
     def on_frame(self, frame: Frame) -> None:
-        """Apply a peer's acks to the ackers here, and its results to the spouts here."""
-        for root, by, component, why in frame.reasons:
-            self._shared.ledger.reasons[root] = (by, component[:200], why[:500])
-        for verdict in VERDICTS:
-            for task, roots in getattr(frame, verdict):
-                self._notify(verdict, task, roots)
+        """Apply a peer's acks to the ackers, and its results to the spouts."""
+        for root, failing_task, component, reason in frame.reasons:
+            self._shared.ledger.reasons[root] = (failing_task, component[:200], reason[:500])
+        for task, roots in frame.acked:
+            self._notify("acked", task, roots)
+        for task, roots in frame.failed:
+            self._notify("failed", task, roots)
+        for task, roots in frame.lost:
+            self._notify("lost", task, roots)
         if not (frame.acks or frame.inits or frame.fails or frame.losses or frame.touched):
             return
         result = AckerResult()
         now = self._shared.clock()
-        for kind in KINDS:
-            for task, flat in getattr(frame, kind):
-                if task in self.ackers:
-                    self.ackers[task].apply(now, result, **{kind: flat})
+        ackers = self.ackers
+        for task, inits in frame.inits:
+            if task in ackers:
+                ackers[task].apply(now, result, inits=inits)
+        for task, acks in frame.acks:
+            if task in ackers:
+                ackers[task].apply(now, result, acks=acks)
+        for task, fails in frame.fails:
+            if task in ackers:
+                ackers[task].apply(now, result, fails=fails)
+        for task, losses in frame.losses:
+            if task in ackers:
+                ackers[task].apply(now, result, losses=losses)
         for task, token, roots in frame.touched:
-            if task in self.ackers:
-                self._touch(self.ackers[task], token, roots, now, result)
+            if task in ackers:
+                self._touch(ackers[task], token, roots, now, result)
         self.deliver_results(result)
 
     def deliver_results(self, result: AckerResult) -> None:
@@ -204,57 +245,74 @@ class AckExchange:
             for task, roots in getattr(result, verdict).items():
                 if self._notify(verdict, task, roots) and task:
                     continue
-                every = self._transport.peers.values() if self._transport is not None else ()
-                for peer in (self._peer_of(task),) if task else every:
-                    if peer is not None:
-                        peer.by_task[verdict].setdefault(task, []).extend(roots)
-                        self._explain(peer, roots)
+                for peer in self._peers_of(task):
+                    peer.by_task[verdict].setdefault(task, []).extend(roots)
+                    self._explain(peer, roots)
 
     def _explain(self, peer: Peer, roots: Iterable[int]) -> None:
-        known = self._shared.ledger.reasons
-        peer.reasons += [(root, *known[root]) for root in roots if root in known]
+        reasons = self._shared.ledger.reasons
+        peer.reasons += [(root, *reasons[root]) for root in roots if root in reasons]
+
+    def _peers_of(self, task: int) -> list[Peer]:
+        """Peers with a task; all peers for task 0."""
+        if not task:
+            return [] if self._transport is None else list(self._transport.peers.values())
+        peer = self._peer_of(task)
+        return [] if peer is None else [peer]
 
     def _peer_of(self, task: int) -> Any:
         assert self.placement is not None
         slot = self.placement.slots.get(task)
-        return (
-            self._transport.peers.get(slot)
-            if self._transport is not None and slot is not None
-            else None
-        )
+        if self._transport is None or slot is None:
+            return None
+        return self._transport.peers.get(slot)
 
     def _notify(self, verdict: str, task: int, roots: list[int]) -> bool:
-        """Tell a spout or windowed task (0: all of them) what became of its trees. Whether one is
-        here.
+        """Notify a spout or windowed task of a verdict on its trees.
+
+        Task 0 stands for all of them. Returns True if one of them is here.
         """
-        found = False
+        is_here = False
         for number in (task,) if task else list(self.runners):
             runner = self.runners.get(number)
             origin = runner if runner is None or isinstance(runner, SpoutBase) else runner.results
-            if origin is not None:
-                found, entries = True, origin.pending.entries
-                getattr(origin, verdict).extend(
-                    roots if task else [root for root in roots if root in entries]
-                )
-        return found
+            if origin is None:
+                continue
+            is_here = True
+            own_roots = roots
+            if not task:
+                entries = origin.pending.entries
+                own_roots = [root for root in roots if root in entries]
+            getattr(origin, verdict).extend(own_roots)
+        return is_here
 
     def flush(self, now: float) -> bool:
-        """Send the acks of this pass to the ackers. Whether spouts of this worker got results from
-        it.
+        """Send the acks of this pass to the ackers.
+
+        Returns True if spouts of this worker got results from it.
         """
-        ledger, ackers = self._shared.ledger, self._shared.acker_tasks
+        ledger = self._shared.ledger
+        ackers = self._shared.acker_tasks
         if ledger.empty():
             return False
-        acks, ledger.acks = ledger.acks, {}
-        inits, ledger.inits = ledger.inits, []
-        fails, ledger.fails = ledger.fails, []
-        losses, ledger.losses = ledger.losses, []
-        touched, ledger.touched = ledger.touched, []
+        acks = ledger.acks
+        inits = ledger.inits
+        fails = ledger.fails
+        losses = ledger.losses
+        touched = ledger.touched
+        ledger.acks = {}
+        ledger.inits = []
+        ledger.fails = []
+        ledger.losses = []
+        ledger.touched = []
         count = len(ackers)
         if not count:
-            # No ackers any more: pending tuples time out.
+            # The topology has no ackers now: pending tuples time out.
             return False
-        init_lists, ack_lists, fail_lists, loss_lists = ([[] for _ in ackers] for _ in KINDS)
+        init_lists: list[list[int]] = [[] for _ in ackers]
+        ack_lists: list[list[int]] = [[] for _ in ackers]
+        fail_lists: list[list[int]] = [[] for _ in ackers]
+        loss_lists: list[list[int]] = [[] for _ in ackers]
         for root, value in acks.items():
             ack_lists[root % count] += (root, value)
         for root, value, task in inits:
@@ -268,20 +326,33 @@ class AckExchange:
             local = self.ackers.get(task)
             if local is not None:
                 local.apply(now, result, *flats)
-            elif (peer := self._peer_of(task)) is not None:
+                continue
+            peer = self._peer_of(task)
+            if peer is not None:
                 for kind, flat in zip(KINDS, flats, strict=True):
                     if flat:
                         peer.by_task[kind].setdefault(task, []).extend(flat)
                 self._explain(peer, flats[KINDS.index("fails")])
-        parts: dict[tuple[int, int], list[int]] = {}
+        roots_by_bits: dict[tuple[int, int], list[int]] = {}
         for root, bits in touched:
-            parts.setdefault((root % count, bits), []).append(root)
-        for (index, bits), roots in parts.items():
+            roots_by_bits.setdefault((root % count, bits), []).append(root)
+        for (index, bits), roots in roots_by_bits.items():
             task = ackers[index]
+            peer = self._peer_of(task)
             for token in self.workers.tokens_of(bits):
                 if task in self.ackers:
                     self._touch(self.ackers[task], token, roots, now, result)
-                elif (peer := self._peer_of(task)) is not None:
+                elif peer is not None:
                     peer.touched.append((task, token, roots))
         self.deliver_results(result)
         return bool(result.acked or result.failed or result.lost)
+
+
+def _roots_of(root: Any) -> list[int]:
+    """Roots of a bundle.
+
+    ``root`` is ``[root, edge, root, edge, ...]``, one root, or 0 for no tree.
+    """
+    if isinstance(root, list):
+        return root[::2]
+    return [root] if root else []

@@ -24,12 +24,13 @@ def make_runner(
     A class that cannot be imported gets a plain runner, which reports the error when it starts.
     """
     if part.object.shell is not None:
-        from storm_dagster.worker.multilang.shells import ShellBoltRunner, ShellSpoutRunner
+        from storm_dagster.worker.multilang.bolts import ShellBoltRunner
+        from storm_dagster.worker.multilang.spouts import ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
     code: Any = None
     threaded = concurrent = False
-    # The first start reports what this raises.
+    # The first start of the task reports the error.
     with suppress(*shared.catches):
         code = resolve(part.object.python or "")
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
@@ -49,12 +50,14 @@ def make_runner(
 
 
 def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> None:
-    """Close tasks in this order. All threads end side by side, until a moment of
-    ``time.monotonic()``; then those that have not ended are left behind.
+    """Close tasks in this order.
+
+    All threads end side by side, until the moment ``until`` of ``time.monotonic()``. Threads that
+    have not ended by then are abandoned.
     """
     for runner in runners:
         runner.attempt("close", partial(runner.begin_close, retire=retire))
-    # The others close while the threads end.
+    # The other tasks close while the threads end.
     waiting: list[Runner] = []
     for index, runner in enumerate(runners):
         if not runner.has_ended():
@@ -63,12 +66,12 @@ def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> N
         runner.attempt("close", partial(runner.close, retire=retire))
         for reader in () if retire else runners[index + 1 :]:
             if reader.queue and isinstance(reader, BoltRunner) and reader.status == "running":
-                # What the other one emitted while it closed.
+                # The tuples that the closing task emitted.
                 reader.attempt("process", lambda reader=reader: reader.run(reader.shared.clock()))
     while waiting:
-        over = time.monotonic() >= until
+        is_late = time.monotonic() >= until
         for runner in list(waiting):
-            if runner.has_ended() or over:
+            if runner.has_ended() or is_late:
                 waiting.remove(runner)
                 runner.attempt("close", partial(runner.close, retire=retire))
         if waiting:
@@ -76,15 +79,21 @@ def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> N
 
 
 def senders_first(spec: TopologySpec, runners: Iterable[Runner]) -> list[Runner]:
-    """The tasks, each one after those that it reads, as far as there is no cycle."""
+    """Sort tasks so that each one follows those that it reads.
+
+    In a cycle, one of them precedes a task that it reads.
+    """
     order: list[str] = []
-    rest = {name: {item.component for item in part.inputs} for name, _, part in spec.components()}
-    while rest:
-        ready = [name for name, read in rest.items() if not read & rest.keys()] or [
-            next(iter(rest))
-        ]
+    sources: dict[str, set[str]] = {}
+    for name, _, part in spec.components():
+        sources[name] = {item.component for item in part.inputs}
+    while sources:
+        ready = [name for name, names in sources.items() if not names & sources.keys()]
+        if not ready:
+            # All of them are in or below a cycle: start with any component.
+            ready = [next(iter(sources))]
         order += ready
         for name in ready:
-            del rest[name]
+            del sources[name]
     places = {name: place for place, name in enumerate(order)}
     return sorted(runners, key=lambda runner: places.get(runner.component, 0))

@@ -1,9 +1,8 @@
-"""History of a topology in its master: what flows now, and rings of figures for an hour and for a
-day.
+"""History of a topology in its master.
 
-Figures come from the counters that workers report anyway, as differences over the last ten seconds
-of each worker's own clock. The rings end with the process of the topology master: a picture made of
-them has a gap then.
+It has the current rates, and rings of figures for an hour and a day. Figures come from the counters
+that workers report anyway, as differences over the last ten seconds of each worker's own clock. The
+rings end with the process of the topology master: a picture of them has a gap then.
 """
 
 from collections import deque
@@ -26,9 +25,11 @@ COLUMNS = (
     "waiting",
     "lag",
 )
-"""Of a row, after its time. Per second: tuples that bolts executed and spouts emitted, acks,
-failures. Latency of execute (bolts) or of whole trees (spouts). Shares of time: of the busiest task
-in execute, of the task held back longest. Tuples in queues. Sum of the metrics named lag.
+"""Columns of a row, after its time.
+
+Per second: tuples that bolts executed and spouts emitted, acks, failures. Latency of execute
+(bolts) or of whole trees (spouts). Shares of time: of the busiest task in execute, of the task held
+back longest. Tuples in queues. Sum of the metrics named lag.
 """
 
 _WINDOW_SECS = 10.0
@@ -36,16 +37,16 @@ _SILENT_SECS = 15.0
 """A worker without a report for this long has no rates."""
 _RINGS = {False: (10, 360), True: (300, 288)}
 """For an hour, and for a day: seconds of a row, number of rows."""
-_MOST_COMPONENTS = 64
-"""Components with rings of their own; of a larger topology the first by name, beside the whole."""
-_MOST_STARTS = 99
-"""Restarts of a slot that are remembered; further ones push out the oldest."""
+_MAX_COMPONENTS = 64
+"""Components with separate rings; of a larger topology the first by name, beside the whole."""
+_MAX_STARTS = 99
+"""Remembered restarts of a slot; each further one pushes out the oldest."""
 _NONE = (0,) * 7
 Figures = dict[str, Any]
 
 
 class _Mark(NamedTuple):
-    """Counters of one worker at one time of its own clock."""
+    """Counters of one worker at one time of its clock."""
 
     pid: int
     secs: float
@@ -56,49 +57,48 @@ class _Mark(NamedTuple):
     milliseconds held back.
     """
     buckets: dict[str, Buckets]
-    """By component."""
+    """Execute latencies of bolts, and complete latencies of spouts, by component."""
     report: Mapping[str, TaskReport]
 
 
 def _mark(report: WorkerReport, received: float) -> _Mark:
     tasks: dict[str, tuple[int, ...]] = {}
-    found: dict[str, list[Buckets]] = {}
-    for task, one in report.tasks.items():
-        if one.component.startswith("__"):
+    latencies: dict[str, list[Buckets]] = {}
+    for task, task_report in report.tasks.items():
+        if task_report.component.startswith("__"):
             continue
-        emitted = sum(
-            number
-            for name, number in one.streams.get("emitted", {}).items()
-            if not name.startswith("__")
-        )
-        counts = (int(one.stats.get(name, 0)) for name in ("acked", "failed"))
+        emitted = 0
+        for stream, number in task_report.streams.get("emitted", {}).items():
+            if not stream.startswith("__"):
+                emitted += number
         tasks[task] = (
-            sum(_inputs(one).values()),
+            sum(_inputs(task_report).values()),
             emitted,
-            *counts,
-            one.busy_ns,
-            one.timed,
-            one.held_ms,
+            int(task_report.stats.get("acked", 0)),
+            int(task_report.stats.get("failed", 0)),
+            task_report.busy_ns,
+            task_report.timed,
+            task_report.held_ms,
         )
-        kinds = one.latencies.get(":all-time", {})
-        found.setdefault(one.component, []).extend(
-            kinds.get("complete", kinds.get("execute", {})).values()
-        )
-    secs = report.system.get("uptime_ms", report.uptime_secs * 1000) / 1000
-    buckets = {name: sum_buckets(parts) for name, parts in found.items()}
+        kinds = task_report.latencies.get(":all-time", {})
+        buckets = kinds.get("complete", kinds.get("execute", {}))
+        latencies.setdefault(task_report.component, []).extend(buckets.values())
     return _Mark(
-        report.pid,
-        secs,
-        report.system.get("cpu_ms", 0) / 1000,
-        received,
-        tasks,
-        buckets,
-        report.tasks,
+        pid=report.pid,
+        secs=report.system.get("uptime_ms", report.uptime_secs * 1000) / 1000,
+        cpu_secs=report.system.get("cpu_ms", 0) / 1000,
+        received=received,
+        tasks=tasks,
+        buckets={name: sum_buckets(parts) for name, parts in latencies.items()},
+        report=report.tasks,
     )
 
 
 def _inputs(task: TaskReport) -> dict[str, int]:
-    """What a task executed, by the input ``component:stream``, without those of the system."""
+    """Executed tuples of a task by input ``component:stream``.
+
+    Without inputs of the system.
+    """
     executed = task.streams.get("executed", {})
     return {
         key: number
@@ -108,14 +108,15 @@ def _inputs(task: TaskReport) -> dict[str, int]:
 
 
 class TopologyHistory:
-    """Rates and rings of one topology. Used only by the loop. ``now`` is of a
-    ``ListeningClock``.
+    """Rates and rings of one topology.
+
+    Used only by the loop. ``now`` is a time of a ``ListeningClock``.
     """
 
     def __init__(self) -> None:
         self._marks: dict[str, deque[_Mark]] = {}
         self._starts: dict[str, list[float]] = {}
-        """Slot -> when a new process took the place of another one there."""
+        """Slot -> times at which a new process replaced another one there."""
         self._rows: dict[tuple[str, bool], deque[list[Any]]] = {}
         self._ends: dict[bool, int] = {}
         self._sums: dict[str, list[Figures]] = {}
@@ -123,28 +124,32 @@ class TopologyHistory:
 
     def receive(self, key: str, report: WorkerReport, now: float) -> None:
         """Take the counters of the worker in slot ``key``."""
-        marks, mark = self._marks.setdefault(key, deque(maxlen=100)), _mark(report, now)
+        marks = self._marks.setdefault(key, deque(maxlen=100))
+        mark = _mark(report, now)
         if marks and marks[-1].pid != mark.pid:
             marks.clear()
-            self._starts[key] = [*self._starts.get(key, [])[-_MOST_STARTS:], now]
+            starts = self._starts.get(key, [])[-_MAX_STARTS:]
+            self._starts[key] = [*starts, now]
         if not marks and mark.secs < 60:
-            # Seen from its start: all its counters began at 0.
+            # A new process: all its counters began at 0.
             marks.append(_Mark(mark.pid, 0.0, 0.0, now, {}, {}, {}))
         marks.append(mark)
         while len(marks) > 2 and mark.secs - marks[1].secs >= _WINDOW_SECS:
             marks.popleft()
 
-    def forget(self, wanted: Collection[str]) -> None:
-        """Drop the counters of slots that are no longer of the topology."""
-        self._marks = {key: marks for key, marks in self._marks.items() if key in wanted}
-        self._starts = {key: starts for key, starts in self._starts.items() if key in wanted}
+    def forget(self, slots: Collection[str]) -> None:
+        """Drop the counters of all slots but those of the topology."""
+        self._marks = {key: marks for key, marks in self._marks.items() if key in slots}
+        self._starts = {key: starts for key, starts in self._starts.items() if key in slots}
 
     def restarts(self, key: str, now: float) -> int:
-        """How often a process of the slot was replaced in the last ten minutes."""
+        """Number of replaced processes of a slot in the last ten minutes."""
         return sum(1 for at in self._starts.get(key, ()) if now - at < 600.0)
 
     def flow(self, now: float) -> Figures:
-        """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate",
+        """Return the current figures.
+
+        ``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate",
         "busy"}}, "edges": {id: {input: rate}}, "cpu": {slot: cores}}``.
         """
         parts: dict[str, Figures] = {}
@@ -152,102 +157,89 @@ class TopologyHistory:
         edges: dict[str, dict[str, float]] = {}
         cpu: dict[str, float] = {}
         for slot, marks in self._marks.items():
-            old, new = marks[0], marks[-1]
+            old = marks[0]
+            new = marks[-1]
             secs = new.secs - old.secs
             if secs <= 0 or now - new.received > _SILENT_SECS:
                 continue
-            cpu[slot] = _short((new.cpu_secs - old.cpu_secs) / secs)
-            for task, counters in new.tasks.items():
-                one, base = new.report[task], old.tasks.get(task, _NONE)
-                if any(a < b for a, b in zip(counters, base, strict=True)):
-                    base = _NONE
-                since = (a - b for a, b in zip(counters, base, strict=True))
-                executed, emitted, acked, failed, busy, timed, held = since
-                part = parts.setdefault(one.component, _empty())
-                rate = (executed or emitted) / secs
-                share = executed * busy / timed / 1e9 / secs if timed and executed else 0.0
-                tasks[task] = {"rate": _short(rate), "busy": _short(share)}
-                for name, number in (
-                    ("rate", rate),
-                    ("acked", acked / secs),
-                    ("failed", failed / secs),
-                ):
-                    part[name] += number
-                part["capacity"] = max(part["capacity"], share)
-                part["held"] = max(part["held"], min(1.0, held / 1000 / secs))
-                part["waiting"] += one.waiting
-                lag = one.metrics.get("lag")
-                if isinstance(lag, int | float) and not isinstance(lag, bool):
-                    part["lag"] = (part["lag"] or 0) + lag
-                former = _inputs(old.report[task]) if base is not _NONE else {}
-                for key, number in _inputs(one).items():
-                    inputs = edges.setdefault(one.component, {})
-                    inputs[key] = inputs.get(key, 0.0) + max(0, number - former.get(key, 0)) / secs
-            for component, buckets in new.buckets.items():
-                before = old.buckets.get(component, {})
-                more = {
-                    at: number - before.get(at, 0)
-                    for at, number in buckets.items()
-                    if number > before.get(at, 0)
-                }
+            cpu[slot] = _round((new.cpu_secs - old.cpu_secs) / secs)
+            for task in new.tasks:
+                component = new.report[task].component
                 part = parts.setdefault(component, _empty())
+                tasks[task] = _add_task(part, task, old, new)
+                _add_inputs(edges, task, old, new)
+            for component, buckets in new.buckets.items():
+                part = parts.setdefault(component, _empty())
+                more = _new_samples(buckets, old.buckets.get(component, {}))
                 part["buckets"] = sum_buckets([part["buckets"], more])
+        components: dict[str, Figures] = {}
+        for name, part in parts.items():
+            components[name] = {**_rounded_figures(part), "lag_rate": self._lag_rate(name)}
+        rounded_edges: dict[str, dict[str, float]] = {}
+        for name, rates in edges.items():
+            rounded_edges[name] = {key: _round(rate) for key, rate in rates.items()}
         return {
-            "components": {
-                name: {**_shown(part), "lag_rate": self._lag_rate(name)}
-                for name, part in parts.items()
-            },
+            "components": components,
             "tasks": tasks,
-            "edges": {
-                name: {key: _short(rate) for key, rate in found.items()}
-                for name, found in edges.items()
-            },
+            "edges": rounded_edges,
             "cpu": cpu,
             "parts": parts,
         }
 
     def summary(self) -> dict[str, float]:
-        """The newest row of the whole topology in short; any thread."""
+        """Return figures of the topology's newest row; any thread."""
         ring = self._rows.get(("", False))
         newest = dict(zip(COLUMNS, ring[-1][1:], strict=True)) if ring else {}
-        chosen = ("rate", "failed", "p95_ms", "capacity", "lag")
-        found = {name: newest[name] for name in chosen if newest.get(name) is not None}
-        return found if (rate := self._lag_rate("")) is None else {**found, "lag_rate": rate}
+        figures: dict[str, float] = {}
+        for name in ("rate", "failed", "p95_ms", "capacity", "lag"):
+            if newest.get(name) is not None:
+                figures[name] = newest[name]
+        lag_rate = self._lag_rate("")
+        if lag_rate is not None:
+            figures["lag_rate"] = lag_rate
+        return figures
 
     def trend(self) -> str:
-        """The rates of the last hour as :class:`TaskBeats` has them; any thread."""
+        """Return the rates of the last hour; any thread.
+
+        The form is that of :class:`TaskBeats`.
+        """
         rows = list(self._rows.get(("", False), ()))
-        by_age = multimap((rows[-1][0] // 120 - at // 120, rate) for at, rate, *_ in rows)
-        means = [
-            sum(found) / len(found) if (found := by_age.get(age)) else None
-            for age in reversed(range(30))
-        ]
-        most = max((mean for mean in means if mean), default=1.0)
-        return (
-            "".join("." if mean is None else f"{round(15 * mean / most):x}" for mean in means)
-            if rows
-            else ""
-        )
+        if not rows:
+            return ""
+        newest = rows[-1][0] // 120
+        rates_by_age = multimap((newest - at // 120, rate) for at, rate, *_ in rows)
+        means: list[float | None] = []
+        for age in reversed(range(30)):
+            rates = rates_by_age.get(age)
+            means.append(sum(rates) / len(rates) if rates else None)
+        highest = max((mean for mean in means if mean), default=1.0)
+        digits = ["." if mean is None else f"{round(15 * mean / highest):x}" for mean in means]
+        return "".join(digits)
 
     def _lag_rate(self, component: str) -> float | None:
-        """By how much the lag (``""``: of the whole topology) grew per second in the last minute;
-        ``None`` when that is not known.
+        """Return the growth of the lag per second in the last minute.
+
+        ``""`` is the whole topology. ``None`` if the growth is not known.
         """
         lag = 1 + COLUMNS.index("lag")
-        rows = [
-            row for row in list(self._rows.get((component, False), ()))[-7:] if row[lag] is not None
-        ]
-        if len(rows) < 3 or rows[-1][0] - rows[0][0] > 120:
+        newest = list(self._rows.get((component, False), ()))[-7:]
+        rows = [row for row in newest if row[lag] is not None]
+        if len(rows) < 3:
             return None
-        return _short((rows[-1][lag] - rows[0][lag]) / (rows[-1][0] - rows[0][0]))
+        secs = rows[-1][0] - rows[0][0]
+        if secs > 120:
+            return None
+        return _round((rows[-1][lag] - rows[0][lag]) / secs)
 
     def advance(self, now: float, epoch_secs: float, spouts: Collection[str]) -> None:
         """Add the rows that are due; call it every few seconds."""
         if self._ends.get(False) == int(epoch_secs // 10):
             return
         parts: dict[str, Figures] = self.flow(now)["parts"]
-        chosen = {name: parts[name] for name in sorted(parts)[:_MOST_COMPONENTS]}
-        for name, part in {**chosen, "": _whole(parts, spouts)}.items():
+        chosen = {name: parts[name] for name in sorted(parts)[:_MAX_COMPONENTS]}
+        chosen[""] = _whole(parts, spouts)
+        for name, part in chosen.items():
             self._sums.setdefault(name, []).append(part)
             self._add(name, False, epoch_secs, part)
         self._ends[False] = int(epoch_secs // 10)
@@ -255,61 +247,128 @@ class TopologyHistory:
         if self._ends.setdefault(True, day) != day:
             for name, sums in self._sums.items():
                 self._add(name, True, epoch_secs, _mean(sums))
-            self._ends[True], self._sums = day, {}
+            self._ends[True] = day
+            self._sums = {}
 
     def _add(self, component: str, day: bool, epoch_secs: float, part: Figures) -> None:
-        shown = _shown(part)
-        if (component, day) not in self._rows and len(self._rows) > 4 * _MOST_COMPONENTS:
-            return  # A peer makes names up.
+        figures = _rounded_figures(part)
+        if (component, day) not in self._rows and len(self._rows) > 4 * _MAX_COMPONENTS:
+            return  # A peer invents names.
         ring = self._rows.setdefault((component, day), deque(maxlen=_RINGS[day][1]))
-        ring.append([int(epoch_secs), *(shown[name] for name in COLUMNS)])
+        ring.append([int(epoch_secs), *(figures[name] for name in COLUMNS)])
 
-    def answer(self, question: HistoryQuestion) -> dict[str, Any]:
-        """Rows of a component, or of the whole topology: ``{"columns", "interval", "rows"}``,
-        oldest first.
+    def answer(self, query: HistoryQuestion) -> dict[str, Any]:
+        """Return the rows of a component or of the topology.
+
+        The oldest row is first. ``{"columns", "interval", "rows"}``.
         """
-        rows = self._rows.get((question.component, question.day), ())
+        rows = self._rows.get((query.component, query.day), ())
         return {
             "columns": ["time", *COLUMNS],
-            "interval": _RINGS[question.day][0],
+            "interval": _RINGS[query.day][0],
             "rows": list(rows),
         }
+
+
+def _add_task(part: Figures, task: str, old: _Mark, new: _Mark) -> Figures:
+    """Add the rates of a task to its component, and return them."""
+    report = new.report[task]
+    counters = new.tasks[task]
+    base = _base_counters(task, old, new)
+    differences = [count - former for count, former in zip(counters, base, strict=True)]
+    executed, emitted, acked, failed, busy_ns, timed, held_ms = differences
+    secs = new.secs - old.secs
+    rate = (executed or emitted) / secs
+    busy = executed * busy_ns / timed / 1e9 / secs if timed and executed else 0.0
+    part["rate"] += rate
+    part["acked"] += acked / secs
+    part["failed"] += failed / secs
+    part["capacity"] = max(part["capacity"], busy)
+    part["held"] = max(part["held"], min(1.0, held_ms / 1000 / secs))
+    part["waiting"] += report.waiting
+    lag = report.metrics.get("lag")
+    if isinstance(lag, int | float) and not isinstance(lag, bool):
+        part["lag"] = (part["lag"] or 0) + lag
+    return {"rate": _round(rate), "busy": _round(busy)}
+
+
+def _base_counters(task: str, old: _Mark, new: _Mark) -> tuple[int, ...]:
+    """Counters to subtract from those of a task.
+
+    ``_NONE`` for a task that restarted, or that ``old`` lacks.
+    """
+    base = old.tasks.get(task, _NONE)
+    pairs = zip(new.tasks[task], base, strict=True)
+    return _NONE if any(count < former for count, former in pairs) else base
+
+
+def _add_inputs(edges: dict[str, dict[str, float]], task: str, old: _Mark, new: _Mark) -> None:
+    """Add the rates of a task's inputs to those of its component."""
+    report = new.report[task]
+    is_continued = _base_counters(task, old, new) is not _NONE
+    former = _inputs(old.report[task]) if is_continued else {}
+    secs = new.secs - old.secs
+    for key, number in _inputs(report).items():
+        rates = edges.setdefault(report.component, {})
+        rates[key] = rates.get(key, 0.0) + max(0, number - former.get(key, 0)) / secs
+
+
+def _new_samples(buckets: Buckets, former: Buckets) -> Buckets:
+    """Samples that were added to ``former``."""
+    return {
+        at: number - former.get(at, 0)
+        for at, number in buckets.items()
+        if number > former.get(at, 0)
+    }
 
 
 def _empty() -> Figures:
     return {**dict.fromkeys(COLUMNS, 0.0), "lag": None, "buckets": {}}
 
 
-def _shown(part: Figures) -> Figures:
+def _rounded_figures(part: Figures) -> Figures:
+    """Figures by column, rounded, with percentiles of the latency."""
     latency = percentiles(part["buckets"])
-    figures = {name: latency.get(name) if name.endswith("_ms") else part[name] for name in COLUMNS}
-    return {name: None if number is None else _short(number) for name, number in figures.items()}
+    figures: Figures = {}
+    for name in COLUMNS:
+        number = latency.get(name) if name.endswith("_ms") else part[name]
+        figures[name] = None if number is None else _round(number)
+    return figures
 
 
 def _whole(parts: Mapping[str, Figures], spouts: Collection[str]) -> Figures:
-    """The topology: rates, failures and latency are those of its spouts."""
-    first = [part for name, part in parts.items() if name in spouts]
-    whole = _mean(first) if first else _empty()
+    """Figures of the topology.
+
+    Rates, failures and latency are those of its spouts.
+    """
+    spout_parts = [part for name, part in parts.items() if name in spouts]
+    topology = _mean(spout_parts) if spout_parts else _empty()
     for name in ("rate", "acked", "failed"):
-        whole[name] = sum(part[name] for part in first)
+        topology[name] = sum(part[name] for part in spout_parts)
     lags = [part["lag"] for part in parts.values() if part["lag"] is not None]
-    whole["lag"] = sum(lags) if lags else None
-    whole["waiting"] = sum(part["waiting"] for part in parts.values())
+    topology["lag"] = sum(lags) if lags else None
+    topology["waiting"] = sum(part["waiting"] for part in parts.values())
     for name in ("capacity", "held"):
-        whole[name] = max((part[name] for part in parts.values()), default=0.0)
-    return whole
+        topology[name] = max((part[name] for part in parts.values()), default=0.0)
+    return topology
 
 
 def _mean(parts: list[Figures]) -> Figures:
-    """Means over time; the latency is of all samples, which no mean of percentiles would be."""
-    mean = {name: sum(part[name] or 0.0 for part in parts) / len(parts) for name in COLUMNS}
-    return {
-        **mean,
-        "lag": parts[-1]["lag"],
-        "buckets": sum_buckets(part["buckets"] for part in parts),
-    }
+    """Means over time.
+
+    The latency has all samples: a mean of percentiles is not a percentile.
+    """
+    mean: Figures = {}
+    for name in COLUMNS:
+        mean[name] = sum(part[name] or 0.0 for part in parts) / len(parts)
+    mean["lag"] = parts[-1]["lag"]
+    mean["buckets"] = sum_buckets(part["buckets"] for part in parts)
+    return mean
 
 
-def _short(number: float) -> float:
-    """Four digits; of a large number all whole ones, because differences are taken (of a lag)."""
+def _round(number: float) -> float:
+    """Round to four digits, or to an integer if it is larger.
+
+    Differences are taken of large numbers (of a lag), so they keep all their digits.
+    """
     return float(f"{number:.4g}") if abs(number) < 1000 else float(round(number))

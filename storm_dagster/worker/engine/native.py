@@ -1,4 +1,8 @@
-"""Engine of a worker: runs Python components and multilang programs on the worker's loop."""
+"""Engine that runs Python and multilang components on a worker's loop.
+
+``NativeEngine.run`` and ``deliver`` are hot paths; their form is measured by
+``benchmarks/dataplane.py``.
+"""
 
 import logging
 import time
@@ -43,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1
 """Pause between two checks of ticks and timeouts."""
-_MOST_HELD = 10_000
+MAX_WAITING_TUPLES = 10_000
 """Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM = {ACKER: Acker, TOPOLOGY_MASTER: TopologyMaster}
 _SYSTEM_PART = ComponentSpec(
@@ -53,8 +57,9 @@ _SYSTEM_PART = ComponentSpec(
 
 @dataclass(eq=False, kw_only=True)
 class NativeEngine:
-    """Tasks and tuples of a worker. Used only by the loop, which owns process, lease, sockets and
-    clock.
+    """Tasks and tuples of a worker.
+
+    Used only by the loop, which owns process, lease, sockets and clock.
     """
 
     topology_id: str
@@ -70,18 +75,21 @@ class NativeEngine:
     """Spark Connect URLs that the cluster's conf names."""
 
     def __post_init__(self) -> None:
-        conf, shared, transport = self.conf, self.shared, self.transport
+        conf = self.conf
+        shared = self.shared
+        transport = self.transport
         register_classes(conf.get(REGISTER_KEY) or (), load_plugin)
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
         self.exchange: AckExchange = AckExchange(shared, transport, self.runners)
         self._order: list[Runner] = []
         self.master: TopologyMaster | None = None
-        self._held: dict[int, list[Tuple]] = {}
+        self._waiting_tuples: dict[int, list[Tuple]] = {}
+        """Task that is not open here -> tuples for it."""
         self._next_clock = 0.0
         self._starting = False
         self._released = False
-        """Whether spouts may start: every worker was ready once, or the wait timed out."""
+        """True if spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
         self.pressure = Pressure(conf, transport, self.spec)
         self._loads = Loads(conf, transport)
@@ -90,10 +98,12 @@ class NativeEngine:
     # -- placement ---------------------------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
-        """Apply a placement: open the tasks in ``placement.open``, close all others, rebuild the
-        routes.
+        """Apply a placement.
+
+        Opens the tasks in ``placement.open``, closes all others, and rebuilds the routes.
         """
-        previous, self.placement = self.placement, placement
+        previous = self.placement
+        self.placement = placement
         self.exchange.placement = placement
         self.shared.storage.home = placement.state
         self.shared.storage.hosts = frozenset(
@@ -101,59 +111,68 @@ class NativeEngine:
         )
         self.close_tasks(self.runners.keys() - placement.open)
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
-        places = attrgetter("slots", "components", "open", "addresses")
-        same_places = previous is not None and places(previous) == places(placement)
-        same_places = same_places and placement.open <= self.runners.keys()
+        must_rewire = self._must_rewire(previous, placement)
         if self.transport is not None:
             used = {slot for slot in placement.slots.values() if slot != self.slot}
             addresses = {
                 slot: address for slot, address in placement.addresses.items() if slot in used
             }
-            self.exchange.fail_unsent(
-                self.transport.set_peers(addresses, placement.tokens.values())
-            )
+            unsent = self.transport.set_peers(addresses, placement.tokens.values())
+            self.exchange.fail_unsent(unsent)
         for task in sorted(placement.open - self.runners.keys()):
             self._open(task)
         self._on_runners()
-        if not same_places:
+        if must_rewire:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
         if previous is not None:
-            self.pressure.forget(
+            ended = [
                 slot for token, slot in previous.tokens.items() if token not in placement.tokens
-            )
-        for task in list(self._held):
-            held = self._held.pop(task)
-            runner = self.runners.get(task)
-            if runner is not None:
-                runner.queue.extend(held)
-            elif task in placement.mine:
-                self._held[task] = held
-            else:
-                for tup in held:
-                    self.shared.ledger.fail(tup, LOST)
+            ]
+            self.pressure.forget(ended)
+        self._queue_waiting_tuples(placement)
         if self.master is not None:
             self.master.table.follow(placement)
         self._update_spouts(self.shared.clock())
 
+    def _must_rewire(self, previous: Placement | None, placement: Placement) -> bool:
+        if previous is None:
+            return True
+        places = attrgetter("slots", "components", "open", "addresses")
+        is_same = places(previous) == places(placement)
+        return not (is_same and placement.open <= self.runners.keys())
+
+    def _queue_waiting_tuples(self, placement: Placement) -> None:
+        """Queue the tuples that waited for tasks that are open now.
+
+        Tuples for tasks that are not assigned here fail.
+        """
+        for task in list(self._waiting_tuples):
+            tuples = self._waiting_tuples.pop(task)
+            runner = self.runners.get(task)
+            if runner is not None:
+                runner.queue.extend(tuples)
+            elif task in placement.own_tasks:
+                self._waiting_tuples[task] = tuples
+            else:
+                for tup in tuples:
+                    self.shared.ledger.fail(tup, LOST)
+
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
         # A component divides input, state and keys over its tasks, and direct senders name tasks of
         # their readers: with other tasks, what `initialize` derived from the context is wrong.
-        now, before = (
-            by_component(placement.components),
-            by_component(previous.components if previous else {}),
-        )
-        changed = {
-            component
-            for component in {*now, *before}
-            if now.get(component) != before.get(component)
-        }
-        changed |= {
-            item.component
-            for reader, _, part in self.spec.components()
-            for item in part.inputs
-            if reader in changed and item.grouping.type == "direct"
-        }
+        current = by_component(placement.components)
+        former = by_component(previous.components if previous else {})
+        changed: set[str] = set()
+        for component in {*current, *former}:
+            if current.get(component) != former.get(component):
+                changed.add(component)
+        direct_senders: set[str] = set()
+        for reader, _, part in self.spec.components():
+            for item in part.inputs:
+                if reader in changed and item.grouping.type == "direct":
+                    direct_senders.add(item.component)
+        changed |= direct_senders
         return [
             task
             for task, runner in self.runners.items()
@@ -183,32 +202,36 @@ class NativeEngine:
             open_positions=self.shared.storage.open_positions,
             cluster_spark=self.cluster_spark,
         )
-        make = _SYSTEM.get(component) or partial(
+        create = _SYSTEM.get(component) or partial(
             make_runner, is_spout=component in self.spec.spouts
         )
-        self.runners[task] = make(self.shared, context, part)
+        self.runners[task] = create(self.shared, context, part)
         self._starting = True
 
     def _on_runners(self) -> None:
-        """Derive from the runners what is looked up by their kind."""
+        """Derive from the runners the lists by their kind."""
         runners = self.runners.values()
         self.exchange.spouts = [runner for runner in runners if isinstance(runner, SpoutBase)]
         self.exchange.ackers = {
             runner.task_id: runner for runner in runners if isinstance(runner, Acker)
         }
-        self.master = next(
-            (runner for runner in runners if isinstance(runner, TopologyMaster)), None
-        )
+        master: TopologyMaster | None = None
+        for runner in runners:
+            if isinstance(runner, TopologyMaster):
+                master = runner
+                break
+        # Assigned once: ClusterSync's thread reads it.
+        self.master = master
         # Bolts first: in one pass, tuples go as far down the topology as possible.
         self._order = sorted(
             runners, key=lambda runner: (isinstance(runner, SpoutBase), runner.task_id)
         )
 
     def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
-        """Close tasks: afterwards they execute, emit and ack nothing.
+        """Close tasks: from then on they do not execute, emit or ack.
 
-        Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open again at
-        once, and get the queued tuples that are not tracked, since nobody would replay those.
+        Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open at once,
+        and get the queued tuples that are not tracked, since no spout would replay those.
         """
         closing = [self.runners[task] for task in tasks if task in self.runners]
         for runner in closing:
@@ -218,12 +241,12 @@ class NativeEngine:
             task = runner.task_id
             del self.runners[task]
             self.shared.events.close(task)
-            kept = [tup for tup in runner.queue if reopen and tup._tree is None]
+            untracked = [tup for tup in runner.queue if reopen and tup._tree is None]
             for tup in runner.queue:
                 self.shared.ledger.fail(tup, LOST)
-            runner.queue[:] = kept
-            # Tasks here still append to it, until the routes are built again.
-            self._held[task] = runner.queue
+            runner.queue[:] = untracked
+            # Tasks here still append to it, until the routes are rebuilt.
+            self._waiting_tuples[task] = runner.queue
         self._on_runners()
 
     def _rewire(self) -> None:
@@ -251,8 +274,8 @@ class NativeEngine:
                 continue
             runner.wire(routes)
             if runner.takes_peer_messages:
-                others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
-                runner.peers = {task: link(task, "__peers") for task in others}
+                peers = set(tasks_of.get(runner.component, ())) - {runner.task_id}
+                runner.peers = {task: link(task, "__peers") for task in peers}
             runner.wired = True
         self.pressure.place(placement, self.runners.values())
 
@@ -268,7 +291,7 @@ class NativeEngine:
             if runner is not None:
                 return LocalLink(target, runner.queue.append)
             if slot == self.slot or self.transport is None:
-                return LocalLink(target, self._held.setdefault(target, []).append)
+                return LocalLink(target, self._waiting_tuples.setdefault(target, []).append)
             remote = RemoteLink(target, source, stream, self.transport.peers[slot])
             if sender is not None:
                 remote.count = sender.stats.count_stream
@@ -279,59 +302,65 @@ class NativeEngine:
     def _redirect(self, tup: Tuple, task: int) -> None:
         """Send a tuple on to another task of its component."""
         self.exchange.misdirected += 1
-        if self.placement is not None and task in self.placement.slots:
-            link = self._linker(tup.task)(task, tup.stream)
-            values = (
-                tup.values if link.append is not None else msgspec.Raw(encode_value(tup.values))
-            )
-            deliver(
-                link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, values
-            )
-            self.shared.ledger.ack(tup)
-        else:
-            self.shared.ledger.fail(tup, LOST)
+        ledger = self.shared.ledger
+        if self.placement is None or task not in self.placement.slots:
+            ledger.fail(tup, LOST)
+            return
+        link = self._linker(tup.task)(task, tup.stream)
+        values: Any = tup.values
+        if link.append is None:
+            values = msgspec.Raw(encode_value(tup.values))
+        deliver(link, tup._tree, ledger, tup.component, tup.stream, tup.task, values)
+        ledger.ack(tup)
 
     # -- frames ------------------------------------------------------------------------------------
 
     def deliver(self, frame: Frame, size: int = 0) -> None:
-        """Queue a peer's tuples, and apply its acks, load and back pressure. ``size``: bytes of the
-        frame.
+        """Queue a peer's tuples, and apply its acks, load and back pressure.
+
+        ``size``: bytes of the frame.
         """
         placement = self.placement
         assert placement is not None
         components = placement.components
         self.pressure.on_frame(frame.groups, size, self.runners)
-        # Sent to the worker before this one: its trees are replayed. Tuples of no tree are taken.
-        late = self.transport is not None and frame.to not in ("", self.transport.token)
+        # A frame for the former worker of this slot: its trees are replayed. Its untracked tuples
+        # are accepted.
+        is_late = self.transport is not None and frame.to not in ("", self.transport.token)
         for target, source, stream, bundles in frame.groups:
-            if late:
+            if is_late:
                 self.exchange.fail_misdirected([bundle for bundle in bundles if bundle[0]])
                 bundles = [bundle for bundle in bundles if not bundle[0]]
             runner = self.runners.get(target)
             if runner is None:
-                held = self._held.setdefault(target, []) if target in placement.mine else None
-                if held is None or len(held) > _MOST_HELD:
+                waiting = None
+                if target in placement.own_tasks:
+                    waiting = self._waiting_tuples.setdefault(target, [])
+                if waiting is None or len(waiting) > MAX_WAITING_TUPLES:
                     self.exchange.fail_misdirected(bundles)
                     continue
-                append = held.append
+                append = waiting.append
             elif runner.kind == "bolt" or runner.takes_peer_messages:
                 append = runner.queue.append
-            else:  # No task of ours sends it tuples, and it would never take them out of its queue.
+            else:
+                # No task of this release sends it tuples, and it would never take them out of its
+                # queue.
                 self.exchange.fail_misdirected(bundles)
                 continue
             component = components.get(source, "")
-            for root, edge, many in bundles:
+            for root, edge, tuples in bundles:
                 if not root:
                     tree = None
                 elif root.__class__ is int:
-                    tree = Tree(len(many), root, edge)  # type: ignore[arg-type]
+                    tree = Tree(len(tuples), root, edge)  # type: ignore[arg-type]
                 else:
                     pairs = iter(root)  # type: ignore[arg-type]
                     parents = tuple(
-                        Tree(1, one, number) for one, number in zip(pairs, pairs, strict=True)
+                        Tree(1, parent_root, parent_edge)
+                        for parent_root, parent_edge in zip(pairs, pairs, strict=True)
                     )
-                    tree = Tree(len(many), 0, 0, None, parents)
-                for values in many:
+                    tree = Tree(len(tuples), 0, 0, None, parents)
+                for values in tuples:
                     append(Tuple(0, component, stream, source, values, tree))
         self.exchange.on_frame(frame)
         if frame.report is not None and self.master is not None:
@@ -345,20 +374,26 @@ class NativeEngine:
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
-        """Fail a bundle that cannot be encoded, and report the error of the sending task."""
+        """Fail a bundle that cannot be encoded.
+
+        The sending task reports the error.
+        """
         runner = self.runners.get(link.source)
-        self.exchange.fail_misdirected(
-            [bundle], runner.reason_of(error) if runner is not None else LOST
-        )
-        if runner is not None:
-            if not isinstance(error, ValueError):
-                error = InvalidRequest(f"a value is {error}")
-            runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
+        if runner is None:
+            self.exchange.fail_misdirected([bundle], LOST)
+            return
+        self.exchange.fail_misdirected([bundle], runner.reason_of(error))
+        if not isinstance(error, ValueError):
+            error = InvalidRequest(f"a value is {error}")
+        runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
 
     # -- running -----------------------------------------------------------------------------------
 
     def activate(self, active: bool) -> None:
-        """Start or pause spouts; tuples in flight are processed in any case."""
+        """Start or pause spouts.
+
+        Tuples in flight are processed in any case.
+        """
         if active == self.shared.active:
             return
         self.shared.active = active
@@ -368,8 +403,9 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:
-        """One pass: run bolts and spouts, flush acks, apply back pressure. Whether anything was
-        done.
+        """Run one pass: run bolts and spouts, flush acks, apply back pressure.
+
+        Returns True if there was any work.
         """
         if self._starting:
             self._start_tasks(now)
@@ -392,7 +428,7 @@ class NativeEngine:
         worked = (shared.events.pending and shared.events.run(now)) or worked
         self._loads.refresh(now, self._order)
         worked = self.exchange.flush(now) or worked
-        if self.pressure.update(now, self._order, self._held):
+        if self.pressure.update(now, self._order, self._waiting_tuples):
             self._update_spouts(now)
         return worked
 
@@ -423,32 +459,35 @@ class NativeEngine:
     def _update_spouts(self, now: float) -> None:
         shared = self.shared
         if not self._released and self.placement is not None:
-            slots = set(self.placement.slots.values()) - {self.slot}
-            mine_ready = all(runner.status == "running" for runner in self._order)
-            self._released = (
-                mine_ready and slots <= self.placement.ready
-            ) or now >= self._release_at
+            other_slots = set(self.placement.slots.values()) - {self.slot}
+            is_ready = all(runner.status == "running" for runner in self._order)
+            are_all_ready = is_ready and other_slots <= self.placement.ready
+            self._released = are_all_ready or now >= self._release_at
         shared.spouts_run = shared.active and self._released and not shared.closing
         self.pressure.apply(self._order, now)
 
     def idle_secs(self, now: float) -> float:
-        """Seconds until the next pass is due, unless something arrives."""
-        due = [secs for runner in self._order if (secs := runner.idle_secs(now)) is not None]
-        return min([max(0.0, self._next_clock - now), *due])
+        """Return the seconds until the next pass, if no message arrives."""
+        secs = max(0.0, self._next_clock - now)
+        for runner in self._order:
+            runner_secs = runner.idle_secs(now)
+            if runner_secs is not None and runner_secs < secs:
+                secs = runner_secs
+        return secs
 
     def open_trees(self) -> int:
-        """Number of pending tuples of the spouts here."""
+        """Return the number of pending tuples of the spouts here."""
         return sum(len(spout.pending) for spout in self.exchange.spouts)
 
     def drained(self) -> bool:
-        """Whether no tuple is queued or in flight in this worker."""
+        """True if no tuple is queued or in flight in this worker."""
         waits = any(runner.waiting() or runner.has_pending_acks() for runner in self._order)
         return self.shared.ledger.empty() and not waits
 
     # -- state -------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[int, str]:
-        """Task id -> ``starting`` or ``running``."""
+        """Return task id -> ``starting`` or ``running``."""
         # Also called by ClusterSync's thread: list() copies the items atomically.
         return {
             task: runner.status if runner.wired else "starting"
@@ -456,47 +495,28 @@ class NativeEngine:
         }
 
     def stats(self) -> dict[str, TaskReport]:
-        """State and statistics of all tasks, by task id."""
+        """Return state and statistics of all tasks, by task id."""
         now = time.monotonic()
-        return {
-            str(task): TaskReport(
-                status=runner.status,
-                component=runner.component,
-                uptime_secs=int(now - runner.stats.opened),
-                windows=(windows := runner.stats.windows(now)),
-                stats=windows[":all-time"],
-                streams=runner.stats.by_stream(),
-                window_streams=runner.stats.window_streams(now),
-                latencies=runner.stats.window_latencies(now),
-                waiting=runner.waiting(),
-                busy_ns=runner.stats.execute_ns,
-                timed=runner.stats.timed,
-                held_ms=int(runner.held_secs * 1000),
-                errors=runner.stats.errors,
-                metrics={
-                    **(runner.state.metrics() if runner.state else {}),
-                    **runner.stats.metrics,
-                },
-            )
-            for task, runner in self.runners.items()
-        }
+        return {str(task): _task_report(runner, now) for task, runner in self.runners.items()}
 
     def _grace(self) -> float:
         return 0.7 * float(self.conf.get("supervisor.worker.shutdown.sleep.secs") or 0)
 
     def close(self, since: float | None = None) -> None:
-        """Close all tasks gracefully, before the supervisor kills the worker, which it asked to
-        stop at ``since``.
+        """Close all tasks gracefully, before the supervisor kills the worker.
 
-        Senders close before receivers, and spouts last, since the others may complete their trees.
-        What is to be sent then is in the next ``Transport.flush``.
+        ``since``: time at which the supervisor requested the stop. Senders close before receivers,
+        and spouts last, since the other tasks may complete their trees. The next
+        ``Transport.flush`` sends their last messages.
         """
         shared = self.shared
         shared.closing = True
         self._update_spouts(shared.clock())
         begin = time.monotonic() if since is None else since
-        others = senders_first(self.spec, (one for one in self._order if one.kind != "spout"))
-        close_runners(others, begin + 0.8 * self._grace(), retire=False)
+        receivers_last = senders_first(
+            self.spec, [runner for runner in self._order if runner.kind != "spout"]
+        )
+        close_runners(receivers_last, begin + 0.8 * self._grace(), retire=False)
         self.exchange.flush(shared.clock())
         for spout in self.exchange.spouts:
             spout.attempt("close", lambda spout=spout: spout.run(shared.clock()))
@@ -505,3 +525,25 @@ class NativeEngine:
         shared.events.drop()
         self.runners.clear()
         self._on_runners()
+
+
+def _task_report(runner: Runner, now: float) -> TaskReport:
+    stats = runner.stats
+    windows = stats.windows(now)
+    state_metrics = runner.state.metrics() if runner.state else {}
+    return TaskReport(
+        status=runner.status,
+        component=runner.component,
+        uptime_secs=int(now - stats.opened),
+        windows=windows,
+        stats=windows[":all-time"],
+        streams=stats.by_stream(),
+        window_streams=stats.window_streams(now),
+        latencies=stats.window_latencies(now),
+        waiting=runner.waiting(),
+        busy_ns=stats.execute_ns,
+        timed=stats.timed,
+        held_ms=int(runner.held_secs * 1000),
+        errors=stats.errors,
+        metrics={**state_metrics, **stats.metrics},
+    )

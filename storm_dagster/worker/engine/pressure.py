@@ -1,6 +1,7 @@
-"""Queues of tasks, here and in other workers: loads for load-aware shuffling, and back pressure.
+"""Loads for load-aware shuffling, and back pressure.
 
-Full queues hold the bolts that send to them, and the spouts that their tuples come from.
+Both come from the queues of all tasks. Queues are those of this worker and of other workers. Full
+queues hold the bolts that send to them, and the spouts that their tuples come from.
 """
 
 import time
@@ -13,34 +14,31 @@ from storm_dagster.model.topology import TopologySpec, reachable
 from storm_dagster.model.wire import Group
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
-from storm_dagster.worker.tasks.runner import MOST_QUOTA, Runner
+from storm_dagster.worker.tasks.runner import MAX_QUOTA, Runner
 
 _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
 """A request or load expires unless the peer repeats it: it may have died, or the task moved."""
 _BACKLOG_SECS = 1.0
-"""Queued work of one task, in seconds, that makes it full, long before tuples time out in the
-queue.
-"""
+"""Queued work of one task, in seconds, that makes it full. It is far below the tuple timeout."""
 _FEW_TUPLES = 16
 _QUEUE_BYTES = 64 * 1024 * 1024
-"""Bytes in one queue, as far as its tuples came from other workers, that make it full."""
+"""Bytes in one queue that make it full; only tuples of other workers count."""
 _LARGE_BYTES = 2048
-"""Size of a tuple from which a queue may be full by its bytes before it is by its tuples."""
+"""Size from which the bytes of a tuple may fill a queue before the number of tuples does."""
 _REFRESH_SECS = 1.0
-_LEAST_REPORTED = 0.05
+_MIN_REPORTED_LOAD = 0.05
 _ALL = "*"
-"""In place of a component: all of them. From a peer of an older release, which does not name
-any.
-"""
+"""Stands for all components, from a peer of an older release, which does not name components."""
 
 
 class Pressure:
-    """Full components in this worker and in its peers, and the tasks here that wait for them.
+    """Full components, and the tasks here that wait for them.
 
-    A component is full if one of its tasks is. A spout waits while any component downstream is
-    full, a bolt while a direct reader is. In a cycle all could wait for each other, so there a bolt
-    still has small turns (:meth:`Runner.may_begin`).
+    Components are full in this worker or in its peers. A component is full if one of its tasks is.
+    A spout waits while any component downstream is full, a bolt while a direct reader is. In a
+    cycle all could wait for each other, so there a bolt still has small turns
+    (:meth:`Runner.may_begin`).
     """
 
     def __init__(
@@ -52,18 +50,18 @@ class Pressure:
         self.own: frozenset[str] = frozenset()
         """Full components of this worker."""
         self.own_away: frozenset[str] = frozenset()
-        """Those of them that wait for an external system."""
+        """Full components of this worker that wait for an external system."""
         self._fed: dict[Slot, set[str]] = {}
-        """Slot -> components there that this worker sends to: all of them are full while that
+        """Slot -> components there that this worker sends to. All of them are full while that
         worker does not receive.
         """
         self._components: Mapping[int, str] = {}
         self._large = False
-        """Whether a large tuple has come from a peer."""
+        """True if a large tuple has come from a peer."""
         self._sent = 0.0
         self._applied = 0.0
         self._peers: dict[Slot, tuple[float, frozenset[str], frozenset[str]]] = {}
-        """Slot -> (expiry of its request, full components, those that wait for an external
+        """Slot -> (expiry of its request, full components, components that wait for an external
         system).
         """
         self._readers: dict[str, set[str]] = {name: set() for name, _, _ in spec.components()}
@@ -87,8 +85,9 @@ class Pressure:
             self._peers.pop(slot, None)
 
     def forget(self, slots: Iterable[Slot]) -> None:
-        """End the back pressure of workers that are gone: who was killed under load cannot take it
-        back.
+        """End the back pressure of lost workers.
+
+        A worker that was killed under load cannot end it.
         """
         for slot in slots:
             self._peers.pop(slot, None)
@@ -101,21 +100,19 @@ class Pressure:
             }
 
     def place(self, placement: Placement, runners: Collection[Runner]) -> None:
-        """Set how much each task here may emit in one turn: half a queue, divided by the tasks that
-        send to it.
+        """Set the number of tuples that each task here may emit in one turn.
+
+        It is half a queue, divided by the tasks that send to it.
         """
-        senders = Counter(
-            reader for runner in runners for reader in self._readers.get(runner.component, ())
-        )
+        senders: Counter[str] = Counter()
         for runner in runners:
-            most = max(
-                (senders[reader] for reader in self._readers.get(runner.component, ())), default=0
-            )
-            runner.quota = (
-                min(MOST_QUOTA, max(1, self._high // most))
-                if most and self._enabled
-                else MOST_QUOTA
-            )
+            senders.update(self._readers.get(runner.component, ()))
+        for runner in runners:
+            readers = self._readers.get(runner.component, ())
+            max_senders = max((senders[reader] for reader in readers), default=0)
+            runner.quota = MAX_QUOTA
+            if max_senders and self._enabled:
+                runner.quota = min(MAX_QUOTA, max(1, self._high // max_senders))
         self._components = placement.components
         self._fed = {slot: set() for slot in placement.slots.values()}
         for task, slot in placement.slots.items():
@@ -123,12 +120,14 @@ class Pressure:
                 self._fed[slot].add(placement.components[task])
 
     def apply(self, runners: Iterable[Runner], now: float = 0.0) -> None:
-        """Tell all tasks whether they must wait from ``now`` on, and count how long they waited
-        before.
+        """Hold or release all tasks from ``now`` on.
+
+        The time for which they were held before is counted.
         """
         full = self.own.union(*(names for _, names, _ in self._peers.values()))
         away = self.own_away.union(*(names for _, _, names in self._peers.values()))
-        passed, self._applied = now - self._applied, now
+        passed = now - self._applied
+        self._applied = now
         for runner in runners:
             if runner.held:
                 runner.held_secs += passed
@@ -139,8 +138,11 @@ class Pressure:
             else:
                 runner.awaits_target = not away.isdisjoint(self._downstream.get(component, ()))
             if runner.results is not None:
-                below = [one for one in self._downstream.values() if component in one]
-                runner.results.delayed = _ALL in full or not all(map(full.isdisjoint, below))
+                downstream_sets = [
+                    names for names in self._downstream.values() if component in names
+                ]
+                is_any_full = not all(map(full.isdisjoint, downstream_sets))
+                runner.results.delayed = _ALL in full or is_any_full
             if runner.kind == "spout":
                 runner.held = _ALL in full or not full.isdisjoint(
                     self._downstream.get(component, ())
@@ -152,31 +154,40 @@ class Pressure:
             runner.held = bool(ahead) and runner.shared.sliced
 
     def on_frame(self, groups: list[Group], size: int, runners: Mapping[int, Runner]) -> None:
-        """Estimate the size of the tuples of a frame, which is the only place where it costs
-        nothing to know.
+        """Estimate the size of the tuples of a frame.
+
+        Only here it costs no time: elsewhere, tuples would have to be measured.
         """
         if size <= _LARGE_BYTES and not self._large:
             return
         bundles = sum(len(group[3]) for group in groups)
         # A bundle has at least one tuple: in most frames all are small, and are not counted.
-        if bundles and (self._large or size > bundles * _LARGE_BYTES):
-            each = size / sum(len(many) for group in groups for _, _, many in group[3])
-            self._large = self._large or each > _LARGE_BYTES
-            for target in {group[0] for group in groups}:
-                runner = runners.get(target)
-                if runner is not None:
-                    runner.tuple_bytes += (each - runner.tuple_bytes) / (
-                        8 if runner.tuple_bytes else 1
-                    )
+        if not bundles or not (self._large or size > bundles * _LARGE_BYTES):
+            return
+        tuples = 0
+        for group in groups:
+            for _, _, bundle_tuples in group[3]:
+                tuples += len(bundle_tuples)
+        tuple_bytes = size / tuples
+        self._large = self._large or tuple_bytes > _LARGE_BYTES
+        for target in {group[0] for group in groups}:
+            runner = runners.get(target)
+            if runner is not None:
+                # A moving average, which begins at the first size.
+                weight = 1 / 8 if runner.tuple_bytes else 1
+                runner.tuple_bytes += (tuple_bytes - runner.tuple_bytes) * weight
 
     def update(self, now: float, runners: Collection[Runner], closed: Mapping[int, Sized]) -> bool:
-        """Measure the queues, and notify the peers. Whether this worker's own state changed.
+        """Measure the queues, and notify the peers.
 
-        ``closed``: task that is not open yet -> tuples that wait for it.
+        ``closed``: task that is not open yet -> tuples that wait for it. Returns True if this
+        worker's own state changed.
         """
+        # Runs in each pass, measured by benchmarks/dataplane.py.
         if not self._enabled:
             return False
-        high, own = self._high, self.own
+        high = self._high
+        own = self.own
         full: set[str] = {
             self._components.get(task, _ALL)
             for task, waiting in closed.items()
@@ -185,13 +196,13 @@ class Pressure:
         away: set[str] = set()
         for runner in runners:
             if runner.target_is_away():
-                # The tuples that it has would time out, and come again.
+                # The tuples that it has would time out and be replayed.
                 away.add(runner.component)
                 continue
             waiting = runner.waiting()
             if waiting <= 1:
                 continue
-            # Hysteresis: between the two marks the state stays.
+            # Hysteresis: between the two marks the state does not change.
             share = 0.5 if runner.component in own else 1.0
             if (
                 waiting > high * share
@@ -218,45 +229,52 @@ class Pressure:
 
 
 class Loads:
-    """Loads of all busy tasks. A load is the estimated time to process a task's queue, in seconds,
-    at most 1.
+    """Loads of all busy tasks.
+
+    A load is the estimated time to process a task's queue, in seconds, at most 1.
     """
 
     def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
         self._transport = transport
         self._enabled = not conf.get("topology.disable.loadaware.messaging")
         self._next = 0.0
-        self._mine: dict[int, float] = {}
-        self._theirs: dict[int, tuple[float, float]] = {}
+        self._own_loads: dict[int, float] = {}
+        self._peer_loads: dict[int, tuple[float, float]] = {}
         """Task -> (load, its expiry)."""
 
     def on_report(self, loads: Iterable[tuple[int, float]], now: float) -> None:
         """Store the changed loads of a peer's tasks."""
-        if self._enabled:  # Only then does anything expire.
-            self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
+        if self._enabled:  # Without it, no entry would expire.
+            expiry = now + _VALID_SECS
+            self._peer_loads.update((task, (load, expiry)) for task, load in loads)
 
     def refresh(self, now: float, runners: Iterable[Runner]) -> None:
-        """Once a second: measure, publish to the peers, and update the shuffles of all tasks."""
+        """Once a second, measure loads and update all shuffles.
+
+        The loads of this worker are published to its peers.
+        """
         if not self._enabled or now < self._next:
             return
         self._next = now + _REFRESH_SECS
         runners = list(runners)
-        before, self._mine = self._mine, {}
+        former = self._own_loads
+        self._own_loads = {}
         for runner in runners:
             load = min(1.0, runner.backlog_secs())
-            if load > _LEAST_REPORTED:
-                self._mine[runner.task_id] = round(load, 3)
-        if self._transport is not None and (self._mine or before):
+            if load > _MIN_REPORTED_LOAD:
+                self._own_loads[runner.task_id] = round(load, 3)
+        if self._transport is not None and (self._own_loads or former):
             # The end of a load is sent once.
-            sent = [
-                *self._mine.items(),
-                *((task, 0.0) for task in before.keys() - self._mine.keys()),
-            ]
+            ended = former.keys() - self._own_loads.keys()
+            report = [*self._own_loads.items(), *((task, 0.0) for task in ended)]
             for peer in self._transport.peers.values():
-                peer.loads = sent
-        self._theirs = {task: sent for task, sent in self._theirs.items() if sent[1] > now}
-        known = {**{task: load for task, (load, _) in self._theirs.items()}, **self._mine}
+                peer.loads = report
+        self._peer_loads = {
+            task: entry for task, entry in self._peer_loads.items() if entry[1] > now
+        }
+        loads = {task: load for task, (load, _) in self._peer_loads.items()}
+        loads.update(self._own_loads)
         for runner in runners:
             for route in runner.routes.values():
                 for shuffle in route.shuffles:
-                    shuffle.refresh([known.get(link.task, 0.0) for link in shuffle.targets])
+                    shuffle.refresh([loads.get(link.task, 0.0) for link in shuffle.targets])

@@ -1,4 +1,7 @@
-"""System tasks of a topology: ackers, and the topology master with its table of worker reports."""
+"""System tasks of a topology.
+
+Ackers, and the topology master with its table of worker reports.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,8 +20,9 @@ from storm_dagster.worker.tasks.runner import Runner
 
 
 class Acker(Runner):
-    """One ``__acker`` task. Its messages are batched beside tuples; see ``Frame`` and
-    ``Ledger``.
+    """One ``__acker`` task.
+
+    Its messages are batched beside tuples; see ``Frame`` and ``Ledger``.
     """
 
     kind = "system"
@@ -41,10 +45,13 @@ class Acker(Runner):
         fails: Sequence[int] = (),
         losses: Sequence[int] = (),
     ) -> None:
-        """As :meth:`AckTracker.apply`, of flat lists, as frames have them."""
-        triples, pairs = iter(inits), iter(acks)
-        three, two = zip(triples, triples, triples, strict=True), zip(pairs, pairs, strict=True)
-        self.table.apply(now, three, two, fails, losses, into)
+        """Apply flat lists from a frame; see :meth:`AckTracker.apply`."""
+        # Measured by benchmarks/dataplane.py.
+        init_numbers = iter(inits)
+        ack_numbers = iter(acks)
+        init_triples = zip(init_numbers, init_numbers, init_numbers, strict=True)
+        ack_pairs = zip(ack_numbers, ack_numbers, strict=True)
+        self.table.apply(now, init_triples, ack_pairs, fails, losses, into)
         self.stats.executed += len(inits) // 3 + len(acks) // 2 + len(fails) + len(losses)
 
     def on_clock(self, now: float) -> None:
@@ -58,7 +65,7 @@ class Acker(Runner):
 
 
 class ListeningClock:
-    """Clock that counts only seconds in which this worker could receive reports.
+    """Clock of the seconds in which this worker could receive reports.
 
     It stops while the worker is paused or frozen: an outage of ZooKeeper pauses all workers, and
     must not make them count as dead. One thread ticks; any may read.
@@ -68,16 +75,20 @@ class ListeningClock:
         self.now = 0.0
         self._ticked: float | None = None
 
-    def tick(self, now: float, most: float) -> None:
-        """Count the time since the last tick, unless that is more than ``most`` seconds."""
-        if self._ticked is not None and now - self._ticked <= most:
+    def tick(self, now: float, max_secs: float) -> None:
+        """Count the time since the last tick.
+
+        A time of more than ``max_secs`` seconds is not counted.
+        """
+        if self._ticked is not None and now - self._ticked <= max_secs:
             self.now += now - self._ticked
         self._ticked = now
 
 
 class TopologyMasterTable:
-    """The newest report of each worker. Thread-safe: the loop fills it, ``ClusterSync`` and
-    requests read it.
+    """Newest report of each worker.
+
+    Thread-safe: the loop fills it, ``ClusterSync`` and requests read it.
     """
 
     def __init__(self, topology_id: str, task: int) -> None:
@@ -86,8 +97,8 @@ class TopologyMasterTable:
         self._lock = threading.Lock()
         self._reports: dict[str, tuple[WorkerReport, float, int]] = {}
         """``node:port`` -> (report, time of receipt, beats of that process)."""
-        self._awaited: dict[int, float] = {}
-        """Task without a report -> when it was first missed."""
+        self._missed_since: dict[int, float] = {}
+        """Task without a report -> time at which it was first missed."""
         self._placement: Placement | None = None
         self._slots: set[str] = set()
         """``node:port`` of all slots of the placement."""
@@ -95,34 +106,44 @@ class TopologyMasterTable:
         """Used only by the loop."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
-        """Store a report of a slot of the topology; a new process of it starts to count at 1.
-        ``now`` is of a :class:`ListeningClock`.
+        """Store a report of a slot of the topology.
+
+        The beats of a new process of the slot start at 1. ``now`` is a time of a
+        :class:`ListeningClock`.
         """
         key = Slot(report.node, report.port).key
         with self._lock:
             if self._placement is not None and key not in self._slots:
                 return
-            known = self._reports.get(key)
-            count = known[2] + 1 if known is not None and known[0].pid == report.pid else 1
+            former = self._reports.get(key)
+            is_same_process = former is not None and former[0].pid == report.pid
+            count = former[2] + 1 if former is not None and is_same_process else 1
             self._reports[key] = (report, now, count)
         self.history.receive(key, report, now)
 
     def follow(self, placement: Placement) -> None:
-        """Judge by ``placement`` from now on; reports of other slots, and of former processes, are
-        dropped.
+        """Use ``placement`` from now on.
+
+        Reports of other slots, and of former processes, are dropped.
         """
         with self._lock:
-            known = self._placement.tokens if self._placement is not None else {}
-            started = {slot for token, slot in placement.tokens.items() if token not in known}
+            former_tokens = self._placement.tokens if self._placement is not None else {}
+            started = {
+                slot.key for token, slot in placement.tokens.items() if token not in former_tokens
+            }
             self._slots = {slot.key for slot in placement.slots.values()}
-            wanted = self._slots - {slot.key for slot in started}
-            self._reports = {key: found for key, found in self._reports.items() if key in wanted}
+            self._reports = {
+                key: entry
+                for key, entry in self._reports.items()
+                if key in self._slots and key not in started
+            }
             self._placement = placement
         self.history.forget(self._slots)
 
-    def _judged_tasks(self, report: WorkerReport) -> set[int]:
-        """Tasks of a report that its slot still holds."""
-        tasks, placement = {int(task) for task in report.tasks}, self._placement
+    def _current_tasks(self, report: WorkerReport) -> set[int]:
+        """Tasks of a report that its slot still has."""
+        tasks = {int(task) for task in report.tasks}
+        placement = self._placement
         if placement is None:
             return tasks
         slot = Slot(report.node, report.port)
@@ -131,54 +152,58 @@ class TopologyMasterTable:
     def beats(
         self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0
     ) -> TaskBeats:
-        """The liveness record.
+        """Return the liveness record.
 
         Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no
         worker has reported ``launch`` seconds after they were first missed.
         """
-        known = set(tasks)
-        dead: set[int] = set()
+        all_tasks = set(tasks)
+        reported: set[int] = set()
+        silent: set[int] = set()
+        alive: set[int] = set()
         with self._lock:
             reports = dict(self._reports)
             version = self._placement.version if self._placement is not None else -1
-            judged = [
-                (self._judged_tasks(report), now - received)
-                for report, received, _ in reports.values()
-            ]
-            named = {task for mine, _ in judged for task in mine}
-            self._awaited = {task: self._awaited.get(task, now) for task in known - named}
-            dead.update(task for task, since in self._awaited.items() if now - since > launch)
-        dead.update(task for mine, silent in judged if silent > timeout for task in mine)
-        dead.difference_update(
-            task for mine, silent in judged if silent <= timeout for task in mine
-        )
+            for report, received, _ in reports.values():
+                current_tasks = self._current_tasks(report)
+                reported |= current_tasks
+                if now - received > timeout:
+                    silent |= current_tasks
+                else:
+                    alive |= current_tasks
+            self._missed_since = {
+                task: self._missed_since.get(task, now) for task in all_tasks - reported
+            }
+            missing = {task for task, since in self._missed_since.items() if now - since > launch}
+        dead = (missing | silent) - alive
+        workers: dict[str, WorkerBeat] = {}
+        for key, (report, received, count) in sorted(reports.items()):
+            workers[key] = WorkerBeat(
+                count=count,
+                silent_ms=int((now - received) * 1000),
+                uptime_secs=report.uptime_secs,
+            )
         return TaskBeats(
             topology_id=self.topology_id,
             topology_master=self.task,
-            workers={
-                key: WorkerBeat(
-                    count=count,
-                    silent_ms=int((now - received) * 1000),
-                    uptime_secs=report.uptime_secs,
-                )
-                for key, (report, received, count) in sorted(reports.items())
-            },
-            dead=encode_ranges(dead & known),
+            workers=workers,
+            dead=encode_ranges(dead & all_tasks),
             version=version,
             summary=self.history.summary(),
             trend=self.history.trend(),
         )
 
     def metric_names(self) -> list[str]:
-        """``component:metric`` of all reported metrics."""
+        """Return ``component:metric`` of all reported metrics, sorted."""
+        names: set[str] = set()
         with self._lock:
-            tasks = [
-                task for report, _, _ in self._reports.values() for task in report.tasks.values()
-            ]
-        return sorted({f"{task.component}:{name}" for task in tasks for name in task.metrics})
+            for report, _, _ in self._reports.values():
+                for task in report.tasks.values():
+                    names.update(f"{task.component}:{name}" for name in task.metrics)
+        return sorted(names)
 
     def document(self, now: float = 0.0) -> dict[str, Any]:
-        """Statistics of all tasks and workers, and what flows now, for a stats request."""
+        """Return statistics of all tasks and workers, and current rates."""
         with self._lock:
             reports = dict(self._reports)
         flow = self.history.flow(now)
@@ -197,13 +222,13 @@ class TopologyMasterTable:
                 "cpu": flow["cpu"].get(key),
                 "system": report.system,
             }
-            for task, one in report.tasks.items():
+            for task, task_report in report.tasks.items():
                 tasks[task] = {
-                    **msgspec.structs.asdict(one),
+                    **msgspec.structs.asdict(task_report),
                     "node": report.node,
                     "port": report.port,
                 }
-                tasks[task] |= flow["tasks"].get(task, {})
+                tasks[task].update(flow["tasks"].get(task, {}))
         return {
             "tasks": tasks,
             "workers": workers,
@@ -213,8 +238,9 @@ class TopologyMasterTable:
 
 
 class TopologyMaster(Runner):
-    """The ``__topology_master`` task: collects the reports of all workers, which ``ClusterSync``
-    writes to ``/taskbeats/<id>``.
+    """The ``__topology_master`` task.
+
+    It collects the reports of all workers, which ``ClusterSync`` writes to ``/taskbeats/<id>``.
     """
 
     kind = "system"

@@ -1,7 +1,7 @@
 """Storm's multilang protocol: one program, its pipes, its messages.
 
-Each message is JSON, a newline, ``end``, a newline. Reading and writing have their own threads, so
-that a program that neither reads nor writes blocks nothing.
+Each message is JSON, a newline, ``end``, a newline. Reading and writing have separate threads, so
+that a program that neither reads nor writes does not block the worker.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ _log = logging.getLogger("storm_dagster.component")
 
 LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 """Level numbers of the protocol; the default is INFO."""
-MOST_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # A process group, to be killed as a whole, in the worker's session, where the supervisor finds it
-# if the worker was killed. (Python 3.10 cannot do that without running code between fork and exec.)
+# if the worker was killed. Python 3.10 would have to run code between fork and exec for that.
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 _PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -38,19 +38,22 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """Read a message; ``EOFError`` at the end, ``ValueError`` if it is not valid."""
+    """Read a message.
+
+    Raises ``EOFError`` at the end, ``ValueError`` if it is not valid.
+    """
     lines: list[bytes] = []
     size = 0
     while True:
-        line = stream.readline(MOST_MESSAGE_BYTES)
+        line = stream.readline(MAX_MESSAGE_BYTES)
         if not line:
             raise EOFError("Pipe to subprocess seems to be broken")
         if line.rstrip(b"\r\n") == b"end":
             break
         lines.append(line)
         size += len(line)
-        if size >= MOST_MESSAGE_BYTES:
-            raise ValueError(f"a message of more than {MOST_MESSAGE_BYTES} bytes")
+        if size >= MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
     text = b"".join(lines)
     try:
         return _decode(text)
@@ -59,8 +62,10 @@ def read_message(stream: IO[bytes]) -> Any:
 
 
 def _program(name: str) -> str:
-    """Path of a program; one that is not on PATH may be beside the worker's interpreter, in a
-    virtual environment that is not activated (``streamparse_run``).
+    """Return the path of a program.
+
+    A program that is not on PATH may be beside the worker's interpreter, in a virtual environment
+    that is not activated (``streamparse_run``).
     """
     if "/" in name or shutil.which(name) is not None:
         return name
@@ -70,8 +75,10 @@ def _program(name: str) -> str:
 
 @dataclass(eq=False)
 class ShellProcess:
-    """One run of a program. The reader's thread calls ``on_output`` with each message, and at the
-    end with its reason, a string.
+    """One run of a program.
+
+    The reader's thread calls ``on_output`` with each message, and at the end with its reason, a
+    string.
     """
 
     command: Sequence[str]
@@ -81,10 +88,11 @@ class ShellProcess:
     on_output: "Callable[[ShellProcess, Any], None]"
     name: str
     on_written: Callable[[], None] = lambda: None
-    """Called once everything is written, if :meth:`room` found no room before."""
+    """Called once all is written, if :meth:`room` found no room before."""
 
     def __post_init__(self, first: Mapping[str, Any]) -> None:
-        command, folder = self.command, self.folder
+        command = self.command
+        folder = self.folder
         self._full = False
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
@@ -102,30 +110,33 @@ class ShellProcess:
             ) from None
         self.reported_pid: int | None = None
         self.send(first)
-        for role, target, pipe in (
-            ("in", self._read, self.process.stdout),
-            ("out", self._write, self.process.stdin),
-            ("log", self._log_errors, self.process.stderr),
-        ):
-            threading.Thread(
-                target=target, args=(pipe,), name=f"{self.name}-{role}", daemon=True
-            ).start()
+        self._start_thread("in", self._read, self.process.stdout)
+        self._start_thread("out", self._write, self.process.stdin)
+        self._start_thread("log", self._log_errors, self.process.stderr)
+
+    def _start_thread(self, role: str, target: Callable[[Any], None], pipe: Any) -> None:
+        name = f"{self.name}-{role}"
+        threading.Thread(target=target, args=(pipe,), name=name, daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message for the program; any thread."""
         self._outgoing.put(_encode(message) + b"\nend\n")
 
     def unwritten(self) -> int:
-        """Number of messages that wait to be written."""
+        """Return the number of messages that wait to be written."""
         return self._outgoing.qsize()
 
-    def room(self, most: int) -> int:
-        """Number of messages that may be sent before ``most`` of them wait to be written."""
-        if (room := most - self.unwritten()) > 0:
+    def room(self, max_unwritten: int) -> int:
+        """Return the number of messages that may be sent.
+
+        After them, ``max_unwritten`` messages wait to be written.
+        """
+        room = max_unwritten - self.unwritten()
+        if room > 0:
             return room
-        # Looked at again: the writer may have finished before it could see the flag.
+        # Checked twice: the writer may have finished before it could see the flag.
         self._full = True
-        return most - self.unwritten()
+        return max_unwritten - self.unwritten()
 
     def send_task_ids(self, tasks: list[int]) -> None:
         """Queue the response to an emit; any thread."""
@@ -135,8 +146,8 @@ class ShellProcess:
     def end(self) -> None:
         """Kill the program and its process group."""
         self._outgoing.put(None)
-        # Also of one that has ended: it may have left children, which hold its pipes. Once it is
-        # waited for, its number may be that of others.
+        # The group of a program that has ended, too: it may have left children, which hold its
+        # pipes. After `wait`, its number may belong to another process.
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if _GROUP:
@@ -151,7 +162,7 @@ class ShellProcess:
         self._remove_pid_dir()
 
     def _remove_pid_dir(self) -> None:
-        # It stays if the program has left other files there.
+        # The folder stays if the program has left other files there.
         with contextlib.suppress(OSError):
             self.pid_dir.rmdir()
 
@@ -183,7 +194,7 @@ class ShellProcess:
                         self._full = False
                         self.on_written()
         except OSError as error:
-            # The reader notices and reports the end of the program too.
+            # The reader notices the end of the program, too, and reports it.
             _log.debug("%s: writing: %s", self.name, error)
         finally:
             with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""The worker process: its loop, session, heartbeats, log levels and shutdown."""
+"""Worker process: loop, session, heartbeats, log levels and shutdown."""

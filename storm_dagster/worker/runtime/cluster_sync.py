@@ -1,8 +1,8 @@
-"""Sync of a worker with ZooKeeper in its own thread: lease, assignment, status, errors, heartbeats.
+"""Sync of a worker with ZooKeeper, in its own thread.
 
-The loop never waits for ZooKeeper: it gets immutable :class:`Placement` values. This thread waits
-for the loop only to close tasks before it gives them up in ZooKeeper, where their new owner sees
-it.
+It covers lease, assignment, status, errors and heartbeats. The loop never waits for ZooKeeper: it
+gets immutable :class:`Placement` values. This thread waits for the loop only to close tasks before
+it gives them up in ZooKeeper, where their new owner sees it.
 """
 
 import logging
@@ -36,18 +36,19 @@ _BLOCKED_SECS = 0.5
 """Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
 _REFUSED_SECS = 5.0
-"""Time for which ZooKeeper refuses everything after which the worker ends: ``zookeeper secure`` may
-be under way.
+"""Time for which ZooKeeper refuses all requests before the worker ends. In between, ``zookeeper
+secure`` may be running.
 """
 _ERRORS_SECS = 1.0
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
 
 
 @dataclass(eq=False)
 class ClusterSync:
-    """Synchronizes the worker's node, lease and placement with the assignment until
-    :meth:`stop`.
+    """Synchronization of the worker with its assignment.
+
+    It covers the worker's node, lease and placement. It runs until :meth:`stop`.
     """
 
     spec: WorkerSpec
@@ -60,7 +61,7 @@ class ClusterSync:
         self.slot: Slot = Slot(self.spec.node, self.spec.port)
         self._event = threading.Event()
         self._stale = threading.Event()
-        """The view must be read again."""
+        """Set if the view must be refreshed."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="cluster-sync", daemon=True)
         self._openings: deque[tuple[str, tuple[int, int], str, bool, Future[None]]] = deque()
@@ -89,7 +90,10 @@ class ClusterSync:
         self._thread.start()
 
     def stop(self, deadline: float = 3.0) -> None:
-        """Stop, and remove the worker's node, so that its tasks can start elsewhere at once."""
+        """Stop, and remove the worker's node.
+
+        Its tasks can start elsewhere at once.
+        """
         self._stopping = True
         self._event.set()
         if self._thread.ident is not None:
@@ -105,28 +109,34 @@ class ClusterSync:
         self.cluster.session.close(deadline)
 
     def request_refresh(self) -> None:
-        """Read assignment, workers and status again soon; any thread."""
+        """Refresh assignment, workers and status soon; any thread."""
         self._stale.set()
         self._event.set()
 
     def report_error(self, task: int, component: str, text: str, secs: int, group: str) -> None:
-        """Record an error of a task, unless a thousand groups are pending; any thread."""
+        """Record an error of a task; any thread.
+
+        Dropped while a thousand groups are pending.
+        """
         key = (component, group)
         with self._errors_lock:
-            _, before, _, count = self._errors.get(key, (0, "", 0, 0))
-            if count or len(self._errors) < _MOST_NAMES:
-                self._errors[key] = (task, text or before, secs, count + 1)
+            _, former_text, _, count = self._errors.get(key, (0, "", 0, 0))
+            if count or len(self._errors) < _MAX_NAMES:
+                self._errors[key] = (task, text or former_text, secs, count + 1)
         if not count:
             self._event.set()
 
     def publish_opening(
         self, key: str, opening: tuple[int, int], host: str, local: bool
     ) -> Future[None]:
-        """Record the opening of a task's state; any thread. See :class:`StateStorage`."""
-        done: Future[None] = Future()
-        self._openings.append((key, opening, host, local, done))
+        """Record the opening of a task's state; any thread.
+
+        See :class:`StateStorage`.
+        """
+        written: Future[None] = Future()
+        self._openings.append((key, opening, host, local, written))
         self._event.set()
-        return done
+        return written
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -144,7 +154,7 @@ class ClusterSync:
             interval = max(0.1, min(1.0, session.lease().negotiated_ms / 5000.0))
             pause = interval
             try:
-                # No request while nothing is due: the pings of the session keep the lease.
+                # No request before one is due: the pings of the session keep the lease.
                 due = time.monotonic() - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
                 if self._stale.is_set() or due or not self.lease.granted:
                     self._stale.clear()
@@ -182,46 +192,45 @@ class ClusterSync:
                 pause = 1.0
 
     def _refresh(self) -> bool:
-        """Reconcile owned tasks, node and placement with the assignment. Whether tasks wait for
-        other workers.
+        """Reconcile owned tasks, node and placement with the assignment.
+
+        Returns True if tasks wait for other workers.
         """
-        spec, cluster = self.spec, self.cluster
-        found = cluster.read_assignment(spec.topology_id, self.request_refresh)
+        spec = self.spec
+        cluster = self.cluster
+        versioned = cluster.read_assignment(spec.topology_id, self.request_refresh)
         base = cluster.storm_base(spec.topology_id, self.request_refresh)
-        if found is None or base is None:
+        if versioned is None or base is None:
             # A wiped or replaced ensemble raises here, and the worker pauses instead of exiting.
             cluster.check_cluster_id()
-            gone = base is None or base.status == "KILLED"
-            self._supersede(
-                f"topology {spec.topology_id} {'does not exist any more' if gone else 'has no assignment'}"
-            )
+            is_removed = base is None or base.status == "KILLED"
+            reason = "does not exist any more" if is_removed else "has no assignment"
+            self._supersede(f"topology {spec.topology_id} {reason}")
             return False
-        assignment, at = found[0], found[1]
-        mine = next((worker for worker in assignment.workers if worker.slot == self.slot), None)
-        if mine is None:
-            self._supersede(f"version {at.version} of the assignment does not name {self.slot.key}")
+        assignment = versioned[0]
+        version = versioned[1].version
+        ids = self._assigned_ids(assignment)
+        if ids is None:
+            self._supersede(f"version {version} of the assignment does not name {self.slot.key}")
             return False
-        wanted = frozenset(mine.ids)
+        own_tasks = frozenset(ids)
         live = cluster.live_workers(spec.topology_id, self.request_refresh)
-        own = live.get(self.slot)
-        if own is not None and own.token != spec.token and self._written is not None:
-            self._supersede(f"another process (pid {own.pid}) holds {self.slot.key}")
+        own_node = live.get(self.slot)
+        is_replaced = own_node is not None and own_node.token != spec.token
+        if own_node is not None and is_replaced and self._written is not None:
+            self._supersede(f"another process (pid {own_node.pid}) holds {self.slot.key}")
             return False
-        held_elsewhere = {
-            task
-            for slot, node in live.items()
-            if slot != self.slot
-            for task in decode_ranges(node.tasks)
-        }
-        # Without its node, whose session has ended, others may have opened what it had.
-        kept_tasks = self._owned & wanted if own is not None else frozenset[int]()
-        owned = kept_tasks | (wanted - held_elsewhere)
-        same = own is not None or (self._view is not None and self._view[1] == at.version)
-        lost = self._owned - (owned if same else frozenset())
+        owned = self._tasks_to_own(own_tasks, live)
+        same_version = self._view is not None and self._view[1] == version
+        if own_node is not None or same_version:
+            lost = self._owned - owned
+        else:
+            # Other workers may have run the tasks since: all of them must reopen.
+            lost = self._owned
         if lost:
             self.loop.call(lambda: self.loop.close_tasks(lost), _CLOSE_SECS)
         self._owned = owned
-        self._view = (assignment, at.version, base)
+        self._view = (assignment, version, base)
         self._write_node()
         if not self.lease.granted:
             assert self._written is not None
@@ -230,31 +239,62 @@ class ClusterSync:
         if not self._levels_known:
             # Later changes come as requests; those from before this process started are stored in
             # ZooKeeper.
-            kept = cluster.read_log_levels(spec.topology_id)
-            self.loop.post(lambda: self.loop.restore_levels(kept))
+            levels = cluster.read_log_levels(spec.topology_id)
+            self.loop.post(lambda: self.loop.restore_levels(levels))
             self._levels_known = True
-        if self._components is None or self._components[0] != at.version:
-            table = cluster.read_tasks(spec.topology_id)
-            if table is None:
-                raise Conflict(f"topology {spec.topology_id} has no task table: read again")
-            self._components = (at.version, table.component_of())
         placement = Placement(
-            version=at.version,
+            version=version,
             slots=assignment.task_slots(),
             addresses={worker.slot: worker.address for worker in assignment.workers},
-            components=self._components[1],
-            mine=wanted,
+            components=self._read_components(version),
+            own_tasks=own_tasks,
             open=owned,
             tokens={node.token: slot for slot, node in live.items()},
             ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
-            state=self._read_state_home(assignment, at.version),
+            state=self._read_state_home(assignment, version),
         )
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))
-        return owned != wanted
+        return owned != own_tasks
+
+    def _assigned_ids(self, assignment: Assignment) -> list[int] | None:
+        """Tasks that the assignment gives to this slot.
+
+        ``None`` if it does not name the slot.
+        """
+        for worker in assignment.workers:
+            if worker.slot == self.slot:
+                return list(worker.ids)
+        return None
+
+    def _tasks_to_own(
+        self, own_tasks: frozenset[int], live: Mapping[Slot, WorkerNode]
+    ) -> frozenset[int]:
+        """Own tasks that no other worker still owns."""
+        held_elsewhere: set[int] = set()
+        for slot, node in live.items():
+            if slot != self.slot:
+                held_elsewhere.update(decode_ranges(node.tasks))
+        owned = own_tasks - held_elsewhere
+        if self.slot in live:
+            return owned | (self._owned & own_tasks)
+        # Without its node, whose session has ended, other workers may have opened its tasks.
+        return owned
+
+    def _read_components(self, version: int) -> dict[int, str]:
+        """Task -> component, read once for each version of the assignment."""
+        if self._components is None or self._components[0] != version:
+            table = self.cluster.read_tasks(self.spec.topology_id)
+            if table is None:
+                raise Conflict(f"topology {self.spec.topology_id} has no task table: read again")
+            self._components = (version, table.component_of())
+        return self._components[1]
 
     def _write_node(self) -> None:
-        """Write the worker's node if it has changed, or another session owns it."""
+        """Write the worker's node, if it has changed.
+
+        Also if another session owns it.
+        """
         if self._view is None:
             return
         statuses = self.loop.statuses()
@@ -288,27 +328,36 @@ class ClusterSync:
         self.loop.supersede(reason)
 
     def _read_state_home(self, assignment: Assignment, version: int) -> StateHome:
-        """Where the topology's state lies. The first worker of several hosts marks its storage."""
-        topology_id, folder = self.spec.topology_id, self.loop.engine.state_dir
+        """Return the home of the topology's state.
+
+        The first worker of several hosts marks its storage.
+        """
+        topology_id = self.spec.topology_id
+        folder = self.loop.engine.state_dir
         home = self.cluster.read_state_home(topology_id)
-        several = len({worker.host for worker in assignment.workers}) > 1
-        if home.marker or not several or folder is None or self.conf.get("topology.state.local"):
+        hosts = {worker.host for worker in assignment.workers}
+        if home.marker or len(hosts) < 2:
             return home
-        mine = secrets.token_hex(8)
-        path = marker_path(
-            folder, self.loop.engine.spec.name or topology_name_of(topology_id), mine
-        )
+        if folder is None or self.conf.get("topology.state.local"):
+            return home
+        own_marker = secrets.token_hex(8)
+        name = self.loop.engine.spec.name or topology_name_of(topology_id)
+        path = marker_path(folder, name, own_marker)
+
+        def set_marker(current: StateHome) -> StateHome:
+            if current.marker:
+                return current
+            return current.model_copy(update={"marker": own_marker})
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
             home = self.cluster.change_state_home(
-                topology_id,
-                lambda now: now if now.marker else now.model_copy(update={"marker": mine}),
-                assignment_version=version,
+                topology_id, set_marker, assignment_version=version
             )
         except OSError as error:
             _log.warning("topology.state.dir cannot be written: %s", error)
-        if home.marker != mine:
+        if home.marker != own_marker:
             path.unlink(missing_ok=True)
         return home
 
@@ -317,33 +366,44 @@ class ClusterSync:
         if self._view is None or not pending:
             return
 
-        def changed(home: StateHome) -> StateHome:
+        def add_openings(home: StateHome) -> StateHome:
+            openings = dict(home.openings)
             local = set(home.local)
-            for _, _, host, stays, _ in pending:
-                (local.add if stays else local.discard)(host)
-            openings = {**home.openings, **{key: opening for key, opening, *_ in pending}}
+            for key, opening, host, is_local, _ in pending:
+                openings[key] = opening
+                if is_local:
+                    local.add(host)
+                else:
+                    local.discard(host)
             return home.model_copy(update={"openings": openings, "local": tuple(sorted(local))})
 
         self.cluster.change_state_home(
-            self.spec.topology_id, changed, assignment_version=self._view[1]
+            self.spec.topology_id, add_openings, assignment_version=self._view[1]
         )
-        for *_, done in pending:
+        for *_, written in pending:
             self._openings.popleft()
-            done.set_result(None)
+            written.set_result(None)
 
     def _write_errors(self) -> None:
         now = time.monotonic()
         if not self._errors or now < self._errors_due:
             return
-        # The next ones gather meanwhile: a bolt that fails for every tuple costs one write a
-        # second.
+        # Errors gather until then: a bolt that fails for every tuple costs one write a second.
         self._errors_due = now + _ERRORS_SECS
         for component, group in list(self._errors)[:20]:
             with self._errors_lock:
                 task, text, secs, count = self._errors.pop((component, group))
-            place = {"host": self.spec.host, "port": self.spec.port}
-            what = {"component": component, "time": secs, "count": count, "group": group}
-            self.cluster.report_error(self.spec.topology_id, task, text, **place, **what)
+            self.cluster.report_error(
+                self.spec.topology_id,
+                task,
+                text,
+                host=self.spec.host,
+                port=self.spec.port,
+                component=component,
+                time=secs,
+                count=count,
+                group=group,
+            )
 
     def _write_beats(self) -> None:
         now = time.monotonic()
@@ -351,7 +411,7 @@ class ClusterSync:
             return
         beats = self.loop.beats(frozenset(self._view[0].task_slots()))
         if beats is None or beats.version != self._view[1]:
-            # The loop has not come to the newest placement: the table judges one that is over.
+            # The loop has not applied the newest placement: the table is for a former one.
             return
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
         self.cluster.write_beats(self.spec.topology_id, beats, assignment_version=self._view[1])
@@ -360,23 +420,28 @@ class ClusterSync:
             self._dead = beats.dead
             self._write_node()
         if self._view[2].status in _RUNNING:
-            self._register_metrics(self.loop.metric_names()[:_MOST_NAMES], self._view[1])
+            self._register_metrics(self.loop.metric_names()[:_MAX_NAMES], self._view[1])
 
-    def _register_metrics(self, wanted: list[str], version: int) -> None:
-        """Register new names of the topology's metrics; the first write is its start event."""
-        known = self._metrics
-        if known is not None and (known.issuperset(wanted) or len(known) >= _MOST_NAMES):
+    def _register_metrics(self, names: list[str], version: int) -> None:
+        """Register new names of the topology's metrics.
+
+        The first write is the start event of the topology.
+        """
+        registered = self._metrics
+        has_all = registered is not None and registered.issuperset(names)
+        is_full = registered is not None and len(registered) >= _MAX_NAMES
+        if has_all or is_full:
             return
         rate = self.conf.get("topology.metric.sample.rate")
         record = self.cluster.register_metrics(
             self.spec.topology_id,
             1.0 if rate is None else float(rate),
-            wanted,
+            names,
             assignment_version=version,
         )
         if record is None:
             return
-        if known is None:
+        if registered is None:
             _log.info(
                 "the topology is active; latencies are taken of %g of the tuples",
                 record.sample_rate,

@@ -1,4 +1,4 @@
-"""Local heartbeat file of a worker, and detection of components that block its loop."""
+"""Local heartbeat file of a worker, and watchdog of its loop."""
 
 import logging
 import os
@@ -20,13 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 _BEAT_BYTES = 512
-"""Every beat is as long as the others, so that it can be written over the last one."""
+"""Length of each beat: all are equally long, so that one can be written over another."""
 
 
 @dataclass(eq=False)
 class HeartbeatThread:
-    """Thread that writes the heartbeat file every ``secs`` seconds, if the loop has advanced
-    since.
+    """Thread that writes the heartbeat file.
+
+    It writes every ``secs`` seconds, if the loop has advanced since.
     """
 
     path: Path
@@ -52,12 +53,12 @@ class HeartbeatThread:
         self._stop.set()
 
     def _run(self) -> None:
-        seen = -1
+        written_passes = -1
         while not self._stop.wait(self.secs):
             self.watch()
             passes = self.passes()
-            if passes != seen:
-                seen = passes
+            if passes != written_passes:
+                written_passes = passes
                 self._beat()
 
     def _beat(self) -> None:
@@ -71,21 +72,25 @@ class HeartbeatThread:
                 write_atomically(self.path, text)
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             else:
-                # In its place: that also works on a disk that is full.
+                # Written over the last one: that also works on a full disk.
                 os.pwrite(self._file, text.encode(), 0)
         except OSError as error:
             _log.warning("the heartbeat file %s cannot be written: %s", self.path, error)
 
 
 class BlockedLoop(StormDagsterError):
-    """A component does not return, and blocks all tasks on its worker's loop, or its own task in a
-    thread.
+    """A component does not return.
+
+    It blocks all tasks on its worker's loop, or its own task in a thread.
     """
 
 
 @dataclass(eq=False)
 class Watchdog:
-    """Detector of a blocked loop, called by another thread; reports each blockage once."""
+    """Detector of a blocked loop; reports each blockage once.
+
+    Another thread calls it.
+    """
 
     shared: Shared
     passes: Callable[[], int]
@@ -94,45 +99,50 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         self._stuck: dict[tuple[int, float], None] = {}
-        """(task, start) of the calls in threads that were reported and last."""
-        self._seen: tuple[int, Runner | None] = (-1, None)
+        """(task, start) of the calls in threads that were reported before, or are now."""
+        self._progress: tuple[int, Runner | None] = (-1, None)
         self._since = 0.0
         self._reported = False
         self._loop = threading.get_ident()
 
     def check(self) -> None:
-        """Report the task that has occupied the loop for ``secs`` seconds, and calls in threads
-        that last longer than the message timeout.
+        """Report a task that has occupied the loop for ``secs`` seconds.
+
+        Also calls in threads that last longer than the message timeout.
         """
         now = time.monotonic()
         self._check_threads(now)
-        seen = (self.passes(), self.shared.at)
-        if seen != self._seen:
-            self._seen, self._since, self._reported = seen, now, False
+        progress = (self.passes(), self.shared.at)
+        if progress != self._progress:
+            self._progress = progress
+            self._since = now
+            self._reported = False
             return
-        runner = seen[1]
+        runner = progress[1]
         if self._reported or runner is None or now - self._since < self.secs:
             return
         self._reported = True
-        where = component_stack(sys._current_frames().get(self._loop))
+        stack = component_stack(sys._current_frames().get(self._loop))
         error = BlockedLoop(
-            f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and all other tasks of "
-            f"its worker wait for it: set blocking = True on its class (it then has a thread of its own), or make "
-            f"process async. It is at:\n{where}"
+            f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and "
+            "all other tasks of its worker wait for it: set blocking = True on its class (it then "
+            f"has a thread of its own), or make process async. It is at:\n{stack}"
         )
         self.shared.report(runner.task_id, runner.component, error, "blocked")
 
     def _check_threads(self, now: float) -> None:
-        seen, self._stuck = self._stuck, {}
+        reported = self._stuck
+        self._stuck = {}
         for runner in self.runners():
-            # Its tuple has timed out by then, so that no honest wait is reported.
+            # Its tuple has timed out by then, so that no justified wait is reported.
             timeout = max(self.secs, float(runner.conf.get("topology.message.timeout.secs") or 30))
-            for start, method, where in runner.stuck_calls(now - timeout):
+            for start, method, stack in runner.stuck_calls(now - timeout):
                 key = (runner.task_id, start)
                 self._stuck[key] = None
-                if key not in seen:
+                if key not in reported:
                     error = BlockedLoop(
-                        f"{method} of component {runner.component!r} has not returned for {now - start:.0f} s, and its "
-                        f"task stands still: give its requests a timeout. It is at:\n{where}"
+                        f"{method} of component {runner.component!r} has not returned for "
+                        f"{now - start:.0f} s, and its task stands still: give its requests a "
+                        f"timeout. It is at:\n{stack}"
                     )
                     self.shared.report(runner.task_id, runner.component, error, "stuck")

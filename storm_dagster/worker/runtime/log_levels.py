@@ -9,7 +9,7 @@ from storm_dagster.model.records import KeptLevels
 from storm_dagster.model.wire import LevelChange, LevelName
 
 _log = logging.getLogger(__name__)
-_MOST = 200
+_MAX_CHANGED = 200
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,18 @@ class _Changed:
 
 
 class LogLevels:
-    """Changed levels, and those to return to. Used only by the worker's loop."""
+    """Changed levels, and the levels to return to.
+
+    Used only by the worker's loop.
+    """
 
     def __init__(self) -> None:
         self._changed: dict[str, _Changed] = {}
 
     def apply(self, changes: Mapping[str, LevelChange], now: float) -> None:
-        """Set levels, for ``secs`` unless that is 0; a change without a level reverts an earlier
-        one.
+        """Set levels, for ``secs`` unless that is 0.
+
+        A change without a level reverts an earlier one.
         """
         for name, change in changes.items():
             earlier = self._changed.pop(name, None)
@@ -36,30 +40,38 @@ class LogLevels:
                 if earlier is not None:
                     self._set(name, earlier.back)
                 continue
-            if len(self._changed) >= _MOST:
-                _log.warning("level of %s is not changed: %d are already", name, _MOST)
+            if len(self._changed) >= _MAX_CHANGED:
+                _log.warning("level of %s is not changed: %d are already", name, _MAX_CHANGED)
                 continue
-            before = earlier.back if earlier is not None else _logger(name).level
-            back = before if change.reset is None else LEVELS[change.reset]
+            current = earlier.back if earlier is not None else _logger(name).level
+            back = current if change.reset is None else LEVELS[change.reset]
             until = now + change.secs if change.secs > 0 else None
             self._changed[name] = _Changed(change.level, back, until)
             self._set(name, LEVELS[change.level])
 
-    def restore(self, kept: KeptLevels, now_ms: int, now: float) -> None:
-        """Set the levels that are stored for the topology, except where a request was faster."""
-        mine, stored = self._changed, kept.loggers.items()
-        found = {name: level_in_force(level, now_ms) for name, level in stored if name not in mine}
-        self.apply({name: change for name, change in found.items() if change is not None}, now)
+    def restore(self, levels: KeptLevels, now_ms: int, now: float) -> None:
+        """Set the levels that are stored for the topology.
+
+        Except those that a request has changed before.
+        """
+        changes: dict[str, LevelChange] = {}
+        for name, level in levels.loggers.items():
+            if name in self._changed:
+                continue
+            change = level_in_force(level, now_ms)
+            if change is not None:
+                changes[name] = change
+        self.apply(changes, now)
 
     def expire(self, now: float) -> None:
-        """Revert the changes whose time is over."""
+        """Revert the changes whose time has passed."""
         for name, changed in list(self._changed.items()):
             if changed.until is not None and now >= changed.until:
                 del self._changed[name]
                 self._set(name, changed.back)
 
     def document(self, now: float) -> dict[str, LevelChange]:
-        """The changed levels; ``secs`` is the remaining time."""
+        """Return the changed levels; ``secs`` is the remaining time."""
         return {
             name: LevelChange(
                 level=changed.level,

@@ -35,9 +35,11 @@ _FRAMES = 32
 """Frames received in one pass."""
 _PAUSED_SECS = 0.05
 _HOLD_SECS = 2.0
-"""How long frames with an unknown token wait for a refresh of the live workers."""
-_MOST_HELD = 1000
-_MOST_HELD_BYTES = 4 * 1024 * 1024
+"""Time for which frames with an unknown token wait for a refresh of the live workers."""
+_MAX_HELD = 1000
+_MAX_HELD_BYTES = 4 * 1024 * 1024
+_MAX_LAST_MESSAGES = 1000
+"""Messages received before a placement without some workers is applied."""
 _DRAIN_SECS = 0.5
 
 
@@ -60,14 +62,14 @@ class Loop:
         self.paused = True
         self.exit_code: int | None = None
         self.request_refresh: Callable[[], None] = lambda: None
-        """Set by the process: makes ``ClusterSync`` read everything again."""
+        """Set by the process: makes ``ClusterSync`` refresh all that it has read."""
         self.unknown_frames = 0
         """Frames dropped because their sender is not a live worker of the topology."""
         self.bad_frames = 0
         self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
-        self._held: deque[tuple[float, str, bytes]] = deque()
-        """(until, unknown token of a frame, the frame, of which nothing else was decoded)."""
+        self._held_frames: deque[tuple[float, str, bytes]] = deque()
+        """(until, unknown token of a frame, the frame, which is not decoded further)."""
         self._held_bytes = 0
         self._report_secs = float(conf.get("task.heartbeat.frequency.secs") or 3)
         self._next_report = 0.0
@@ -84,7 +86,7 @@ class Loop:
         self.transport.wake()
 
     def call(self, action: Callable[[], Any], timeout: float) -> Any:
-        """As :meth:`post`, and wait for the result."""
+        """Run ``action`` in the loop's next pass, and return its result."""
         future: Future[Any] = Future()
         self.post(lambda: fulfill(future, action))
         return future.result(timeout)
@@ -94,9 +96,9 @@ class Loop:
         self._stop_requested = True
         self.transport.wake()
 
-    def restore_levels(self, kept: KeptLevels) -> None:
+    def restore_levels(self, levels: KeptLevels) -> None:
         """Set log levels that were changed before this worker started."""
-        self.log_levels.restore(kept, int(time.time() * 1000), time.monotonic())
+        self.log_levels.restore(levels, int(time.time() * 1000), time.monotonic())
 
     def supersede(self, reason: str) -> None:
         """Exit, because another worker owns the slot."""
@@ -104,11 +106,11 @@ class Loop:
         self.transport.wake()
 
     def statuses(self) -> Mapping[int, str]:
-        """Task id -> status, of the open tasks (a copy)."""
+        """Return task id -> status, of the open tasks (a copy)."""
         return self.engine.statuses()
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
-        """Heartbeats of ``tasks``, if the topology master runs here."""
+        """Return heartbeats of ``tasks``, if the topology master runs here."""
         master = self.engine.master
         if master is None or master.status != "running":
             return None
@@ -117,19 +119,16 @@ class Loop:
         return master.table.beats(master.listening.now, timeout, tasks, launch)
 
     def metric_names(self) -> list[str]:
-        """Names of the topology's metrics, if the topology master runs here."""
+        """Return the topology's metrics, if the topology master runs here."""
         master = self.engine.master
         return [] if master is None else master.table.metric_names()
 
     def status(self) -> str:
-        """``paused``, ``starting`` or ``running``."""
+        """Return ``paused``, ``starting`` or ``running``."""
         if self.paused:
             return "paused" if self.lease.pauses else "starting"
-        return (
-            "running"
-            if all(status == "running" for status in self.statuses().values())
-            else "starting"
-        )
+        is_running = all(status == "running" for status in self.statuses().values())
+        return "running" if is_running else "starting"
 
     # -- calls of ClusterSync, in the loop's thread ------------------------------------------------
 
@@ -141,21 +140,28 @@ class Loop:
         """Apply a placement."""
         previous = self.engine.placement
         if previous is not None and not previous.tokens.keys() <= placement.tokens.keys():
-            # Acks that a worker sent before its end are worth more than a replay.
-            for message in self.transport.receive(_MOST_HELD):
+            # Acks that a worker sent before its end save replays.
+            for message in self.transport.receive(_MAX_LAST_MESSAGES):
                 self._on_message(message)
         self.engine.place(placement)
         self.engine.activate(active)
         if previous is None or previous.version != placement.version:
             self._next_report = 0.0
-            counts = (placement.version, len(placement.mine), len(placement.open))
-            _log.info("version %d of the assignment: %d tasks here, %d open", *counts)
+            _log.info(
+                "version %d of the assignment: %d tasks here, %d open",
+                placement.version,
+                len(placement.own_tasks),
+                len(placement.open),
+            )
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run until stopped or superseded, and return the exit code."""
-        transport, engine, lease = self.transport, self.engine, self.lease
+        # Measured by benchmarks/dataplane.py.
+        transport = self.transport
+        engine = self.engine
+        lease = self.lease
         while self.exit_code is None and not self._stop_requested:
             self.passes += 1
             while self._actions:
@@ -173,8 +179,8 @@ class Loop:
             received = transport.receive(_FRAMES)
             for message in received:
                 self._on_message(message)
-            if self._held:
-                self._retry_held()
+            if self._held_frames:
+                self._retry_held_frames()
             now = time.monotonic()
             worked = engine.run(now)
             if now >= self._next_report or engine.statuses() != self._reported:
@@ -184,9 +190,8 @@ class Loop:
                 continue
             transport.flush(engine.cannot_travel)
             if not worked and not received and not self._actions:
-                pause = min(
-                    engine.idle_secs(time.monotonic()), 0.001 if transport.waiting() else 0.1
-                )
+                max_pause = 0.001 if transport.waiting() else 0.1
+                pause = min(engine.idle_secs(time.monotonic()), max_pause)
                 if pause > 0:
                     transport.wait(pause)
         if self.exit_code is None:
@@ -195,11 +200,10 @@ class Loop:
         return self.exit_code
 
     def _finish(self) -> None:
-        """Stop the spouts, drain for up to half a second, close the tasks, and send what they still
-        say.
+        """Stop the spouts, drain, close the tasks, and send their last output.
 
-        A worker of spouts waits for their acks up to twice as long: other workers may be closing as
-        well.
+        Draining takes up to half a second. A worker of spouts waits for their acks up to twice as
+        long: other workers may be closing as well.
         """
         _log.info("stopping (SIGTERM)")
         engine = self.engine
@@ -243,12 +247,13 @@ class Loop:
         if not token:
             self.bad_frames += 1
             return
-        if len(self._held) >= _MOST_HELD or self._held_bytes + len(payload) > _MOST_HELD_BYTES:
+        is_full = self._held_bytes + len(payload) > _MAX_HELD_BYTES
+        if len(self._held_frames) >= _MAX_HELD or is_full:
             self.unknown_frames += 1
             return
-        if not self._held:
+        if not self._held_frames:
             self.request_refresh()
-        self._held.append((time.monotonic() + _HOLD_SECS, token, payload))
+        self._held_frames.append((time.monotonic() + _HOLD_SECS, token, payload))
         self._held_bytes += len(payload)
 
     def _deliver(self, raw: bytes) -> None:
@@ -262,21 +267,22 @@ class Loop:
         try:
             self.engine.deliver(frame, len(raw))
         except Exception:
-            # Well-formed with impossible contents: not sent by this project.
+            # Well-formed with impossible contents: no worker of this project sends that.
             self.bad_frames += 1
             _log.exception("a frame was dropped: its contents are not valid")
 
-    def _retry_held(self) -> None:
+    def _retry_held_frames(self) -> None:
         placement = self.engine.placement
         assert placement is not None
-        held, self._held = self._held, deque()
+        held_frames = self._held_frames
+        self._held_frames = deque()
         self._held_bytes = 0
         now = time.monotonic()
-        for until, token, raw in held:
+        for until, token, raw in held_frames:
             if token in placement.tokens:
                 self._deliver(raw)
             elif now < until:
-                self._held.append((until, token, raw))
+                self._held_frames.append((until, token, raw))
                 self._held_bytes += len(raw)
             else:
                 self.unknown_frames += 1
@@ -284,8 +290,9 @@ class Loop:
     # -- reports and requests ----------------------------------------------------------------------
 
     def report(self) -> wire.WorkerReport:
-        """The report to the topology master."""
-        spec, placement = self.spec, self.engine.placement
+        """Create the report to the topology master."""
+        spec = self.spec
+        placement = self.engine.placement
         return wire.WorkerReport(
             node=spec.node,
             host=spec.host,
@@ -313,7 +320,8 @@ class Loop:
         )
 
     def _report(self, now: float) -> None:
-        engine, placement = self.engine, self.engine.placement
+        engine = self.engine
+        placement = engine.placement
         assert placement is not None
         statuses = engine.statuses()
         if statuses != self._reported:
@@ -324,7 +332,7 @@ class Loop:
         self._count += 1
         self.log_levels.expire(time.monotonic())
         if engine.master is not None:
-            # More than two intervals without a report of its own: this worker was paused or frozen.
+            # More than two intervals without an own report: this worker was paused or frozen.
             engine.master.listening.tick(now, 2 * self._report_secs + 1)
             engine.master.receive(self.report())
             engine.master.table.history.advance(
@@ -341,12 +349,11 @@ class Loop:
         try:
             if len(payload) > wire.MAX_REQUEST_BYTES:
                 raise msgspec.DecodeError("too large")
-            if not hmac.compare_digest(
-                wire.decode_request_token(payload).token.encode(), self.spec.token.encode()
-            ):
+            token = wire.decode_request_token(payload).token
+            if not hmac.compare_digest(token.encode(), self.spec.token.encode()):
+                # Without a response: the request may be of another user, whose connection is about
+                # to be ended.
                 self.unknown_frames += 1
-                # Without an answer: it may be of another user, whose connection is about to be
-                # ended.
                 return
             request = wire.decode_request(payload)
         except (ValueError, RecursionError, MemoryError):
@@ -357,7 +364,7 @@ class Loop:
         except StormDagsterError as error:
             reply = msgspec.json.encode(error.to_document())
         except Exception as error:
-            # Whatever a component put into its state or metrics: the worker survives the question.
+            # For any value in a component's state or metrics: the worker survives the request.
             _log.exception("a request for %s failed", request.op)
             failure = InvalidRequest(
                 f"the worker cannot answer {request.op}: {type(error).__name__}: {error}"
@@ -406,7 +413,8 @@ class Loop:
         return runner.state.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
-        master, conf = self.engine.master, self.engine.conf
+        master = self.engine.master
+        conf = self.engine.conf
         now = time.monotonic() if master is None else master.listening.now
         table = TopologyMasterTable(self.spec.topology_id, 0) if master is None else master.table
         table.receive(self.report(), now)
@@ -417,7 +425,7 @@ class Loop:
 
 
 def memory_bytes() -> int:
-    """Resident memory of this process; 0 on a system without ``/proc``."""
+    """Return the resident memory of this process; 0 without ``/proc``."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -426,7 +434,7 @@ def memory_bytes() -> int:
 
 
 def thread_stacks() -> dict[str, list[str]]:
-    """Stack of each thread of this process."""
+    """Return the stack of each thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(ident, '?')}-{ident}": traceback.format_stack(frame)

@@ -27,7 +27,7 @@ from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.slot import Slot
-from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.model.topology import ComponentSpec, TopologySpec, decode_topology
 from storm_dagster.security.spark_remote import cluster_spark_servers
 from storm_dagster.worker.dataplane.events import EventSender
 from storm_dagster.worker.dataplane.transport import Transport
@@ -40,58 +40,59 @@ from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
+_log = logging.getLogger(__name__)
+
 _REFERENCE = re.compile(r"\$\{(env|file):([^{}]*)\}")
-_MOST_BYTES = 1024 * 1024
+_MAX_FILE_LENGTH = 1024 * 1024
+_BIND_SECS = 5.0
+_GC_THRESHOLDS = (100_000, 50, 100)
+"""Thresholds of the collector's generations. Measured: with Python's defaults, decoding of big
+batches takes three times as long.
+"""
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 4 * 1024 * 1024
 
 
 def resolve_references(value: Any, key: str = "") -> Any:
-    """A copy of a conf, or of the value under ``key``, with all references replaced;
-    :class:`InvalidRequest` names the key.
+    """Copy a conf, or the value under ``key``, and replace all references.
 
     ``${env:NAME}`` and ``${file:PATH}``: only the worker resolves them. Nimbus, Dagster, pages and
-    logs have the reference.
+    logs have the reference. :class:`InvalidRequest` names the key.
     """
     if isinstance(value, str):
-        return (
-            _REFERENCE.sub(lambda found: _target(found[1], found[2], key), value)
-            if "${" in value
-            else value
-        )
+        if "${" not in value:
+            return value
+        return _REFERENCE.sub(lambda match: _target(match[1], match[2], key), value)
     if isinstance(value, Mapping):
-        return {
-            name: resolve_references(part, f"{key}.{name}" if key else str(name))
-            for name, part in value.items()
-        }
-    return [resolve_references(part, key) for part in value] if isinstance(value, list) else value
+        resolved: dict[Any, Any] = {}
+        for name, part in value.items():
+            resolved[name] = resolve_references(part, f"{key}.{name}" if key else str(name))
+        return resolved
+    if isinstance(value, list):
+        return [resolve_references(part, key) for part in value]
+    return value
 
 
 def _target(kind: str, name: str, key: str) -> str:
     if kind == "env":
         if name in os.environ:
             return os.environ[name]
-        reason = "the worker has no such variable: name it in supervisor.worker.environment and set it for the supervisor"
+        reason = (
+            "the worker has no such variable: name it in supervisor.worker.environment and set it "
+            "for the supervisor"
+        )
     else:
         try:
             with Path(name).expanduser().open(encoding="utf-8") as file:
-                text = file.read(_MOST_BYTES + 1)
-            if len(text) <= _MOST_BYTES:
+                text = file.read(_MAX_FILE_LENGTH + 1)
+            if len(text) <= _MAX_FILE_LENGTH:
                 return text.strip()
-            reason = f"the file has more than {_MOST_BYTES} characters"
+            reason = f"the file has more than {_MAX_FILE_LENGTH} characters"
         except (OSError, ValueError, RuntimeError) as error:
-            why = getattr(error, "strerror", None) or type(error).__name__
-            reason = f"the worker cannot read it ({why}): put it on each supervisor's host"
+            cause = getattr(error, "strerror", None) or type(error).__name__
+            reason = f"the worker cannot read it ({cause}): put it on each supervisor's host"
     raise InvalidRequest(f"conf key {key!r} refers to ${{{kind}:{name}}}: {reason}")
-
-
-_log = logging.getLogger(__name__)
-
-_BIND_SECS = 5.0
-_GC_THRESHOLDS = (100_000, 50, 100)
-"""Of the collector's generations. Measured: with Python's own, decoding of big batches takes three
-times as long.
-"""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGE_BYTES = 4 * 1024 * 1024
 
 
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
@@ -122,21 +123,24 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
     own_conf = resolve_references(merge_conf({"stored": stored}))
     # The supervisor keeps some keys of its conf back: here these have their defaults.
     conf = merge_conf({"defaults": default_conf(), "cluster": spec.conf, "stored": own_conf})
-    users = {
-        "bolts": {name: part for name, part in topology.bolts.items() if not name.startswith("__")},
-        "spouts": {
-            name: part for name, part in topology.spouts.items() if not name.startswith("__")
-        },
+    user_components = {
+        "bolts": _without_system(topology.bolts),
+        "spouts": _without_system(topology.spouts),
     }
-    return conf, fuse(topology.model_copy(update=users), conf)
+    return conf, fuse(topology.model_copy(update=user_components), conf)
+
+
+def _without_system(parts: Mapping[str, ComponentSpec]) -> dict[str, ComponentSpec]:
+    return {name: part for name, part in parts.items() if not name.startswith("__")}
 
 
 def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
-    """Bind the slot's port, which proves that no other process of this slot runs on this host."""
-    batch, blocked_secs = (
-        int(conf.get("topology.transfer.batch.size") or 100),
-        conf["supervisor.worker.timeout.secs"],
-    )
+    """Bind the slot's port.
+
+    That proves that no other process of this slot runs on this host.
+    """
+    batch = int(conf.get("topology.transfer.batch.size") or 100)
+    blocked_secs = conf["supervisor.worker.timeout.secs"]
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
@@ -150,8 +154,8 @@ def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
 def _return_large_memory() -> None:
     """Return blocks of 4 MiB and more to the system, always.
 
-    The GNU C library raises that limit to 32 MiB by itself, and large messages of a few clients
-    that never end leave hundreds of megabytes in pieces. Others have no such limit.
+    The GNU C library would raise that limit to 32 MiB, and large messages of a few long-lived
+    clients would leave hundreds of megabytes in pieces. Other libraries have no such limit.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -160,8 +164,9 @@ def _return_large_memory() -> None:
 
 
 def run_worker(path: Path) -> int:
-    """Run the worker that the spec ``path`` describes, and return its exit code
-    (``host.worker_spec``).
+    """Run the worker of the spec ``path``, and return its exit code.
+
+    See ``host.worker_spec``.
     """
     require_linux("a worker")
     spec = WorkerSpec.read(path)
@@ -222,8 +227,7 @@ def _run(
         host=spec.host,
         archive=spec.archive_root,
         state_dir=state_dir,
-        # Of the cluster's conf alone: no other server that the topology's conf names gets the
-        # token.
+        # Only of the cluster's conf: no other server that the topology's conf names gets the token.
         cluster_spark=cluster_spark_servers(spec.conf),
     )
     loop = Loop(spec, conf, transport, lease, engine)
@@ -252,22 +256,25 @@ def _run(
 
 
 def task_of(record: logging.LogRecord, shared: Shared) -> dict[str, Any]:
-    """Task and component whose call wrote a record: the one at which the loop is, or that has the
-    thread.
+    """Return task and component whose call wrote a record.
+
+    It is the task at which the loop is, or that has the thread.
     """
     if record.thread == threading.main_thread().ident:
         runner = shared.at
         return {} if runner is None else {"task": runner.task_id, "component": runner.component}
     component, _, task = (record.threadName or "").rpartition("-")
-    return {"task": int(task), "component": component} if component and task.isdecimal() else {}
+    if not component or not task.isdecimal():
+        return {}
+    return {"task": int(task), "component": component}
 
 
 @dataclass(eq=False)
 class ErrorReporter:
-    """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
+    """Log of all task errors, which writes only some to ZooKeeper.
 
-    At most ``topology.max.error.report.per.interval`` of a task in
-    ``topology.error.throttle.interval.secs``; what is over the limit has no text and only adds to
+    Thread-safe. At most ``topology.max.error.report.per.interval`` of a task in
+    ``topology.error.throttle.interval.secs``. An error over the limit has no text and only adds to
     the count of its group.
     """
 
@@ -277,38 +284,48 @@ class ErrorReporter:
 
     def __post_init__(self) -> None:
         self._interval = float(self.conf.get("topology.error.throttle.interval.secs") or 10)
-        self._most = int(self.conf.get("topology.max.error.report.per.interval") or 5)
+        self._max_reports = int(self.conf.get("topology.max.error.report.per.interval") or 5)
         self._lock = threading.Lock()
         self._windows: dict[int, tuple[float, int]] = {}
         """Task -> (start of the window, errors in it)."""
 
-    def __call__(self, task: int, component: str, error: BaseException, where: str) -> None:
-        """Log the error, and record it unless the task has reached its limit."""
+    def __call__(self, task: int, component: str, error: BaseException, activity: str) -> None:
+        """Log the error, and record it.
+
+        Unless the task has reached its limit.
+        """
         now = self.clock()
-        of_task = {"task": task, "component": component}
+        task_fields = {"task": task, "component": component}
         with self._lock:
             start, number = self._windows.get(task, (now, 0))
             if now - start > self._interval:
-                start, number = now, 0
+                start = now
+                number = 0
             number += 1
             self._windows[task] = (start, number)
         text = ""
-        if number <= self._most:
+        if number <= self._max_reports:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            # A file name in a message may hold what is no UTF-8, neither in the log nor in
-            # ZooKeeper.
-            text = mask_text(f"{where}: {trace.encode('utf-8', 'backslashreplace').decode()}")
-            _log.error("task %d (%s): %s", task, component, text, extra=of_task)
-        elif number == self._most + 1:
+            # A file name in a message may have bytes that are not UTF-8; log and ZooKeeper must be.
+            text = mask_text(f"{activity}: {trace.encode('utf-8', 'backslashreplace').decode()}")
+            _log.error("task %d (%s): %s", task, component, text, extra=task_fields)
+        elif number == self._max_reports + 1:
             # The log of a bolt that fails for every tuple must stay readable.
-            many = "task %d (%s): more than %d errors in %g s, more are only counted"
-            _log.error(many, task, component, self._most, self._interval, extra=of_task)
-        self.record(task, component, text, int(time.time()), error_group(error, where))
+            _log.error(
+                "task %d (%s): more than %d errors in %g s, more are only counted",
+                task,
+                component,
+                self._max_reports,
+                self._interval,
+                extra=task_fields,
+            )
+        self.record(task, component, text, int(time.time()), error_group(error, activity))
 
 
-def error_group(error: BaseException, where: str) -> str:
-    """Type and place of an error: the same for every replay of a tuple. Without a traceback, the
-    message is the place.
+def error_group(error: BaseException, activity: str) -> str:
+    """Return type and place of an error: the same for every replay of a tuple.
+
+    Without a traceback, the message is the place.
     """
     trace = error.__traceback__
     if trace is None:
@@ -318,8 +335,5 @@ def error_group(error: BaseException, where: str) -> str:
             trace = trace.tb_next
         code = trace.tb_frame.f_code
         place = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
-    return (
-        mask_text(f"{where}: {type(error).__name__} {place}")[:300]
-        .encode("utf-8", "backslashreplace")
-        .decode()
-    )
+    group = mask_text(f"{activity}: {type(error).__name__} {place}")[:300]
+    return group.encode("utf-8", "backslashreplace").decode()

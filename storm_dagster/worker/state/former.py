@@ -1,6 +1,7 @@
-"""Files of earlier releases: SQLite databases of ``context.state``, and dead letters as JSON lines.
+"""Files of earlier releases, of ``context.state`` and of dead letters.
 
-They are read once, into a state log, and kept beside it under another name.
+They are SQLite databases and JSON lines. They are read once, into a state log, and kept beside it
+under another name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _COMPANIONS = ("-wal", "-shm", "")
 
 
 def set_aside(path: Path, suffix: str) -> Path:
-    """Rename a file, and what belongs to it, to a name that is free; returns the new name."""
+    """Rename a file and its companions to a free name.
+
+    Returns that name.
+    """
     target = path.with_name(path.name + suffix)
     number = 1
     while target.exists():
@@ -49,15 +53,15 @@ def set_aside(path: Path, suffix: str) -> Path:
 
 
 def quarantined(path: Path) -> list[Path]:
-    """Names that damaged files of this name have now."""
+    """Return the current names of damaged files of this name."""
     names = [*path.parent.glob(f"{path.name}{DAMAGED}*")]
     return sorted(name for name in names if not name.name.endswith(("-wal", "-shm")))
 
 
 def read_imported_opening(path: Path) -> int:
-    """Opening of the last database of this name that was taken over; 0 if there was none.
+    """Return the opening of the last database that was taken over.
 
-    :class:`Corrupt` if the note about it is damaged.
+    ``path`` is its name. 0 if there was none. :class:`Corrupt` if the note about it is damaged.
     """
     note = _note_of(path)
     try:
@@ -77,7 +81,7 @@ def note_imported_opening(path: Path, opening: int) -> None:
 
 
 def is_damaged_since_import(path: Path) -> bool:
-    """True if the newest damaged database was put aside after the last one was taken over."""
+    """True if a database was quarantined after the last one was taken over."""
     damaged = quarantined(path)
     if not damaged:
         return False
@@ -94,9 +98,10 @@ def _note_of(path: Path) -> Path:
 
 
 def read_database(path: Path) -> InitialContents | None:
-    """Contents of the SQLite database of ``context.state``; ``None`` if there is none.
+    """Read the SQLite database of ``context.state``.
 
-    :class:`Corrupt` if it is damaged or half-written; then it is renamed, as the error says.
+    ``None`` if there is none. :class:`Corrupt` if it is damaged or half-written; then it is
+    renamed, as the error says.
     """
     if not path.exists():
         return None
@@ -121,15 +126,18 @@ def damaged_database(path: Path, target: Path, reason: str) -> Corrupt:
 
 @contextmanager
 def _local_copy(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database, opened without a lock and without a file in memory where it lies."""
+    """Open the database without a lock.
+
+    No mapped file is in its folder.
+    """
     log = path.with_name(f"{path.name}-wal")
     if not log.exists() or not log.stat().st_size:
         address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as database:
             yield database
         return
-    # Its last transactions are in the log, which SQLite reads with a lock and a mapped file: of a
-    # copy, because hosts may share the folder.
+    # Its last transactions are in the log, which SQLite reads with a lock and a mapped file. A copy
+    # is read, because hosts may share the folder.
     with tempfile.TemporaryDirectory(prefix="storm-state-") as folder:
         copy = Path(folder) / "state.sqlite3"
         shutil.copyfile(path, copy)
@@ -157,7 +165,10 @@ def _contents_of(database: sqlite3.Connection) -> InitialContents:
 
 
 def _encoded(value: Any) -> bytes:
-    """A value as the log has it. The database has JSON, or :data:`_TYPED` and what the log has."""
+    """Return a value in the form of the log.
+
+    The database has JSON, or :data:`_TYPED` and the form of the log.
+    """
     if not isinstance(value, bytes):
         raise ValueError("a value is a number")
     return value[1:] if value[:1] == _TYPED else encode_value(msgspec.json.decode(value))
@@ -176,12 +187,15 @@ class FormerLetters:
     letters: tuple[dict[str, Any], ...]
     """In order of their numbers."""
     checksums: tuple[str, ...]
-    """One of each file, with its size."""
+    """Checksum and size of each file."""
     unreadable: int
-    """Number of lines that are no letter, such as one that a killed process had begun."""
+    """Number of lines that are not letters, such as one that a killed process had begun."""
 
     def set_aside(self) -> list[Path]:
-        """Rename the files, as read or as damaged; returns the new names."""
+        """Rename the files, as read or as damaged.
+
+        Returns the new names.
+        """
         return [set_aside(path, DAMAGED if self.unreadable else READ) for path in self.paths]
 
 
@@ -192,7 +206,10 @@ def letter_indexes(folder: Path) -> list[int]:
 
 
 def read_letters(folder: Path, index: int) -> FormerLetters:
-    """Letters of a task. A line is a letter, or a change of an earlier one of its number."""
+    """Read the letters of a task.
+
+    A line is a letter, or a change of an earlier one of its number.
+    """
     paths = [folder / f"{index}.old.jsonl", folder / f"{index}.jsonl"]
     paths = [path for path in paths if path.exists()]
     letters: dict[int, dict[str, Any]] = {}
@@ -207,6 +224,6 @@ def read_letters(folder: Path, index: int) -> FormerLetters:
                 letters.setdefault(int(change["number"]), {}).update(change)
             except (ValueError, TypeError, KeyError):
                 unreadable += bool(line)
-    # Without the changes of letters that were dropped.
-    whole = tuple([letters[number] for number in sorted(letters) if "values" in letters[number]])
-    return FormerLetters(index, tuple(paths), whole, tuple(checksums), unreadable)
+    # Changes of letters that were dropped have no values.
+    complete = [letters[number] for number in sorted(letters) if "values" in letters[number]]
+    return FormerLetters(index, tuple(paths), tuple(complete), tuple(checksums), unreadable)

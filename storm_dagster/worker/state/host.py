@@ -19,7 +19,10 @@ MAX_RETRY_SECS = 60.0
 
 
 class StateWorker(Protocol):
-    """The worker of a task with state; ``Shared`` of ``worker/tasks/runner.py``."""
+    """Worker of a task with state.
+
+    ``Shared`` of ``worker/tasks/runner.py``.
+    """
 
     wake: Callable[[], None]
     clock: Callable[[], float]
@@ -31,12 +34,18 @@ class StateWorker(Protocol):
     redirect: Callable[[Tuple, int], Any]
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 that never go back while the process lives."""
+        """Return milliseconds since 1970.
+
+        They never decrease while the process lives.
+        """
         ...
 
 
 class StateTask(Protocol):
-    """A task with state or windows; ``Runner`` of ``worker/tasks/runner.py``."""
+    """Task with state or windows.
+
+    ``Runner`` of ``worker/tasks/runner.py``.
+    """
 
     task_id: int
     component: str
@@ -62,7 +71,7 @@ class StateTask(Protocol):
         """Number of tuples queued for the task."""
         ...
 
-    def report(self, error: BaseException, where: str) -> None:
+    def report(self, error: BaseException, activity: str) -> None:
         """Log and record an error."""
         ...
 
@@ -75,5 +84,8 @@ class StateTask(Protocol):
         ...
 
     def checked_route(self, values: Any, stream: str) -> Route:
-        """The route for an emit; ``InvalidRequest`` unless the values fit the stream."""
+        """Return the route for an emit.
+
+        ``InvalidRequest`` if the values do not fit.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Dead letters of one task of a spout: entries of a state log, oldest dropped first."""
+"""Dead letters of one task of a spout: entries of a state log."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def letters_folder(root: Path, topology: str, component: str) -> Path:
 
 @dataclass(eq=False)
 class DeadLetterLog:
-    """Dead letters by number, of at most ``max_bytes`` in all; the newest is always kept.
+    """Dead letters by number, of at most ``max_bytes`` in all.
 
-    The log is created with the first letter. It is divided over the tasks of the spout: a task that
-    no longer exists leaves its letters to another.
+    The oldest are dropped first, and the newest is always kept. The log is created with the first
+    letter. It is divided over the tasks of the spout: a task that no longer exists leaves its
+    letters to another.
     """
 
     folder: Path
@@ -40,7 +41,7 @@ class DeadLetterLog:
     owns: Callable[[], bool]
     max_bytes: int
     report: Callable[[Exception], None] = lambda error: None
-    """Called with what an operator should know of files that could not be read."""
+    """Called with the errors of files that could not be read, for the operator."""
 
     def __post_init__(self) -> None:
         self._log: StateLog | None = None
@@ -52,10 +53,10 @@ class DeadLetterLog:
     # -- opening -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the log, if there is one; dead letters of earlier releases are taken over.
+        """Open the log, if there is one.
 
-        Raises :class:`Unavailable` while another worker opens it, ``OSError`` or :class:`Corrupt`.
-        Then :meth:`read` and :meth:`put` open it.
+        Dead letters of earlier releases are taken over. Raises :class:`Unavailable` while another
+        worker opens it, ``OSError`` or :class:`Corrupt`. Then :meth:`read` and :meth:`put` open it.
         """
         self._release()
         self._closed = False
@@ -92,7 +93,7 @@ class DeadLetterLog:
         )
         try:
             self._measure()
-            self._number_again()
+            self._renumber()
             for index in self._former_indexes():
                 self._take_over(index)
         except BaseException:
@@ -115,8 +116,11 @@ class DeadLetterLog:
         values = self._log.contents.values
         return {number: values[number] for number in values if isinstance(number, int)}
 
-    def _number_again(self) -> None:
-        """Give letters of several tasks that have one number a number of their own."""
+    def _renumber(self) -> None:
+        """Give separate numbers to letters with the same number.
+
+        They come from several tasks.
+        """
         entries = self._entries()
         newest = max(entries, default=0)
         separate: dict[int, bytes] = {}
@@ -140,23 +144,24 @@ class DeadLetterLog:
             for letter in former.letters:
                 number = max(number + 1, int(letter["number"]))
                 entries[number] = msgspec.json.encode({**letter, "number": number})
-            # One checkpoint: after a crash before the files are renamed, their checksums tell that
-            # it is done.
+            # One checkpoint: after a crash before the files are renamed, their checksums show that
+            # they are taken over.
             self._put_all(entries, imported=former.checksums)
         names = ", ".join(path.name for path in former.set_aside())
         self._append(Checkpoint(removed=[_IMPORTED]))
         _log.info(
             "%d dead letters in %s are in its log now; the files are kept as %s",
-            len(former.letters), self.folder, names,
-        )  # fmt: skip
+            len(former.letters),
+            self.folder,
+            names,
+        )
         if former.unreadable:
-            self.report(
-                Corrupt(
-                    f"{former.unreadable} lines of the dead letters in {self.folder} are damaged: "
-                    f"the other letters were taken over, and the files are kept as {names}. Look "
-                    "into these, or delete them"
-                )
+            error = Corrupt(
+                f"{former.unreadable} lines of the dead letters in {self.folder} are damaged: "
+                f"the other letters were taken over, and the files are kept as {names}. Look "
+                "into these, or delete them"
             )
+            self.report(error)
 
     def _imported_checksums(self) -> set[str]:
         assert self._log is not None
@@ -170,30 +175,41 @@ class DeadLetterLog:
     # -- letters -----------------------------------------------------------------------------------
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """Number -> letter, in order of the numbers. Raises as :meth:`open`."""
+        """Return number -> letter, in order of the numbers.
+
+        Raises as :meth:`open`.
+        """
         self._open_existing()
         entries = self._entries()
         return {number: msgspec.json.decode(entries[number]) for number in sorted(entries)}
 
     def get(self, number: int) -> dict[str, Any] | None:
-        """The letter of this number, unless it was dropped. Raises as :meth:`open`."""
+        """Return the letter of this number, unless it was dropped.
+
+        Raises as :meth:`open`.
+        """
         self._open_existing()
         raw = self._log.contents.values.get(number) if self._log is not None else None
         return None if raw is None else msgspec.json.decode(raw)
 
-    def next_number(self, least: int) -> int:
-        """Number for a new letter, above those of all others. Raises as :meth:`open`."""
+    def next_number(self, lowest: int) -> int:
+        """Return a number for a new letter, above those of all others.
+
+        Raises as :meth:`open`.
+        """
         self._open_existing()
-        return max(least, self._newest() + 1)
+        return max(lowest, self._newest() + 1)
 
     def _newest(self) -> int:
-        return next(reversed(self._sizes), 0)
+        if not self._sizes:
+            return 0
+        return next(reversed(self._sizes))
 
     def put(self, number: int, letter: dict[str, Any]) -> list[dict[str, Any]]:
-        """Store a letter, or another form of one that is there; returns those that were dropped for
-        it. Durable when it returns.
+        """Store a letter, or a change of a stored one.
 
-        Raises :class:`Unavailable` when the task runs elsewhere by now, or ``OSError``.
+        It is durable when this returns. Returns the letters that were dropped for it. Raises
+        :class:`Unavailable` if the task runs elsewhere by now, or ``OSError``.
         """
         if self._closed:
             raise Unavailable("the task is closed, its dead letters may be another worker's by now")
@@ -203,7 +219,7 @@ class DeadLetterLog:
             return self._put_all({number: msgspec.json.encode(letter)})
         except (Unavailable, OSError):
             # Its number of tasks has changed, another worker had it, or the file system failed: the
-            # log is opened again for the next letter.
+            # log is reopened for the next letter.
             self._release()
             raise
 
@@ -238,7 +254,7 @@ class DeadLetterLog:
     def _append(self, record: Checkpoint) -> None:
         log = self._log
         assert log is not None
-        # Before the checkpoint: an error of it must leave the letters as they were.
+        # Before the checkpoint: if it raises, the letters must not have changed.
         log.compact()
         log.append(record)
         log.contents.apply(record)
@@ -251,6 +267,6 @@ class DeadLetterLog:
             self._log = None
 
     def close(self) -> None:
-        """Close the log; nothing is stored until it is opened again."""
+        """Close the log; no letter is stored until it is reopened."""
         self._closed = True
         self._release()

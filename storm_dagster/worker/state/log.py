@@ -1,19 +1,21 @@
-"""Log of durable state: one folder per component or task, below ``topology.state.dir``.
+"""Log of durable state: one folder per component or task.
+
+The folders are below ``topology.state.dir``.
 
 ::
 
-    <topology name>/<component>.state/000002.json     the second division: over how many tasks
+    <topology name>/<component>.state/000002.json     the second division: the number of tasks
     <topology name>/<component>.state/000002/1.4.log  state of the task with index 1, fourth opening
     <topology name>/<component>.letters/...           dead letters of a spout
     <topology name>/<component>/<task>.state/...      ``context.state`` of one task: always one log
 
 A task that opens its state writes all of it into a new file and appends its checkpoints there, so
 that a process that lost the task without noticing writes to a file that is not read. The cluster
-knows the newest opening of each task (``known``): a folder without it holds older state. When the
-number of tasks changes, the first opener creates the ``.json`` of a new division: from then on no
-checkpoint of the older one is acknowledged. The only requirement on the file system is exclusive
-creation of a file (``link``), so that a shared one works for several hosts: no lock is taken and
-no file is mapped into memory.
+knows the newest opening of each task (``last_positions``): a folder without it holds older state.
+When the number of tasks changes, the first opener creates the ``.json`` of a new division: from
+then on no checkpoint of the older one is acknowledged. The only requirement on the file system is
+exclusive creation of a file (``link``), so that a shared one works for several hosts: no lock is
+taken and no file is mapped into memory.
 """
 
 import json
@@ -39,15 +41,20 @@ from storm_dagster.model.errors import Corrupt, Unavailable
 
 _LOG = re.compile(r"(\d+)\.(\d+)\.log")
 _MIN_COMPACTED = 1 << 20
-_LAST_COPIED, _BLOCK = 64 << 10, 1 << 20
-_SLICE, _YIELD_SECS = 1000, 0.0001
+_LAST_COPIED = 64 << 10
+_BLOCK = 1 << 20
+_SLICE = 1000
+_YIELD_SECS = 0.0001
 _READ_ATTEMPTS = 20
 Stamp = tuple[int, int]
 Position = tuple[int, int]
 
 
 class InitialContents(NamedTuple):
-    """Contents of a file of an earlier format, from the opening with this number on."""
+    """Contents of a file of an earlier format.
+
+    They are valid from the opening ``opening`` on.
+    """
 
     opening: int
     contents: Contents
@@ -60,9 +67,10 @@ def state_folder(root: Path, topology: str, component: str) -> Path:
 
 @dataclass(eq=False)
 class StateLog:
-    """Open state of one task. Opening reads and writes all of it: do it in a thread.
+    """Open state of one task.
 
-    Older state is refused, or with ``take_older`` opened, and :attr:`older` tells.
+    Opening reads and writes all of it: do it in a thread. Older state is refused. With
+    ``take_older`` it is opened, and :attr:`older` is set.
     """
 
     folder: Path
@@ -74,27 +82,25 @@ class StateLog:
     """
     merge: Callable[[Any, list[Any]], Any]
     owns: Callable[[], bool]
-    known: Mapping[int, Position] = field(default_factory=dict)
-    """Index of a task -> (division, opening) of its last opening, anywhere. Division 0 stands for
-    the only one, of state that is not divided.
+    last_positions: Mapping[int, Position] = field(default_factory=dict)
+    """Index of a task -> (division, opening) of its last opening, anywhere. Division 0 is the only
+    division of state that is not divided.
     """
     take_older: bool = False
     initial: InitialContents | None = None
-    """What the log begins with, unless it was opened at least as often."""
+    """Contents at the first opening; ignored if the log was opened at least as often."""
     encoded: bool = False
-    """Whether the values of :attr:`contents` stay encoded."""
+    """True if the values of :attr:`contents` stay encoded."""
     durable: bool = False
-    """Whether each new file is on the disk before it replaces another, as :meth:`sync` needs it."""
+    """True if each new file is on the disk before it replaces another, as :meth:`sync` needs it."""
     subject: str = ""
-    """Whose state it is, for errors; by default the number of the task."""
+    """Owner of the state, for errors; by default the number of the task."""
 
     def __post_init__(self, stamp: Stamp) -> None:
         self.older = ""
-        """How the state that was found is older than the one that the cluster knows."""
+        """Description of the difference, if the state is older than the cluster knows."""
         self.size = 0
-        """Bytes of the file: the values, and what replaced ones still take until it is
-        compacted.
-        """
+        """Bytes of the file: of the values, and of replaced values until it is compacted."""
         self._file = -1
         self._folders_synced = False
         self._compaction: _Compaction | None = None
@@ -102,26 +108,32 @@ class StateLog:
         self._number = self._enter(stamp)
         self._opening = 0
         self.contents: Contents = self._load(self._number, self.index)
-        division_known, opening_known = self.known.get(self.index, (0, 0))
-        if division_known in (0, self._number):
-            self._opening = max(self._opening, opening_known)
+        last_division, last_opening = self.last_positions.get(self.index, (0, 0))
+        if last_division in (0, self._number):
+            self._opening = max(self._opening, last_opening)
         self._publish(self._write(self.contents.snapshot()))
-        for left in self._path(self._number).with_suffix("").glob(f".{self.index}.*.tmp"):
-            left.unlink(missing_ok=True)
+        folder = self._path(self._number).with_suffix("")
+        for temporary in folder.glob(f".{self.index}.*.tmp"):
+            temporary.unlink(missing_ok=True)
         self._remove_old()
 
     @property
     def position(self) -> Position:
-        """(number of the division, opening)."""
+        """Number of the division, and opening."""
         return self._number, self._opening
 
-    def _found_older(self, found: str, newest: str) -> None:
-        text = f"{self.folder} has {found}, and {newest} is known"
+    def _refuse_older(self, current: str, newest: str) -> None:
+        """Refuse older state, unless ``take_older`` is set.
+
+        It is older than the cluster knows.
+        """
+        text = f"{self.folder} has {current}, and {newest} is known"
         if not self.take_older:
+            subject = self.subject or f"task number {self.index}"
             raise Unavailable(
-                f"the state of {self.subject or f'task number {self.index}'} here is older than the "
-                f"last that was acknowledged: {text}. Make topology.state.dir the storage that has "
-                "it, or set topology.state.local: true to go on with this one"
+                f"the state of {subject} here is older than the last that was acknowledged: "
+                f"{text}. Make topology.state.dir the storage that has it, or set "
+                "topology.state.local: true to go on with this one"
             )
         self.older = text
 
@@ -136,11 +148,11 @@ class StateLog:
     def _read_division(self, number: int) -> tuple[Partitioning, Stamp]:
         path = self._path(number)
         try:
-            found = json.loads(path.read_bytes())
+            document = json.loads(path.read_bytes())
             division = replace(
-                self.division, tasks=int(found["tasks"]), by_key=bool(found["by_key"])
+                self.division, tasks=int(document["tasks"]), by_key=bool(document["by_key"])
             )
-            return division, (int(found["stamp"][0]), int(found["stamp"][1]))
+            return division, (int(document["stamp"][0]), int(document["stamp"][1]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise Corrupt(
                 f"{path} is not a valid division of state ({error}): restore it"
@@ -149,24 +161,25 @@ class StateLog:
     def _enter(self, stamp: Stamp) -> int:
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
-        wanted = max((number for number, _ in self.known.values()), default=0)
-        if newest < wanted:
-            self._found_older(f"division {newest}", f"division {wanted}")
+        last = max((number for number, _ in self.last_positions.values()), default=0)
+        if newest < last:
+            self._refuse_older(f"division {newest}", f"division {last}")
         if numbers:
             division, since = self._read_division(newest)
-            if division == self.division and newest >= wanted:
+            if division == self.division and newest >= last:
                 return newest
             if stamp < since:
                 raise Unavailable(
-                    f"the state in {self.folder} is divided over {division.tasks} tasks by a newer assignment than "
-                    f"the one that this worker has read, with {self.division.tasks}: it opens after the next read"
+                    f"the state in {self.folder} is divided over {division.tasks} tasks by a newer "
+                    "assignment than the one that this worker has read, with "
+                    f"{self.division.tasks}: it opens after the next read"
                 )
         document = {
             "tasks": self.division.tasks,
             "by_key": self.division.by_key,
             "stamp": list(stamp),
         }
-        number = max(newest, wanted) + 1
+        number = max(newest, last) + 1
         temporary = _temporary(self._path(number))
         temporary.write_bytes(json.dumps(document).encode())
         if not _link(temporary, self._path(number)):
@@ -176,12 +189,12 @@ class StateLog:
     # -- reading -----------------------------------------------------------------------------------
 
     def _logs(self, number: int) -> dict[int, tuple[int, Path]]:
-        """Index -> (opening, path) of the newest log of each task of a division."""
+        """Index -> (opening, path) of each task's newest log in a division."""
         return _newest_logs(self.folder, number)
 
     def _load(self, number: int, index: int) -> Contents:
         log = self._logs(number).get(index)
-        division, newest = self.known.get(index, (0, 0))
+        last_division, last_opening = self.last_positions.get(index, (0, 0))
         opening = log[0] if log is not None else 0
         is_own = (number, index) == (self._number, self.index)
         initial = self.initial if is_own else None
@@ -189,28 +202,32 @@ class StateLog:
             initial = None
         if initial is not None:
             opening = initial.opening
-        if division in (0, number) and opening < newest:
-            self._found_older(f"opening {opening}", f"opening {newest}")
+        if last_division in (0, number) and opening < last_opening:
+            self._refuse_older(f"opening {opening}", f"opening {last_opening}")
         if is_own:
             self._opening = opening
         if initial is not None:
             return initial.contents
         if log is not None:
             return _read_contents(log[1], self.encoded)
-        earlier = [one for one in self._numbers() if one < number]
+        earlier = [earlier_number for earlier_number in self._numbers() if earlier_number < number]
         if not earlier:
             return Contents(encoded=self.encoded)
         division, _ = self._read_division(number)
-        before, _ = self._read_division(earlier[-1])
-        old = ((other, self._load(earlier[-1], other)) for other in range(before.tasks))
-        return division.share(index, old, self.merge)
+        former_division, _ = self._read_division(earlier[-1])
+        # A generator, so that one former task at a time is in memory.
+        former_contents = (
+            (former_index, self._load(earlier[-1], former_index))
+            for former_index in range(former_division.tasks)
+        )
+        return division.share(index, former_contents, self.merge)
 
     # -- writing -----------------------------------------------------------------------------------
 
     def _write(
         self, records: Iterable[Checkpoint], stopped: Callable[[], bool] = lambda: False
     ) -> Path:
-        """A temporary file with these checkpoints, for :meth:`_publish`."""
+        """Write checkpoints to a temporary file, for :meth:`_publish`."""
         path = _temporary(
             self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
         )
@@ -223,7 +240,10 @@ class StateLog:
         return path
 
     def _publish(self, temporary: Path) -> None:
-        """Make the file the task's next opening, and append to it from now on."""
+        """Make the file the task's next opening.
+
+        From then on, checkpoints are appended to it.
+        """
         path = self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
         size = temporary.stat().st_size
         if self.durable:
@@ -231,20 +251,22 @@ class StateLog:
         if not self.owns() or not _link(temporary, path):
             temporary.unlink(missing_ok=True)
             raise Unavailable(
-                f"the state in {self.folder} is opened by another worker at the same time: retried later"
+                f"the state in {self.folder} is opened by another worker at the same time: retried "
+                "later"
             )
         self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._path_now = path
         self._opening += 1
-        self._full_size, self.size = size, size
+        self._full_size = size
+        self.size = size
         if self.durable:
-            # Before the older file goes.
+            # Before the older file is removed.
             self._sync_folders()
-        for other in path.parent.glob(f"{self.index}.*.log"):
-            match = _LOG.fullmatch(other.name)
+        for log_path in path.parent.glob(f"{self.index}.*.log"):
+            match = _LOG.fullmatch(log_path.name)
             if match is not None and int(match[2]) < self._opening:
-                other.unlink(missing_ok=True)
+                log_path.unlink(missing_ok=True)
 
     def _remove_old(self) -> None:
         # Earlier divisions are not read once every task has its share.
@@ -256,30 +278,35 @@ class StateLog:
                 self._path(number).unlink(missing_ok=True)
 
     def append(self, record: Checkpoint) -> None:
-        """Write a checkpoint. When this returns it is durable, and its tuples may be acked.
+        """Write a checkpoint. When this returns it is durable.
 
-        Raises :class:`Unavailable` or ``OSError`` otherwise; then the state must be reopened.
+        Its tuples may be acked then. If it cannot be written, this raises :class:`Unavailable` or
+        ``OSError``, and the state must be reopened.
         """
         raw = frame(record)
         self._check()
         try:
-            rest = raw
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-            # Again after the write: a new owner of the task or its keys may not have read it.
+            unwritten = raw
+            while unwritten:
+                unwritten = unwritten[os.write(self._file, unwritten) :]
+            # Checked after the write, too: a new owner of the task or its keys may have read the
+            # log before it.
             self._check()
         except BaseException:
             # Not acknowledged; if a successor has read it already, its tuples count twice.
             try:
                 os.ftruncate(self._file, self.size)
             except OSError:
-                # What is there would stand before the next checkpoint: nothing more is appended.
+                # The rejected bytes would be before the next checkpoint: no more are appended.
                 self.close()
             raise
         self.size += len(raw)
 
     def sync(self) -> None:
-        """Bring everything that was appended to the disk, so that it outlives a power cut."""
+        """Bring all appended checkpoints to the disk.
+
+        They survive a power cut then.
+        """
         os.fsync(self._file)
 
     def _sync_folders(self) -> None:
@@ -304,11 +331,11 @@ class StateLog:
             raise Unavailable("another worker has run the task since: its tuples will be replayed")
 
     def compact(self) -> bool:
-        """Rewrite the log into a new file, if it is much longer than the state. Whether that was
-        done now.
+        """Rewrite the log, if it is much longer than the state.
 
-        A thread does it, from the log itself; a later call takes its file. Raises as
-        :meth:`append`, and tries again when the log has grown as much again.
+        Returns True if that was completed now. A thread does it, from the log itself; a later call
+        takes its file. Raises as :meth:`append`, and retries when the log has grown by the same
+        size.
         """
         running = self._compaction
         if running is None:
@@ -321,7 +348,8 @@ class StateLog:
         self._full_size = self.size
         if running.error is not None or running.temporary is None:
             raise Unavailable(
-                f"the state in {self.folder} could not be rewritten, its log only grows: {running.error}"
+                f"the state in {self.folder} could not be rewritten, its log only grows: "
+                f"{running.error}"
             )
         with running.temporary.open("ab") as file:
             _copy_range(self._path_now, running.read, self.size, file)
@@ -338,7 +366,10 @@ class StateLog:
 
 
 def division_numbers(folder: Path) -> list[int]:
-    """Numbers of the divisions of a log, ascending; none if it was never opened."""
+    """Numbers of the divisions of a log, ascending.
+
+    The list is empty if the log was never opened.
+    """
     return sorted(int(path.stem) for path in folder.glob("[0-9]*.json"))
 
 
@@ -367,7 +398,10 @@ def _read_contents(path: Path, encoded: bool) -> Contents:
 
 
 def newest_opening(folder: Path, index: int) -> int:
-    """Opening of a task's newest log in the newest division; 0 if there is none."""
+    """Opening of a task's newest log in the newest division.
+
+    0 if there is none.
+    """
     numbers = division_numbers(folder)
     if not numbers:
         return 0
@@ -376,9 +410,10 @@ def newest_opening(folder: Path, index: int) -> int:
 
 
 def read_newest(folder: Path, index: int) -> Contents:
-    """Contents of a task's newest log, with encoded values, beside the process that writes it.
+    """Read a task's newest log, beside the process that writes it.
 
-    The log is only read: the task continues undisturbed. Empty if there is none.
+    Its values stay encoded. The log is only read: the task continues undisturbed. Empty if there is
+    no log.
     """
     for attempt in range(_READ_ATTEMPTS):
         numbers = division_numbers(folder)
@@ -395,13 +430,15 @@ def read_newest(folder: Path, index: int) -> Contents:
 
 
 class _Compaction:
-    """Compaction of a log in a thread, as far as the log reached when it began; then of the entries
-    that were appended since.
+    """Compaction of a log in a thread.
+
+    It begins with the log as far as it reached at the start, and appends the entries since.
     """
 
     def __init__(self, log: StateLog) -> None:
         self._log = log
-        self._path, self.read = log._path_now, log.size
+        self._path = log._path_now
+        self.read = log.size
         self.temporary: Path | None = None
         self.error: BaseException | None = None
         self.stopped = False
@@ -418,11 +455,14 @@ class _Compaction:
                     contents.apply(record)
             temporary = self._log._write(contents.snapshot(), lambda: self.stopped)
             with temporary.open("ab") as file:
-                while not self.stopped and (upto := self._log.size) - self.read > _LAST_COPIED:
-                    _copy_range(self._path, self.read, upto, file)
-                    self.read = upto
+                while not self.stopped:
+                    size = self._log.size
+                    if size - self.read <= _LAST_COPIED:
+                        break
+                    _copy_range(self._path, self.read, size, file)
+                    self.read = size
             if self._log.durable and not self.stopped:
-                # Here, not in the loop, which then syncs only what is appended until then.
+                # Here, not in the loop, which then syncs only the entries appended until then.
                 _sync_path(temporary)
             if self.stopped:
                 temporary.unlink(missing_ok=True)
@@ -442,13 +482,14 @@ class _Compaction:
 
 
 def _paced(records: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
-    """Pause now and then, so that the loop gets the interpreter's lock."""
-    done = 0
+    """Pause regularly, so that the loop gets the interpreter's lock."""
+    entries = 0
     for record in records:
         yield record
-        done += 1 + len(record.values) + len(record.ids) + len(record.held) + len(record.results)
-        if done >= _SLICE:
-            done = 0
+        entries += 1
+        entries += len(record.values) + len(record.ids) + len(record.held) + len(record.results)
+        if entries >= _SLICE:
+            entries = 0
             time.sleep(_YIELD_SECS)
 
 
@@ -456,7 +497,10 @@ def _copy_range(path: Path, begin: int, end: int, target: BinaryIO) -> None:
     """Append the bytes ``begin`` to ``end`` of a file to an open one."""
     with path.open("rb") as file:
         file.seek(begin)
-        while begin < end and (raw := file.read(min(_BLOCK, end - begin))):
+        while begin < end:
+            raw = file.read(min(_BLOCK, end - begin))
+            if not raw:
+                break
             target.write(raw)
             begin += len(raw)
 
@@ -475,12 +519,15 @@ def _temporary(path: Path) -> Path:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Give the file its name, unless that is taken; the temporary name goes in any case."""
+    """Give the file its name, unless that is taken.
+
+    The temporary name is removed.
+    """
     try:
         os.link(temporary, path)
         return True
     except FileExistsError:
-        # Also the answer of NFS when a request is sent again because its first reply was lost.
+        # NFS also responds so when a request is resent because its first reply was lost.
         return temporary.stat().st_nlink > 1
     except FileNotFoundError:
         return False

@@ -1,4 +1,4 @@
-"""Bolts that have drivers of windows and state, and the opening of both."""
+"""Bolts with windows or state, and the opening of both."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class StateOpening:
-    """State and windows of one task, opened in a thread unless ``inline``, so that the loop goes
-    on.
+    """State and windows of one task.
+
+    They are opened in a thread unless ``inline``, so that the loop continues.
     """
 
     bolt: StatefulBolt | WindowedBolt
@@ -42,7 +43,7 @@ class StateOpening:
 
     def _open(self) -> None:
         try:
-            self.log.set_result(self._opened())
+            self.log.set_result(self._open_log())
         except BaseException as error:
             runner = self.runner
             if isinstance(error, Unavailable):
@@ -52,16 +53,19 @@ class StateOpening:
             self.abandon()
         self.runner.shared.wake()
 
-    def _opened(self) -> StateLog:
-        # In the thread: it takes 10 ms, and the loop goes on.
+    def _open_log(self) -> StateLog:
+        # Imported in the thread: it takes 10 ms, and the loop continues.
         from storm_dagster.worker.state.driver import grouped_by_fields
 
-        context, storage = self.runner.context, self.runner.shared.storage
+        context = self.runner.context
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         scope = getattr(self.bolt, "state_scope", None)
-        by_key = grouped_by_fields(self.runner) is not None if scope is None else scope == "key"
-        return storage.open_log(
+        if scope is None:
+            by_key = grouped_by_fields(self.runner) is not None
+        else:
+            by_key = scope == "key"
+        return self.runner.shared.storage.open_log(
             context,
             Partitioning(len(context.component_tasks(context.component)), by_key),
             getattr(self.bolt, "merge_states", lambda key, values: values[0]),
@@ -71,8 +75,9 @@ class StateOpening:
         )
 
     def attach(self) -> None:
-        """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises
-        if the state cannot be opened.
+        """Attach the drivers to the bolt.
+
+        Called when its emit works, before ``initialize``. Raises if the state cannot be opened.
         """
         from storm_dagster.worker.state.driver import StateDriver
 
@@ -87,34 +92,36 @@ class StateOpening:
         self.runner.state = state
 
     def abandon(self) -> None:
-        """Close the state as soon as it is open."""
+        """Close the state, or close it once it is open."""
         self._abandoned = True
         if self.log.done() and self.log.exception() is None:
             self.log.result().close()
 
 
 def acks_itself(bolt: Any) -> bool:
-    """Whether the bolt acks instead of the runner: it gathers tuples, or defers acks to
-    checkpoints.
+    """True if the bolt acks instead of the runner.
+
+    It gathers tuples, or defers acks to checkpoints.
     """
     return bool(getattr(bolt, "_gathers", False)) or hasattr(type(bolt), "process_again")
 
 
 def open_state(bolt: Any, runner: StateTask, *, inline: bool = False) -> StateOpening | None:
-    """Begin to open the state of a windowed or stateful bolt; in this thread with ``inline``.
+    """Begin to open the state of a windowed or stateful bolt.
 
-    Raises if its conf is not valid.
+    In this thread with ``inline``. Raises if its conf is not valid.
     """
     windows = None
     if hasattr(type(bolt), "process_window"):
         from storm_dagster.worker.state.windows import WindowDriver
 
-        bolt._driver = windows = WindowDriver(bolt, runner)
+        windows = WindowDriver(bolt, runner)
+        bolt._driver = windows
     elif not hasattr(type(bolt), "process_again") or not getattr(bolt, "exactly_once", True):
         return None
     if runner.is_async:
         raise InvalidTopology(
-            f"bolt {runner.component!r} has state and an async process: changes of the state could not "
-            "be attributed to one tuple; make process a plain method"
+            f"bolt {runner.component!r} has state and an async process: changes of the state "
+            "could not be attributed to one tuple; make process a plain method"
         )
     return StateOpening(bolt, runner, windows, inline)

@@ -10,7 +10,10 @@ from storm_dagster.worker.state.log import StateLog
 
 
 class SinkState(Protocol):
-    """State of a sink's task; ``StateDriver`` of ``worker/state/driver.py``."""
+    """State of a sink's task.
+
+    ``StateDriver`` of ``worker/state/driver.py``.
+    """
 
     runner: StateTask
     log: StateLog
@@ -25,7 +28,10 @@ class SinkState(Protocol):
         ...
 
     def id_of(self, tup: Tuple) -> Any:
-        """The id by which a repeated tuple is recognized; ``None`` without one."""
+        """Return the id by which a repeated tuple is recognized.
+
+        ``None`` without one.
+        """
         ...
 
     def crash(self, error: Exception) -> None:
@@ -34,9 +40,9 @@ class SinkState(Protocol):
 
 
 class SinkBatches:
-    """Batches of one task: each is in a checkpoint, with its token and the ids of its tuples,
-    before it is written.
+    """Batches of one task.
 
+    Each batch is in a checkpoint, with its token and the ids of its tuples, before it is written.
     Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task
     restarts.
     """
@@ -51,31 +57,43 @@ class SinkBatches:
         self.save = driver.checkpoint
 
     def undecided(self) -> dict[str, int]:
-        """Owner -> token of the batches that may be written or not: of this task, and of earlier
-        ones that had its keys.
+        """Return owner -> token of the batches that may be written or not.
+
+        They are of this task, and of earlier ones that had its keys.
         """
         return {owner: token for owner, (token, _) in self._log.contents.batches.items()}
 
     def begin(self, token: int, tups: Sequence[Tuple]) -> bool:
-        """Save that these tuples, in place of this owner's last batch, are written with ``token``
-        from now on.
+        """Save that these tuples are written with ``token`` from now on.
+
+        They replace this owner's last batch.
         """
         ids = [(self._driver.key_hash(tup), self._driver.id_of(tup)) for tup in tups]
         return self._append(Checkpoint(batches=[(self.owner, token, ids)]))
 
     def decide(self, owner: str, written: bool) -> bool:
-        """Drop the batch of an owner; if it is written, its ids count as applied."""
+        """Drop the batch of an owner.
+
+        If it is written, its ids count as applied.
+        """
         token, names = self._log.contents.batches[owner]
         ids = [(number, name) for name, number in names.items()] if written else []
         return self._append(Checkpoint(ids=ids, batches=[(owner, token, [])]))
 
     def id_of(self, tup: Tuple) -> Any:
-        """The id of a tuple; ``InvalidRequest`` for one that cannot be saved."""
-        stored_key(name := self._driver.id_of(tup))
+        """Return the id of a tuple.
+
+        ``InvalidRequest`` if it cannot be saved.
+        """
+        name = self._driver.id_of(tup)
+        stored_key(name)
         return name
 
     def ack_unapplied(self, tup: Tuple) -> None:
-        """Ack a tuple at the next checkpoint; its id does not count as applied."""
+        """Ack a tuple at the next checkpoint.
+
+        Its id does not count as applied.
+        """
         self._driver.pending_acks.append(tup)
 
     def _append(self, record: Checkpoint) -> bool:

@@ -1,8 +1,7 @@
-"""Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last
-opened.
+"""Storage of a topology's state, as a worker sees it.
 
-Positions of a source that has no store of its own are there too: a log of the component, as the
-state of a bolt has.
+It knows the last openings, and if all hosts share the storage. Positions of a source without a
+store are there, too: a log of the component, as the state of a bolt has.
 """
 
 import logging
@@ -39,10 +38,11 @@ from storm_dagster.worker.state.task_store import WHOLE, TaskStore, task_folder
 _log = logging.getLogger(__name__)
 
 _PUBLISH_SECS = 10.0
-"""Longest wait until an opening is known."""
+"""Longest wait until an opening is published."""
 Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
-"""(key in ``StateHome.openings``, opening, host, whether state stays on that host while there are
-others).
+"""(key in ``StateHome.openings``, opening, host, is_local).
+
+``is_local``: True if state stays on that host while there are others.
 """
 
 
@@ -52,12 +52,13 @@ def marker_path(state_dir: Path, topology: str, marker: str) -> Path:
 
 
 class StateStorage:
-    """What the cluster knows of the state. ``home`` and ``hosts`` are replaced with each
-    placement.
+    """The cluster's knowledge of the state.
+
+    ``home`` and ``hosts`` are replaced with each placement.
     """
 
     def __init__(self, report: Callable[[int, str, BaseException, str], None]) -> None:
-        """``report``: as of ``Shared``."""
+        """``report``: see ``Shared``."""
         self._report = report
         self.home = StateHome(marker="")
         self.hosts: frozenset[str] = frozenset()
@@ -66,40 +67,44 @@ class StateStorage:
         """Any thread."""
 
     def check_shared(self, context: TopologyContext) -> None:
-        """Refuse state on a host's own storage, unless it is wanted or no other host has
-        workers.
+        """Refuse state on a host's own storage, which other hosts do not see.
+
+        Permitted if the conf allows it, or if no other host has workers.
         """
         if len(self.hosts) < 2 or context.conf.get("topology.state.local"):
             return
         assert context._state_dir is not None
         marker = self.home.marker
-        if (
-            not marker
-            or not marker_path(context._state_dir, context.topology_name, marker).exists()
-        ):
-            raise InvalidRequest(
-                f"the state of task {context.task_id} ({context.component}) would stay behind on its host, and workers run "
-                f"on {', '.join(sorted(self.hosts))}: {context._state_dir} here is not the folder that they see. Make "
-                "topology.state.dir a folder that all of them share, or set topology.state.local: true to lose state "
-                "when tasks move"
-            )
+        if marker and marker_path(context._state_dir, context.topology_name, marker).exists():
+            return
+        raise InvalidRequest(
+            f"the state of task {context.task_id} ({context.component}) would stay behind on its "
+            f"host, and workers run on {', '.join(sorted(self.hosts))}: {context._state_dir} here "
+            "is not the folder that they see. Make topology.state.dir a folder that all of them "
+            "share, or set topology.state.local: true to lose state when tasks move"
+        )
 
     def known_openings(self, component: str) -> dict[int, tuple[int, int]]:
-        """Index of a task of the component -> (division, opening)."""
-        found = ((*key.rpartition("/"), opening) for key, opening in self.home.openings.items())
-        own = (
-            (index, opening) for name, slash, index, opening in found if slash and name == component
-        )
-        return {int(index): (opening[0], opening[1]) for index, opening in own}
+        """Return index of a task of the component -> (division, opening)."""
+        openings: dict[int, tuple[int, int]] = {}
+        for key, opening in self.home.openings.items():
+            # Keys of `context.state` have no slash.
+            name, slash, index = key.rpartition("/")
+            if slash and name == component:
+                openings[int(index)] = (opening[0], opening[1])
+        return openings
 
     def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
-        """Make an opening known to later workers; the result comes when it is."""
+        """Publish an opening to later workers.
+
+        The result comes when it is stored.
+        """
         if self.write is not None:
             local = len(self.hosts) > 1 and bool(context.conf.get("topology.state.local"))
             return self.write(key, opening, context.host, local)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        published: Future[None] = Future()
+        published.set_result(None)
+        return published
 
     def open_log(
         self,
@@ -109,9 +114,10 @@ class StateStorage:
         owns: Callable[[], bool],
         read: Callable[[Contents], Any] = lambda contents: None,
     ) -> StateLog:
-        """The log of the task in its component's state, with the arguments of :class:`StateLog`;
-        refuses as :meth:`check_shared`. ``read`` gets what is in it. Waits until every later worker
-        can know of the opening.
+        """Open the log of the task in its component's state.
+
+        The arguments are those of :class:`StateLog`; ``read`` gets its contents. Refuses as
+        :meth:`check_shared`. Waits until every later worker can know of the opening.
         """
         assert context._state_dir is not None
         self.check_shared(context)
@@ -136,21 +142,24 @@ class StateStorage:
         return log
 
     def open_positions(self, context: TopologyContext) -> "Positions":
-        """The positions of a source in the partitions that the task reads; refuses as
-        :meth:`check_shared`.
+        """Open the positions of a source.
+
+        They are of the partitions that the task reads. Refuses as :meth:`check_shared`.
         """
         if context._state_dir is None:
             raise InvalidRequest(
                 "this source needs a folder for its positions: set topology.state.dir"
             )
         division = _ByReader(len(context.component_tasks(context.component)), by_key=True)
-        return Positions(
-            self.open_log(context, division, lambda partition, found: found[0], context.may_write)
+        log = self.open_log(
+            context, division, lambda partition, positions: positions[0], context.may_write
         )
+        return Positions(log)
 
     def open_task_state(self, context: TopologyContext) -> TaskState:
-        """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one
-        than was open before.
+        """Open the store behind ``context.state``.
+
+        Refuses as :meth:`check_shared`, and a store that is older than one that was open before.
         """
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
@@ -167,7 +176,7 @@ class StateStorage:
         )
         if log.older:
             older = Unavailable(
-                f"it goes on with older state, since topology.state.local is set: {log.older}"
+                f"it continues with older state, since topology.state.local is set: {log.older}"
             )
             self._report(context.task_id, context.component, older, "state")
         # The state is not divided: its division is 0.
@@ -178,7 +187,10 @@ class StateStorage:
 def dead_letter_log(
     context: TopologyContext, max_bytes: int, report: Callable[[Exception], None]
 ) -> DeadLetterLog | None:
-    """Dead letters of a spout's task, not yet open; ``None`` without a folder for state."""
+    """Create the dead letter log of a spout's task, not yet open.
+
+    ``None`` without a folder for state.
+    """
     if context._state_dir is None:
         return None
     return DeadLetterLog(
@@ -193,9 +205,10 @@ def dead_letter_log(
 
 
 def _stamp(context: TopologyContext) -> Stamp:
-    """Order of the assignment that the worker has read."""
+    """Return the order of the assignment that the worker has read."""
     number = context.topology_id.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0, context.assignment_version
+    submission = int(number) if number.isdigit() else 0
+    return submission, context.assignment_version
 
 
 def open_task_log(
@@ -206,10 +219,11 @@ def open_task_log(
     take_older: bool = False,
     subject: str = "",
 ) -> StateLog:
-    """Log of ``context.state`` of one task; it begins with the database of an earlier release, if
-    that was opened later than the log, and renames this.
+    """Open the log of ``context.state`` of one task.
 
-    ``opening``: the last one that is known. :class:`Corrupt` if the database is damaged.
+    It begins with the database of an earlier release, if that was opened later than the log; then
+    the database is renamed. ``opening``: the last known one. :class:`Corrupt` if the database is
+    damaged.
     """
     path = folder.with_suffix(".sqlite3")
     initial = read_database(path)
@@ -246,33 +260,36 @@ def open_task_log(
 
 
 class _ByReader(Partitioning):
-    """Each partition's position is where its reader is."""
+    """Division in which each partition's position is at its reader."""
 
     def owner(self, key: Any) -> int:
         return reader_of(key, self.tasks)
 
 
 class Positions:
-    """Partition -> position, of the partitions that a task reads. Opening reads all of them: do it
-    in a thread.
+    """Partition -> position, of the partitions that a task reads.
+
+    Opening reads all of them: do it in a thread.
     """
 
     def __init__(self, log: StateLog) -> None:
         self._log = log
-        self.found: dict[str, Any] = dict(log.contents.values)
+        self.current: dict[str, Any] = dict(log.contents.values)
 
     def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
-        """Store these and drop those in ``forget``; durable when it returns. Raises
-        :class:`Unavailable` when the task runs elsewhere by now: then open the positions again.
+        """Store these positions and drop those in ``forget``.
+
+        Durable when it returns. Raises :class:`Unavailable` if the task runs elsewhere by now: then
+        reopen the positions.
         """
         values = [
             (partition, encode_value(position, partition))
             for partition, position in positions.items()
         ]
         self._log.append(Checkpoint(values=values, removed=list(forget)))
-        self.found.update(positions)
+        self.current.update(positions)
         for partition in forget:
-            self.found.pop(partition, None)
+            self.current.pop(partition, None)
         self._log.compact()
 
     def close(self) -> None:

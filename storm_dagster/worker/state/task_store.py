@@ -15,7 +15,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.state.log import StateLog
 
 WHOLE = Partitioning(1, by_key=False)
-"""Division of state that stays with its task id, whatever number of tasks its component has."""
+"""Division of state that stays with its task id, for any number of tasks of its component."""
 
 
 def task_folder(root: Path, topology: str, component: str, task: int) -> Path:
@@ -25,7 +25,10 @@ def task_folder(root: Path, topology: str, component: str, task: int) -> Path:
 
 
 class TaskView:
-    """Values and applied ids of a task, as a :class:`StateStore` that refuses changes."""
+    """Values and applied ids of a task.
+
+    A :class:`StateStore` that refuses changes.
+    """
 
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path = path
@@ -48,11 +51,12 @@ class TaskView:
     def write(self, changes: StateChanges, *, sync: bool) -> None:
         """Refuse the changes."""
         raise InvalidRequest(
-            f"the state in {self.path} was opened to be read: open it with open_task_state to change it"
+            f"the state in {self.path} was opened to be read: open it with open_task_state to "
+            "change it"
         )
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Return at once: no file is open."""
 
 
 class TaskStore(TaskView):
@@ -63,7 +67,10 @@ class TaskStore(TaskView):
         self._log = log
 
     def write(self, changes: StateChanges, *, sync: bool) -> None:
-        """Append the changes as one checkpoint. Raises as :meth:`StateLog.append`."""
+        """Append the changes as one checkpoint.
+
+        Raises as :meth:`StateLog.append`.
+        """
         record = Checkpoint(
             values=[(key, msgspec.Raw(raw)) for key, raw in changes.values.items()],
             removed=list(changes.removed),
@@ -71,7 +78,7 @@ class TaskStore(TaskView):
             forgotten=list(changes.forgotten),
             full=changes.clears,
         )
-        # Before the checkpoint: an error of it must leave the state as it was.
+        # Before the checkpoint: if it raises, the state must not have changed.
         self._log.compact()
         self._log.append(record)
         self._contents.apply(record)

@@ -1,5 +1,7 @@
-"""Windowed bolts: timestamps, late tuples, due windows, what checkpoints hold of them, and delivery
-of what they emit.
+"""Windowed bolts: due windows, late tuples, and results.
+
+Checkpoints have the tuples of the windows, and the results, which are delivered until they are
+acked.
 """
 
 import logging
@@ -30,36 +32,57 @@ from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.state.host import MAX_RETRY_SECS, StateTask
 
+_log = logging.getLogger("storm_dagster.component")
+
+_STAMP = "topology.bolts.tuple.timestamp.field.name"
+_KEY = "topology.bolts.window.session.key"
+_LATE_LOG_MS = 10_000
+"""Pause between two log lines about late tuples."""
+_CONNECT_MS = 3000
+"""Time in which the other workers reach a task that has started."""
+_PULSE_MS = 1000
+"""Longest time between two pulses that counts as silence of the sources: in a longer one the task
+itself did not run.
+"""
+_SLICE = 10
+"""Largest number of tuples of a result. A window emits as many results as it needs, each with a
+separate tree.
+"""
+_FIRST_IN_FLIGHT = 1000
+"""Tuples in flight before the speed of the readers is known."""
+_MIN_IN_FLIGHT = 100
+"""Tuples in flight while the readers finish none in time."""
+
 
 class ResultTracker:
-    """Roots of the results of a windowed task, as a spout has them. :meth:`take` belongs to the
-    thread that runs the bolt, all else to the loop.
+    """Roots of the results of a windowed task, like those of a spout.
+
+    :meth:`take` belongs to the thread that runs the bolt, all other methods to the loop.
     """
 
     def __init__(self, runner: StateTask) -> None:
         self._runner = runner
         self.task_id = runner.task_id
-        self.pending: PendingMap[Any] = PendingMap(
-            float(runner.conf.get("topology.message.timeout.secs") or 30)
-        )
-        """Root -> (number of the result, how many tuples it has, tree)."""
+        timeout = float(runner.conf.get("topology.message.timeout.secs") or 30)
+        self.pending: PendingMap[Any] = PendingMap(timeout)
+        """Root -> (number of the result, number of its tuples, tree)."""
         self.delayed = False
-        """Whether back pressure stops the task, or a spout before it (:class:`Pressure`)."""
+        """True while back pressure stops the task, or a spout before it (:class:`Pressure`)."""
         self.acked: deque[int] = deque()
         """Roots of complete trees."""
         self.failed: deque[int] = deque()
         self.lost = self.failed
-        """A result is sent again, whatever became of it."""
+        """The same list: a failed result is resent for any reason."""
 
     def send(self, number: int, emitted: Sequence[Any], size: int) -> None:
-        """Send the tuples (``size``) and events of a result: ``[stream, values, direct task]``, an
-        event has no stream.
+        """Send the tuples (``size``) and events of a result.
 
-        A tuple that cannot be sent is reported, and the result is sent again after the message
-        timeout.
+        Each is ``[stream, values, direct task]``; an event has no stream. A tuple that cannot be
+        sent is reported, and the result is resent after the message timeout.
         """
         runner = self._runner
-        shared, component = runner.shared, runner.component
+        shared = runner.shared
+        component = runner.component
         root = next_edge() or 1
         tree = Tree(1, root, 0, self) if shared.acker_tasks else None
         self.pending.add(root, (number, size, tree), shared.clock())
@@ -81,7 +104,7 @@ class ResultTracker:
             return
         tree.count -= 1
         if not tree.count:
-            shared.ledger.done(tree)
+            shared.ledger.ack_tree(tree)
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
@@ -91,45 +114,31 @@ class ResultTracker:
         self.failed += self.pending.overdue(now, list(self.pending.entries.items()))
 
     def take(self) -> list[tuple[int, int, bool, float]]:
-        """(number, size, whether its tree is complete, clock at which it was sent) of the results
-        that were acked or failed since the last call.
+        """Take the results that were acked or failed since the last call.
+
+        Each is (number, size, True if its tree is complete, clock at which it was sent).
         """
-        found: list[tuple[int, int, bool, float]] = []
+        results: list[tuple[int, int, bool, float]] = []
         for roots, acked in ((self.acked, True), (self.failed, False)):
             while roots:
                 entry = self.pending.pop(roots.popleft())
                 if entry is not None:
-                    found.append((*entry[0][:2], acked, entry[1]))
-        return found
-
-
-_log = logging.getLogger("storm_dagster.component")
-
-_STAMP = "topology.bolts.tuple.timestamp.field.name"
-_KEY = "topology.bolts.window.session.key"
-_LATE_LOG_MS = 10_000
-"""Pause between two log lines about late tuples."""
-_CONNECT_MS = 3000
-"""Time in which the other workers reach a task that has started."""
-_PULSE_MS = 1000
-"""Most time between two pulses that counts as silence of the sources: in a longer one the task
-itself did not run.
-"""
-_SLICE = 10
-"""Most tuples of a result. What a window emits is as many results as that takes, each with a tree
-of its own.
-"""
-_FIRST_IN_FLIGHT, _LEAST_IN_FLIGHT = 1000, 100
-"""Tuples in flight before it is known how fast the readers are, and while they finish nothing in
-time.
-"""
+                    (number, size, _), sent_at = entry
+                    results.append((number, size, acked, sent_at))
+        return results
 
 
 class WindowState(Protocol):
-    """State of a windowed task; ``StateDriver`` of ``worker/state/driver.py``."""
+    """State of a windowed task.
+
+    ``StateDriver`` of ``worker/state/driver.py``.
+    """
 
     def owner_hash(self, tup: Tuple) -> int:
-        """Hash of the grouping key, which decides the task that the tuple belongs to."""
+        """Return the hash of the grouping key.
+
+        It decides the tuple's task.
+        """
         ...
 
     def defer_ack(self, tup: Tuple) -> None:
@@ -140,9 +149,9 @@ class WindowState(Protocol):
 class WindowDriver:
     """Windows of one task. Used by the thread that runs the bolt.
 
-    The tuples of the windows are in the task's checkpoints and are acked after that. So is what a
-    window emitted, together with the end of the window; it is sent after the checkpoint, until its
-    tree is complete.
+    The tuples of the windows are in the task's checkpoints and are acked after that. The results of
+    a window are in the checkpoint with its end; they are sent after the checkpoint, until their
+    trees are complete.
     """
 
     def __init__(self, bolt: WindowedBolt, runner: StateTask) -> None:
@@ -154,23 +163,26 @@ class WindowDriver:
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
         if late is not None and late not in runner.part.outputs:
-            what = f"sends late tuples to stream {late!r}, which it does not declare"
-            raise InvalidTopology(f"bolt {runner.component!r} {what}")
+            raise InvalidTopology(
+                f"bolt {runner.component!r} sends late tuples to stream {late!r}, which it does "
+                "not declare"
+            )
         self._pauses_ms = Backoff(100, MAX_RETRY_SECS * 1000)
         self._retry_at = 0
         self._tries = 0
-        self._next_watermark = self._pulsed_at = 0
+        self._next_watermark = 0
+        self._pulsed_at = 0
         self._listened_ms = 0
-        """Clock of the silence of sources. It stands still while they, or this task, are held or
-        inactive.
+        """Clock of the silence of sources. It stops while they, or this task, are held or inactive.
         """
-        self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
+        self._late_count = 0
+        self._late_logged_at = -_LATE_LOG_MS
         self._emitted: list[msgspec.Raw] | None = None
-        """What the window in process has emitted."""
+        """Tuples that the window in process has emitted; ``None`` between windows."""
         self._reported: list[msgspec.Raw] = []
-        """Its events for Dagster."""
+        """Events for Dagster of the window in process."""
         self.changed = False
-        """Whether the next checkpoint has anything of the windows."""
+        """True if the next checkpoint has changes of the windows."""
         self.staged: list[tuple[Tuple, int, Any, int, msgspec.Raw]] = []
         """Tuples of the current call of ``process``: (tuple, stamp, key, owner hash, encoded)."""
         self._added: dict[int, tuple[int, msgspec.Raw]] = {}
@@ -181,45 +193,52 @@ class WindowDriver:
         self.to_send: deque[int] = deque()
         """Saved results that wait to be sent."""
         self._failed: list[int] = []
-        """Results that the next pulse sends again."""
-        self._in_flight, self._slowed_at = 0, -1.0
-        """Tuples of the results that are sent and not complete; clock at which fewer were allowed
-        for the last time.
-        """
-        self._most_in_flight: float = _FIRST_IN_FLIGHT
-        """As many as the readers finish long before the message timeout: else all would be sent
-        again, for ever.
+        """Results that the next pulse resends."""
+        self._in_flight = 0
+        """Tuples of the results that are sent and not complete."""
+        self._slowed_at = -1.0
+        """Clock at which :attr:`_max_in_flight` was lowered for the last time."""
+        self._max_in_flight: float = _FIRST_IN_FLIGHT
+        """Tuples in flight that readers can ack well within the message timeout. More would all
+        time out and be resent.
         """
         self.closing = False
 
     def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = {}
+        indices: dict[tuple[str, str], int] = {}
         for item in self.runner.part.inputs:
             fields = self.runner.context.source_fields(item.component, item.stream)
             if field not in fields:
                 raise InvalidTopology(
-                    f"bolt {self.runner.component!r} needs field {field!r} of every tuple, but stream {item.stream!r} "
-                    f"of {item.component!r} has: {', '.join(fields) or 'none'}"
+                    f"bolt {self.runner.component!r} needs field {field!r} of every tuple, but "
+                    f"stream {item.stream!r} of {item.component!r} has: "
+                    f"{', '.join(fields) or 'none'}"
                 )
-            found[(item.component, item.stream)] = fields.index(field)
-        return found
+            indices[(item.component, item.stream)] = fields.index(field)
+        return indices
 
     def read(self, contents: Contents) -> None:
-        """Continue with the windows in the state. Any thread, before :meth:`attach`."""
+        """Continue with the windows in the state.
+
+        Any thread, before :meth:`attach`.
+        """
         self._contents = contents
-        entries = [*map(_with_tuple, contents.entries())]
-        if (name_values := namer_of(self.bolt, self.runner.context)) is not None:
+        entries = [_with_tuple(entry) for entry in contents.entries()]
+        name_values = namer_of(self.bolt, self.runner.context)
+        if name_values is not None:
             name_values([entry.item for entry in entries])
         self.windows = Windows(self.shape, (), contents.windows, entries)
 
     def attach(self, state: WindowState) -> None:
         """Take tuples from now on."""
-        self._state, contents = state, self._contents
-        self.runner.results = self.results = ResultTracker(self.runner)
+        contents = self._contents
+        self._state = state
+        self.results = ResultTracker(self.runner)
+        self.runner.results = self.results
         self.to_send += contents.results
         self._next_result = max(contents.results, default=-1) + 1
-        # What was sent to the task before others reach it again is replayed after the message
-        # timeout. Until then nothing makes it late.
+        # Tuples that were sent to the task before others reached it are replayed after the message
+        # timeout. Until then the watermark does not advance, so that they are not late.
         timeout = float(self.runner.conf.get("topology.message.timeout.secs") or 30)
         if contents.windows is not None:
             self._next_watermark = self.runner.shared.now_ms() + round(timeout * 1000) + _CONNECT_MS
@@ -231,22 +250,25 @@ class WindowDriver:
     # -- tuples ------------------------------------------------------------------------------------
 
     def add(self, tup: Tuple) -> None:
-        """Check a tuple, which :meth:`hold` adds to its windows when ``process`` has returned."""
+        """Check a tuple.
+
+        :meth:`hold` adds it to its windows after ``process``.
+        """
         stream = (tup.component, tup.stream)
         now = self.runner.shared.now_ms()
-        if not self.shape.event_time:
-            stamp = now
-        else:
-            given = tup.values[self._stamp_at[stream]]
+        stamp = now
+        if self.shape.event_time:
+            stamp_value = tup.values[self._stamp_at[stream]]
             if (
-                isinstance(given, bool)
-                or not isinstance(given, int | float)
-                or not abs(given) < 1 << 62
+                isinstance(stamp_value, bool)
+                or not isinstance(stamp_value, int | float)
+                or not abs(stamp_value) < 1 << 62
             ):
                 raise InvalidRequest(
-                    f"the time stamp of a tuple of {tup.component!r} is {given!r:.60}: it must be milliseconds since 1970"
+                    f"the time stamp of a tuple of {tup.component!r} is {stamp_value!r:.60}: it "
+                    "must be milliseconds since 1970"
                 )
-            stamp = int(given)
+            stamp = int(stamp_value)
         key = key_of(tup.values[self._key_at[stream]]) if self._key_at else None
         owner = self._state.owner_hash(tup)
         item = encode_value(
@@ -255,22 +277,27 @@ class WindowDriver:
         self.staged.append((tup, stamp, key, owner, item))
 
     def hold(self) -> None:
-        """Add the checked tuples to their windows, and evaluate those that they complete."""
-        staged, self.staged = self.staged, []
+        """Add the checked tuples to their windows.
+
+        Complete windows are evaluated.
+        """
+        staged = self.staged
+        self.staged = []
         for tup, stamp, key, owner, item in staged:
             self._state.defer_ack(tup)
             entry = self.windows.add(tup, stamp, (tup.component, tup.stream, tup.task), key)
             if entry is None:
-                self._late(tup, stamp)
+                self._on_late(tup, stamp)
             else:
                 raw = join_encoded([entry.stamp, item, encode_value(key, key), None])
-                self._added[entry.number] = self._contents.held[entry.number] = (owner, raw)
+                self._added[entry.number] = (owner, raw)
+                self._contents.held[entry.number] = (owner, raw)
             self.changed = True
         # Only counted windows become due by a tuple; the others by time.
         if self.shape.slide_count is not None and not self.shape.event_time:
             self.evaluate()
 
-    def _late(self, tup: Tuple, stamp: int) -> None:
+    def _on_late(self, tup: Tuple, stamp: int) -> None:
         self._late_count += 1
         self.runner.call_in_loop(lambda: self.runner.metric("late", self._late_count))
         stream = self.shape.late_stream
@@ -281,18 +308,28 @@ class WindowDriver:
         now = self.runner.shared.now_ms()
         if now - self._late_logged_at >= _LATE_LOG_MS:
             self._late_logged_at = now
-            late = "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped, the %dth: %r"
-            what = (tup.component, stamp, self.windows.watermark, self._late_count, tup.values)
-            _log.info(late, self.runner.component, self.runner.task_id, *what)
+            _log.info(
+                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped, the %dth: %r",
+                self.runner.component,
+                self.runner.task_id,
+                tup.component,
+                stamp,
+                self.windows.watermark,
+                self._late_count,
+                tup.values,
+            )
 
     # -- windows -----------------------------------------------------------------------------------
 
     def pulse(self) -> None:
-        """Evaluate the windows that are due by time, and send what waits, or failed."""
+        """Evaluate the windows that are due by time.
+
+        Waiting and failed results are sent.
+        """
         self.to_send += self._failed
         self._failed = []
         self.collect()
-        shared, context = self.runner.shared, self.runner.context
+        shared = self.runner.shared
         now = shared.now_ms()
         if shared.spouts_run and not self.results.delayed:
             self._listened_ms += min(now - self._pulsed_at, _PULSE_MS)
@@ -301,39 +338,61 @@ class WindowDriver:
             self.windows.advance(now)
         elif now >= self._next_watermark:
             self._next_watermark = now + self.shape.watermark_ms
-            # Their number may have changed.
-            self.windows.sources = frozenset(
-                (item.component, item.stream, task)
-                for item in self.runner.part.inputs
-                for task in context.component_tasks(item.component)
-                if not item.component.startswith("__")
-            )
+            self.windows.sources = self._sources()
             self.windows.advance(self._listened_ms)
         self.evaluate()
 
-    def evaluate(self) -> None:
-        """Process every window that is due. One that raises is tried again after a pause; later
-        ones wait.
+    def _sources(self) -> frozenset[tuple[str, str, int]]:
+        """(component, stream, task) of all senders.
+
+        Their number may have changed.
         """
-        windows, bolt = self.windows, self.bolt
+        sources: set[tuple[str, str, int]] = set()
+        for item in self.runner.part.inputs:
+            if item.component.startswith("__"):
+                continue
+            for task in self.runner.context.component_tasks(item.component):
+                sources.add((item.component, item.stream, task))
+        return frozenset(sources)
+
+    def evaluate(self) -> None:
+        """Process every window that is due.
+
+        A window that raises is retried after a pause; later ones wait.
+        """
+        windows = self.windows
+        bolt = self.bolt
         now = self.runner.shared.now_ms()
-        while now >= self._retry_at and (pane := windows.due()) is not None:
+        while now >= self._retry_at:
+            pane = windows.due()
+            if pane is None:
+                break
             bolt._begin()
-            emitted, reported = self._emitted, self._reported = [], []
+            emitted: list[msgspec.Raw] = []
+            reported: list[msgspec.Raw] = []
+            self._emitted = emitted
+            self._reported = reported
+            # Copies: the pane is processed once more if this raises.
+            window = TupleWindow(
+                [*pane.items],
+                [*pane.new],
+                [*pane.expired],
+                pane.start_ms,
+                pane.end_ms,
+                pane.key,
+            )
             try:
-                times = (pane.start_ms, pane.end_ms)
-                # Copies: the pane comes again if this raises.
-                bolt.process_window(
-                    TupleWindow([*pane.items], [*pane.new], [*pane.expired], *times, pane.key)
-                )
+                bolt.process_window(window)
             except Exception as error:
                 bolt._undo()
-                emitted, reported = [], []
+                emitted = []
+                reported = []
                 self._tries += 1
                 given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
-                then = f": dropped with {len(pane.items)} tuples" if given_up else ""
+                consequence = f": dropped with {len(pane.items)} tuples" if given_up else ""
                 self.runner.report(
-                    error, f"process_window (try {self._tries}, end {pane.end_ms}){then}"
+                    error,
+                    f"process_window (try {self._tries}, end {pane.end_ms}){consequence}",
                 )
                 if not given_up:
                     self._retry_at = now + round(self._pauses_ms.next_pause())
@@ -355,7 +414,7 @@ class WindowDriver:
                 self._ended.append(entry.number)
             self.changed = True
 
-    # -- what windows emit -------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def emit(
         self,
@@ -365,22 +424,25 @@ class WindowDriver:
         direct_task: int | None,
         need_task_ids: bool,
     ) -> Any:
-        """Keep a tuple that a window emits for the checkpoint; send any other one."""
+        """Keep a tuple that a window emits for the checkpoint.
+
+        Any other tuple is sent.
+        """
         if self._emitted is None or (anchors is not None and not anchors):
             return self.bolt._bound().emit(
                 tup, stream, anchors or [], direct_task, need_task_ids, None
             )
-        runner, name = self.runner, stream or "default"
+        runner = self.runner
+        name = stream or "default"
         if need_task_ids:
             raise InvalidRequest(
-                f"component {runner.component!r} asks for task ids in process_window, which emits after the checkpoint: "
-                "emit without need_task_ids, or with anchors=[]"
+                f"component {runner.component!r} asks for task ids in process_window, which emits "
+                "after the checkpoint: emit without need_task_ids, or with anchors=[]"
             )
         route = runner.checked_route(tup, name)
-        values = msgspec.Raw(
-            encode_own(own_values(tup, route.fields, name, runner.component, runner.task_id))
-        )
-        self._emitted.append(join_encoded([name, values, encode_value(direct_task, "direct_task")]))
+        values = own_values(tup, route.fields, name, runner.component, runner.task_id)
+        raw = msgspec.Raw(encode_own(values))
+        self._emitted.append(join_encoded([name, raw, encode_value(direct_task, "direct_task")]))
         return None
 
     def _event(self, event: DagsterEvent, anchors: Any) -> None:
@@ -399,38 +461,40 @@ class WindowDriver:
     def _send_waiting(self) -> None:
         while (
             self.to_send
-            and self._in_flight < self._most_in_flight
+            and self._in_flight < self._max_in_flight
             and not (self.closing or self.runner.held)
         ):
             self._send(self.to_send.popleft())
 
     def _send(self, number: int) -> None:
         emitted = decode_value(self._contents.results[number])
-        # Events wait for Dagster, which may be away: they keep no tuple from being sent.
+        # Events wait for Dagster, which may be away: they do not delay tuples.
         size = sum(stream is not None for stream, *_ in emitted)
         self._in_flight += size
         self.runner.call_in_loop(lambda: self.results.send(number, emitted, size))
 
     def collect(self) -> None:
-        """Take the results whose trees are complete or failed, and send what waits, as far as the
-        readers take it.
+        """Take complete and failed results, and send waiting ones.
+
+        As many are sent as the readers can take.
         """
-        now, timeout = self.runner.shared.clock(), self.results.pending.timeout
+        now = self.runner.shared.clock()
+        timeout = self.results.pending.timeout
         for number, size, acked, sent_at in self.results.take():
             self._in_flight -= size
             share = (now - sent_at) / timeout
             if not acked:
                 self._failed.append(number)
                 if size and share >= 1 and sent_at > self._slowed_at:
-                    # Once for all that were under way at the same time.
+                    # Once for all results that were in flight at the same time.
                     self._slowed_at = now
-                    self._most_in_flight = max(_LEAST_IN_FLIGHT, self._most_in_flight / 2)
+                    self._max_in_flight = max(_MIN_IN_FLIGHT, self._max_in_flight / 2)
             elif self._contents.results.pop(number, None) is not None:
                 self._confirmed.append(number)
                 self.changed = True
                 if self.to_send and share < 0.5:
-                    # By less when twice as many would only just be in time.
-                    self._most_in_flight += size if share < 0.25 else size / 2
+                    # By less if twice as many would barely be in time.
+                    self._max_in_flight += size if share < 0.25 else size / 2
         self._send_waiting()
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -439,13 +503,16 @@ class WindowDriver:
         """Put the changes into a checkpoint."""
         contents: Contents = self._contents
         record.held = [(number, owner, raw) for number, (owner, raw) in self._added.items()]
-        record.finished, record.confirmed = self._ended, self._confirmed
+        record.finished = self._ended
+        record.confirmed = self._confirmed
         record.results = [(number, contents.results[number]) for number in self.unsent]
         record.windows = contents.windows = self.windows.position()
 
     def on_saved(self) -> None:
         """Send the results that are in the checkpoint."""
-        self._added, self._ended, self._confirmed = {}, [], []
+        self._added = {}
+        self._ended = []
+        self._confirmed = []
         self.changed = False
         self.to_send += self.unsent
         self.unsent = []

@@ -1,1 +1,1 @@
-"""Tasks: runners of spouts and bolts, their threads, subprocesses, state and statistics."""
+"""Tasks of a worker: runners of spouts and bolts on the loop."""

@@ -20,14 +20,13 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.state.opening import StateOpening, acks_itself, open_state
+from storm_dagster.worker.tasks.plain_values import metric_value, short_repr
 from storm_dagster.worker.tasks.runner import (
     PULSE_DUE,
     TICK_DUE,
     TURN_SECS,
     Runner,
     make_component,
-    metric_value,
-    shown,
 )
 
 SLICE = 64
@@ -42,7 +41,8 @@ _source = attrgetter("component", "stream")
 
 
 def emitted_on(routes: tuple[Any, ...]) -> int:
-    """Tuples emitted so far on all of these routes."""
+    """Return the number of tuples emitted on all of these routes."""
+    # Called per slice, measured by benchmarks/dataplane.py.
     total = 0
     for route in routes:
         total += route.emitted
@@ -64,11 +64,11 @@ def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
 
 
 def check_received(tup: Any, component: str) -> None:
-    """``InvalidRequest`` unless ``tup`` is a received tuple."""
+    """Check that ``tup`` is a received tuple; ``InvalidRequest`` otherwise."""
     if not isinstance(tup, Tuple | TupleId):
         raise InvalidRequest(
-            f"component {component!r} acks, fails or anchors to {type(tup).__name__} {shown(tup)}: pass a tuple that "
-            "it received"
+            f"component {component!r} acks, fails or anchors to {type(tup).__name__} "
+            f"{short_repr(tup)}: pass a tuple that it received"
         )
 
 
@@ -77,13 +77,15 @@ class BoltRunner(Runner):
 
     _opening: StateOpening | None = None
     _gain = 1 << 15
-    """Tuples emitted by one call, rounded up. It rises at once and falls by halves; unknown, it is
-    taken as large.
+    """Tuples emitted by one call, rounded up.
+
+    It rises at once and falls by halves; before the first call, a large number is assumed.
     """
 
     def open(self) -> bool:
         """Create and connect the bolt. ``False`` while its state is read."""
-        opening, self._opening = self._opening, None
+        opening = self._opening
+        self._opening = None
         if opening is None:
             bolt = make_component(self.part, Bolt)
             opening = open_state(bolt, self)
@@ -101,27 +103,79 @@ class BoltRunner(Runner):
         return True
 
     def busy_elsewhere(self) -> bool:
-        """Whether the state is being read."""
+        """True while the state is read."""
         return self._opening is not None
 
     def close(self, *, retire: bool = False) -> None:
-        """As :meth:`Runner.close`, also while the state is being read."""
+        """Close as :meth:`Runner.close`, also while the state is read."""
         if self._opening is not None:
             self._opening.abandon()
         super().close(retire=retire)
 
     def _bind(self, bolt: Any) -> Any:
-        """Connect the bolt, and return ``execute(batch) -> number of tuples that it took``: fewer
-        if the task crashed.
+        """Connect the bolt, and return the ``execute`` of its hot path."""
+        emit, send_event, execute = self._make_hot_path(bolt)
+        wrapped_emit = self.wrap_emit(emit, 1)
+        ack, fail = self._make_ack_and_fail()
+        bolt._collector = BoltCollector(self, wrapped_emit, ack, fail, send_event)
+        bolt.context = self.context
+        bolt.conf = self.conf
+        # Without the attribute chain of Bolt.emit, unless the class overrides it.
+        if type(bolt).emit is Bolt.emit:
+            bolt.emit = wrapped_emit
+        return execute
+
+    def _make_ack_and_fail(self) -> tuple[Any, Any]:
+        """Create ``ack`` and ``fail`` of the collector."""
+        # Called per tuple, measured by benchmarks/dataplane.py.
+        ledger = self.shared.ledger
+        stats = self.stats
+        component = self.component
+
+        def ack(tup: Tuple) -> None:
+            if tup.__class__ is not Tuple:
+                check_received(tup, component)
+            if tup._tree is not None:
+                ledger.ack(tup)
+            stats.acked += 1
+
+        def fail(tup: Tuple, reason: Any = None) -> None:
+            if tup.__class__ is not Tuple:
+                check_received(tup, component)
+            if tup._tree is not None:
+                ledger.fail(tup, self.reason_of(reason))
+            stats.failed += 1
+
+        return ack, fail
+
+    def _on_process_error(self, bolt: Any, tup: Tuple, error: BaseException) -> None:
+        self.on_error(error, f"process of a tuple of {tup.component}")
+        if bolt.auto_fail or self.crashed:
+            self.fail(tup, self.reason_of(error))
+        else:
+            self.keep(tup)
+
+    def _make_hot_path(self, bolt: Any) -> tuple[Any, Any, Any]:
+        """Create ``emit``, ``send_event`` and ``execute``.
+
+        ``execute(batch)`` returns the number of tuples that it executed: fewer than the batch if
+        the task crashed.
 
         This code runs for every tuple, so it is closures: a variable of the enclosing function is
-        the cheapest place for state. The second half of ``emit`` is the same as that of spouts: a
-        shared function would add a call to every tuple, measured as 5 % of an emit, and a shared
-        ``emit`` cannot be, since the arguments differ in order.
+        the cheapest place for state. All of them are in one function, since they share
+        ``current``. The second half of ``emit`` is the same as that of spouts: a shared function
+        would add a call to every tuple, measured as 5 % of an emit, and ``emit`` itself cannot be
+        shared, since the arguments differ in order. Measured by ``benchmarks/dataplane.py``.
         """
-        routes, ledger, stats = self.routes, self.shared.ledger, self.stats
-        component, task_id = self.component, self.task_id
-        done, catches, atomic, keep = ledger.done, self.shared.catches, ATOMIC, self.keep
+        routes = self.routes
+        ledger = self.shared.ledger
+        stats = self.stats
+        component = self.component
+        task_id = self.task_id
+        ack_tree = ledger.ack_tree
+        catches = self.shared.catches
+        atomic = ATOMIC
+        keep = self.keep
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         current: Any = None
@@ -142,26 +196,28 @@ class BoltRunner(Runner):
                 route = route_of(routes, stream, component)
             if type(tup) is not list and type(tup) is not tuple:
                 check_values(tup, route)
-            width, only, rich = route.width, route.only, False
+            width = route.width
+            only = route.only
+            rich = False
             # A copy: the component may change its list while the tuple is queued in this worker.
-            # Unpacking tells a wrong number; a loop over one or two values, and the set for the
+            # Unpacking detects a wrong number; a loop over one or two values, and the set for the
             # commonest types, would double the cost.
             try:
                 if width == 1:
-                    (one,) = tup
-                    values = [one]
-                    if type(one) is not str and type(one) not in atomic:
+                    (first,) = tup
+                    values = [first]
+                    if type(first) is not str and type(first) not in atomic:
                         rich = True
                 elif width == 2:
-                    one, two = tup
-                    values = [one, two]
-                    if (type(one) is not str and type(one) not in atomic) or (
-                        type(two) is not int and type(two) not in atomic
+                    first, second = tup
+                    values = [first, second]
+                    if (type(first) is not str and type(first) not in atomic) or (
+                        type(second) is not int and type(second) not in atomic
                     ):
                         rich = True
                 else:
                     values = [*tup]
-                    one = values[0] if values else None
+                    first = values[0] if values else None
                     if len(values) != width:
                         check_values(tup, route)
                     for value in values:
@@ -170,9 +226,12 @@ class BoltRunner(Runner):
                             break
             except ValueError:
                 check_values(tup, route)
-                one, values, rich = None, [], True
+                first = None
+                values = []
+                rich = True
             if rich:
-                values, only = own_values(tup, route.fields, stream, component, task_id), None
+                values = own_values(tup, route.fields, stream, component, task_id)
+                only = None
             if anchors is None:
                 tree = current
             else:
@@ -183,12 +242,12 @@ class BoltRunner(Runner):
                     route, values, tree, ledger, component, task_id, direct_task, rich
                 )
                 return [link.task for link in links] if need_task_ids else None
-            known = route.known
-            if known is None:
+            target_cache = route.target_cache
+            if target_cache is None:
                 link = only(values)
             else:
                 try:
-                    link = known[one]
+                    link = target_cache[first]
                 except KeyError:
                     link = only(values)
             append = link.append
@@ -206,35 +265,18 @@ class BoltRunner(Runner):
                 append(Tuple(0, component, stream, task_id, values, tree))
             return [link.task] if need_task_ids else None
 
-        def ack(tup: Tuple) -> None:
-            if tup.__class__ is not Tuple:
-                check_received(tup, component)
-            if tup._tree is not None:
-                ledger.ack(tup)
-            stats.acked += 1
-
-        def fail(tup: Tuple, reason: Any = None) -> None:
-            if tup.__class__ is not Tuple:
-                check_received(tup, component)
-            if tup._tree is not None:
-                ledger.fail(tup, self.reason_of(reason))
-            stats.failed += 1
-
-        def broken(tup: Tuple, error: BaseException) -> None:
-            self.on_error(error, f"process of a tuple of {tup.component}")
-            if bolt.auto_fail or self.crashed:
-                self.fail(tup, self.reason_of(error))
+        def send_event(event: DagsterEvent, anchors: Any) -> None:
+            if anchors is None:
+                tree = current
             else:
-                keep(tup)
-
-        def event(event: DagsterEvent, anchors: Any) -> None:
-            tree = current if anchors is None else anchor_tree(anchors) if anchors else None
+                tree = anchor_tree(anchors) if anchors else None
             self.shared.events.add(self, event, tree)
 
         def execute(batch: list[Tuple]) -> int:
             nonlocal current
             process = bolt.process
-            bad, taken = 0, len(batch)
+            errors = 0
+            executed = len(batch)
             # Acked tuples of one tree in a row, as they arrive in bundles: its count is written
             # once for all of them.
             last: Any = None
@@ -245,10 +287,10 @@ class BoltRunner(Runner):
                 try:
                     process(tup)
                 except catches as error:
-                    bad += 1
-                    broken(tup, error)
+                    errors += 1
+                    self._on_process_error(bolt, tup, error)
                     if self.crashed:
-                        taken = batch.index(tup) + 1
+                        executed = batch.index(tup) + 1
                         break
                     continue
                 if auto_ack and tree is not None and tup._tree is not None:
@@ -257,31 +299,27 @@ class BoltRunner(Runner):
                         acked += 1
                         continue
                     if last is not None:
-                        left = last.count = last.count - acked
-                        if not left:
-                            done(last)
-                    last, acked = tree, 1
+                        count = last.count = last.count - acked
+                        if not count:
+                            ack_tree(last)
+                    last = tree
+                    acked = 1
                 elif tup._tree is not None:
                     keep(tup)
             if last is not None:
-                left = last.count = last.count - acked
-                if not left:
-                    done(last)
+                count = last.count = last.count - acked
+                if not count:
+                    ack_tree(last)
             current = None
             if auto_ack:
-                stats.acked += taken - bad
-            return taken
+                stats.acked += executed - errors
+            return executed
 
-        sends = self.wrap_emit(emit, 1)
-        bolt._collector = BoltCollector(self, sends, ack, fail, event)
-        bolt.context, bolt.conf = self.context, self.conf
-        # Without the attribute chain of Bolt.emit, unless the class overrides it.
-        if type(bolt).emit is Bolt.emit:
-            bolt.emit = sends
-        return execute
+        return emit, send_event, execute
 
     def run(self, now: float) -> bool:
-        """Process the queue, as long as the lease is valid."""
+        """Process the queue while the lease is valid."""
+        # Runs in each pass, measured by benchmarks/dataplane.py.
         queue = self.queue
         if not queue:
             if self.ticks:
@@ -297,61 +335,63 @@ class BoltRunner(Runner):
             return False
         batch = queue.copy()
         queue.clear()
-        owns, execute, stats, name_values = (
-            self.shared.owns,
-            self._execute,
-            self.stats,
-            self._name_values,
-        )
+        owns = self.shared.owns
+        execute = self._execute
+        stats = self.stats
+        name_values = self._name_values
         clock = time.perf_counter_ns
         begin = clock()
         until = begin + PASS_NANOS if self.shared.sliced else 1 << 62
         total = len(batch)
-        before = stats.executed_by.copy() if stats.until_sample <= total else {}
+        executed_before = stats.executed_by.copy() if stats.until_sample <= total else {}
         size = SLICE
         if stats.execute_ns > SLOW_NANOS * stats.timed:
             size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
         routes = tuple(self.routes.values()) if self.shared.sliced else ()
-        first = sent = emitted_on(routes)
-        stop = first + self.quota
+        first_emitted = emitted = emitted_on(routes)
+        stop = first_emitted + self.quota
         if held:
             # The smallest turn: see `may_begin`.
-            size, total = 1, min(total, SLICE)
+            size = 1
+            total = min(total, SLICE)
             queue += batch[total:]
             del batch[total:]
         start = 0
         while start < total:
-            # The rest waits for the next pass, after frames and timers.
+            # The other tuples wait for the next pass, after frames and timers.
             if not owns() or (
-                start and (clock() > until or sent >= stop or (held and sent - first > start))
+                start
+                and (
+                    clock() > until or emitted >= stop or (held and emitted - first_emitted > start)
+                )
             ):
                 queue[:0] = batch[start:]
                 total = start
                 break
-            # No slice emits far more than what is left of the quota.
-            calls = min(size, (stop - sent) // self._gain or 1) if routes else size
-            part = batch[start : start + calls] if start or total > calls else batch
+            # No slice emits far more than the unused part of the quota.
+            calls = min(size, (stop - emitted) // self._gain or 1) if routes else size
+            chunk = batch[start : start + calls] if start or total > calls else batch
             if name_values is not None:
-                name_values(part)
-            taken = execute(part)
-            count_inputs(self, part[:taken] if self.crashed else part)
+                name_values(chunk)
+            executed = execute(chunk)
+            count_inputs(self, chunk[:executed] if self.crashed else chunk)
             if self.crashed:
-                # What it has not begun waits for the restarted task.
-                queue[:0] = batch[start + taken :]
+                # The tuples that it has not begun wait for the restarted task.
+                queue[:0] = batch[start + executed :]
                 return True
-            calls = len(part)
+            calls = len(chunk)
             start += calls
             if routes:
                 now_emitted = emitted_on(routes)
-                gain = (now_emitted - sent) // calls + 1
+                gain = (now_emitted - emitted) // calls + 1
                 self._gain = gain if gain > self._gain else (gain + self._gain) // 2
-                sent = now_emitted
-        if held and sent - first > total:
+                emitted = now_emitted
+        if held and emitted - first_emitted > total:
             self.next_turn = time.monotonic() + TURN_SECS
         if not total:
             return False
         if stats.take_sample(total):
-            stats.time_inputs(clock() - begin, stats.executed_since(before))
+            stats.time_inputs(clock() - begin, stats.executed_since(executed_before))
         if self.state is not None and not queue:
             self.state.on_idle()
         return True
@@ -360,7 +400,8 @@ class BoltRunner(Runner):
         return self.state.idle_secs() if self.state is not None else None
 
     def _tick(self) -> None:
-        due, self.ticks = self.ticks, 0
+        due = self.ticks
+        self.ticks = 0
         if due & PULSE_DUE and self.state is not None:
             try:
                 self.state.pulse()
@@ -374,16 +415,21 @@ class BoltRunner(Runner):
 
 
 class FusedBoltRunner(BoltRunner):
-    """Runner of a bolt whose function runs in a query: statistics are those of the query, not of
-    what it is sent.
+    """Runner of a bolt whose function runs in a query.
+
+    Its statistics are those of the query, not of the tuples that are sent to it.
     """
 
     def run(self, now: float) -> bool:
-        """As :meth:`BoltRunner.run`."""
-        stats, by = self.stats, self.stats.executed_by.copy()
-        before = stats.executed, stats.acked
+        """Run as :meth:`BoltRunner.run`, with the counts of the query."""
+        stats = self.stats
+        executed_by = stats.executed_by.copy()
+        executed = stats.executed
+        acked = stats.acked
         worked = super().run(now)
-        (stats.executed, stats.acked), stats.executed_by = before, by
+        stats.executed = executed
+        stats.acked = acked
+        stats.executed_by = executed_by
         counts = getattr(self.instance, "counts", [])
         while counts:
             stats.count_fused(**counts.pop(0))
@@ -391,15 +437,19 @@ class FusedBoltRunner(BoltRunner):
 
 
 class BaseCollector:
-    """What the collectors of all components have in common: see ``Collector``, and ``Runner`` for
-    what they pass on.
+    """Common part of the collectors of all components.
+
+    See ``Collector``, and ``Runner`` for the methods that it calls.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def joint(self, tups: Any) -> Tuple:
-        """One anchor for all of these tuples, valid until one of them is acked or failed."""
+        """Return one anchor for all of these tuples.
+
+        It is valid until one of them is acked or failed.
+        """
         return Tuple(0, "", "", 0, (), anchor_tree(tups))
 
     def send_to_peer(self, task: int, values: Any) -> None:

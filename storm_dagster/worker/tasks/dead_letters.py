@@ -1,5 +1,6 @@
-"""Dead letters of a spout's task: tuples that failed too often, in a log from which they can be
-emitted again.
+"""Dead letters of a spout's task: tuples that failed too often.
+
+They are in a log from which they can be emitted once more.
 """
 
 import base64
@@ -19,21 +20,22 @@ from storm_dagster.model.wire import LetterQuestion
 from storm_dagster.worker.dataplane.tree import Reason
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import dead_letter_log
-from storm_dagster.worker.tasks.runner import Shared, shown
+from storm_dagster.worker.tasks.plain_values import short_repr
+from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
 
 _log = logging.getLogger(__name__)
 Verdict = bool | Literal["lost"] | None
-Tell = Callable[[Verdict, Any], None]
+Notify = Callable[[Verdict, Any], None]
 """Notify the spout of a tuple id: acked, failed, given up (``None``), or failed with a worker."""
 
-_MOST_IDS = 10_000
-"""Failing tuple ids that a task remembers; the tries of the oldest are counted from zero again."""
+_MAX_IDS = 10_000
+"""Failing tuple ids that a task remembers; the tries of the oldest ones count from zero."""
 _PAGE_BYTES = 1 << 20
 
 
 class _Replay:
-    """Tuple id of a letter that was emitted again."""
+    """Tuple id of a letter that was emitted once more."""
 
     def __init__(self, letter: dict[str, Any]) -> None:
         self.letter = letter
@@ -44,18 +46,21 @@ def _key(tup_id: Any) -> Any:
         hash(tup_id)
         return tup_id
     except Exception:
-        return shown(tup_id, 200)
+        return short_repr(tup_id, 200)
 
 
 def _as_json(value: Any) -> Any:
     try:
-        return msgspec.Raw(msgspec.json.encode(value, enc_hook=shown))
+        return msgspec.Raw(msgspec.json.encode(value, enc_hook=short_repr))
     except Exception:
-        return shown(value, 1000)
+        return short_repr(value, 1000)
 
 
 class LetterSpout(Protocol):
-    """A spout's task, whose letters are kept; ``SpoutBase`` of ``worker/tasks/spouts.py``."""
+    """A spout's task with dead letters.
+
+    ``SpoutBase`` of ``worker/tasks/spouts.py``.
+    """
 
     task_id: int
     component: str
@@ -66,9 +71,9 @@ class LetterSpout(Protocol):
     stats: TaskStats
     pending: PendingMap[Any]
     send: Callable[..., Any]
-    """Emit of the spout, which is made when it opens."""
+    """Emit of the spout, which is created when it opens."""
 
-    def report(self, error: BaseException, where: str) -> None:
+    def report(self, error: BaseException, activity: str) -> None:
         """Log and record an error."""
         ...
 
@@ -77,24 +82,27 @@ class LetterSpout(Protocol):
         ...
 
     def reason_of(self, cause: Any) -> Reason:
-        """The reason of a failure in this task."""
+        """Return the reason of a failure in this task."""
         ...
 
 
 class DeadLetters:
-    """Tries of the tuples of one spout's task, and its letters. Used only by the loop."""
+    """Tries of the tuples of one spout's task, and its letters.
+
+    Used only by the loop.
+    """
 
     def __init__(self, runner: LetterSpout) -> None:
         self._runner = runner
-        conf, context = runner.conf, runner.context
-        self.most_tries = int(conf.get("topology.dead.letter.tries") or 0)
-        """Failures after which a tuple is a dead letter, whatever its spout does; 0: the spout
-        decides.
-        """
+        conf = runner.conf
+        context = runner.context
+        self.max_tries = int(conf.get("topology.dead.letter.tries") or 0)
+        """Failures after which a tuple is a dead letter; 0: the spout decides."""
         self._stream: str | None = conf.get("topology.dead.letter.stream")
-        self._tries: BoundedMap[Any, dict[str, Any]] = BoundedMap(_MOST_IDS)
+        self._tries: BoundedMap[Any, dict[str, Any]] = BoundedMap(_MAX_IDS)
         self._replays: dict[int, _Replay] = {}
-        self._count = self._dropped = 0
+        self._count = 0
+        self._dropped = 0
         self.log: DeadLetterLog | None = dead_letter_log(
             context,
             int(conf.get("topology.dead.letter.max.bytes") or 0),
@@ -104,13 +112,14 @@ class DeadLetters:
             context._on_close.append(self.log.close)
 
     def open(self) -> None:
-        """Check the conf and count the letters that are there. Called before the task runs.
+        """Check the conf and count the stored letters, before the task runs.
 
         A log that cannot be opened is reported, and the spout runs.
         """
         if self._stream is not None and len(self._runner.context.output_fields(self._stream)) != 1:
             raise InvalidRequest(
-                f"topology.dead.letter.stream {self._stream!r} of {self._runner.component!r} must have one field, for the letter"
+                f"topology.dead.letter.stream {self._stream!r} of {self._runner.component!r} must "
+                "have one field, for the letter"
             )
         if self.log is not None:
             try:
@@ -129,18 +138,20 @@ class DeadLetters:
             self._runner.metric("dead_letters", count)
 
     def watches(self) -> bool:
-        """Whether acks are to be passed to :meth:`on_acked`."""
+        """True if acks must be passed to :meth:`on_acked`."""
         return bool(self._tries or self._replays)
 
-    def keeping(self, emit: Callable[..., Any]) -> Callable[..., Any]:
-        """``emit`` that keeps the values of tracked tuples with their pending entry, if the conf
-        sets the tries.
+    def wrap_emit(self, emit: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``emit`` so that pending entries keep tracked values.
+
+        Only if the conf sets the number of tries.
         """
-        if not self.most_tries:
+        if not self.max_tries:
             return emit
         entries = self._runner.pending.entries
 
-        def emit_kept(
+        # Called per tuple, measured by benchmarks/dataplane.py.
+        def emit_with_values(
             tup: Any,
             tup_id: Any = None,
             stream: Any = None,
@@ -153,57 +164,64 @@ class DeadLetters:
                 # Also if a grouping raised: the tuple has failed then.
                 if tup_id is not None and entries:
                     root = next(reversed(entries))
-                    what, added = entries[root]
-                    if what[0] is tup_id and len(what) == 3:
-                        entries[root] = (
-                            (*what, [copy_value(value) for value in tup], direct_task),
-                            added,
-                        )
+                    entry, added = entries[root]
+                    if entry[0] is tup_id and len(entry) == 3:
+                        values = [copy_value(value) for value in tup]
+                        entries[root] = ((*entry, values, direct_task), added)
 
-        return emit_kept
+        return emit_with_values
 
     # -- verdicts ----------------------------------------------------------------------------------
 
-    def on_acked(self, tup_id: Any, tell: Tell) -> None:
-        """A tuple is complete."""
+    def on_acked(self, tup_id: Any, notify: Notify) -> None:
+        """Notify the spout of a complete tuple, or mark a replayed letter."""
         if type(tup_id) is not _Replay:
             self._tries.pop(_key(tup_id), None)
-            tell(True, tup_id)
+            notify(True, tup_id)
             return
         self._change(tup_id, -1, replayed_ms=self._runner.shared.now_ms())
 
-    def on_failed(self, root: int, what: Any, lost: bool, tell: Tell) -> None:
-        """A tuple failed. ``lost``: with a worker, which is no try of the tuple."""
+    def on_failed(self, root: int, entry: Any, lost: bool, notify: Notify) -> None:
+        """Count a try of a failed tuple.
+
+        The spout is notified, or a letter is written. ``lost``: it failed with a worker, which is
+        not a try of the tuple. ``entry``: of ``SpoutBase.pending``.
+        """
         runner = self._runner
-        now, tup_id = runner.shared.now_ms(), what[0]
-        why = (
-            "a worker with parts of it ended"
-            if lost
-            else "not complete within topology.message.timeout.secs"
-        )
-        task, component, error = runner.shared.ledger.reasons.pop(root, (0, "", why))
+        now = runner.shared.now_ms()
+        tup_id = entry[0]
+        if lost:
+            default_reason = "a worker with parts of it ended"
+        else:
+            default_reason = "not complete within topology.message.timeout.secs"
+        reasons = runner.shared.ledger.reasons
+        task, component, error = reasons.pop(root, (0, "", default_reason))
         failure = {"error": error, "component": component, "failed_task": task, "last_ms": now}
         if type(tup_id) is _Replay:
             self._change(tup_id, 0, tries=tup_id.letter["tries"] + 1, **failure)
             return
-        if not lost:
-            key = _key(tup_id)
-            tries = self._tries.get(key) or {"tries": 0, "first_ms": now}
-            self._tries[key] = tries = {**tries, "tries": tries["tries"] + 1, **failure}
-            dies = self.most_tries and tries["tries"] >= self.most_tries and len(what) > 3
-            if dies and self.give_up(tup_id, what[3], what[1], what[4]):
-                tell(None, tup_id)
-                return
-        tell("lost" if lost else False, tup_id)
+        if lost:
+            notify("lost", tup_id)
+            return
+        key = _key(tup_id)
+        former = self._tries.get(key) or {"tries": 0, "first_ms": now}
+        tries = {**former, "tries": former["tries"] + 1, **failure}
+        self._tries[key] = tries
+        is_dead = self.max_tries and tries["tries"] >= self.max_tries and len(entry) > 3
+        if is_dead and self.give_up(tup_id, entry[3], entry[1], entry[4]):
+            notify(None, tup_id)
+            return
+        notify(False, tup_id)
 
     def _put(self, log: DeadLetterLog, letter: dict[str, Any], more: int) -> None:
-        """Store a letter, for ``more`` letters to replay. Those that are dropped for it are
-        counted, and logged.
+        """Store a letter, and add ``more`` to the number of letters to replay.
+
+        The letters that are dropped for it are counted, and logged.
         """
         runner = self._runner
         was_open = log.is_open
         dropped = log.put(letter["number"], letter)
-        unreplayed = sum("replayed_ms" not in old for old in dropped)
+        unreplayed = sum("replayed_ms" not in dropped_letter for dropped_letter in dropped)
         if dropped:
             self._dropped += unreplayed
             runner.metric("dead_letters_dropped", self._dropped)
@@ -229,7 +247,10 @@ class DeadLetters:
             )
 
     def own_ids(self, tup_ids: list[Any]) -> list[Any]:
-        """Those ids that the spout knows; letters that were emitted again remain."""
+        """Filter the ids that the spout knows.
+
+        Replayed letters remain in the log.
+        """
         self._replays.clear()
         return [tup_id for tup_id in tup_ids if type(tup_id) is not _Replay]
 
@@ -242,10 +263,14 @@ class DeadLetters:
         reason: Any = None,
         position: Any = None,
     ) -> bool:
-        """Write a letter. ``False``: that is not possible, which is reported."""
-        runner, now = self._runner, self._runner.shared.now_ms()
+        """Write a letter, and return True.
+
+        False if that is not possible, which is reported.
+        """
+        runner = self._runner
+        now = runner.shared.now_ms()
         task, component, text = runner.reason_of(reason or "given up by the spout")
-        here = {
+        first_try = {
             "tries": 1,
             "first_ms": now,
             "last_ms": now,
@@ -266,9 +291,10 @@ class DeadLetters:
             "raw": None,
             "position": _as_json(position),
             "direct_task": direct_task,
-            **self._tries.get(_key(tup_id), here),
-            **({"error": text} if reason is not None else {}),
         }
+        letter.update(self._tries.get(_key(tup_id), first_try))
+        if reason is not None:
+            letter["error"] = text
         try:
             if self.log is None:
                 raise InvalidRequest("there is no folder for dead letters: set topology.state.dir")
@@ -276,14 +302,17 @@ class DeadLetters:
             with suppress(Exception):
                 letter["raw"] = base64.b64encode(encode_value(values)).decode()
             if len(msgspec.json.encode(letter)) > self.log.max_bytes // 4:
-                letter = {**letter, "values": shown(values, 1000), "raw": None}
+                letter = {**letter, "values": short_repr(values, 1000), "raw": None}
             self._put(self.log, letter, 1)
         except Exception as error:
             runner.report(error, "a dead letter cannot be kept")
             return False
         self._tries.pop(_key(tup_id), None)
         _log.error(
-            "tuple %s of %s is a dead letter: %s", shown(tup_id), runner.component, letter["error"]
+            "tuple %s of %s is a dead letter: %s",
+            short_repr(tup_id),
+            runner.component,
+            letter["error"],
         )
         if self._stream is not None:
             try:
@@ -296,19 +325,22 @@ class DeadLetters:
     # -- requests ----------------------------------------------------------------------------------
 
     def answer(self, query: LetterQuestion) -> dict[str, Any]:
-        """``{"entries", "next"}``: a page of letters after a number, of at most about 1 MiB;
-        ``next`` is the last number, ``None`` at the end. With ``replay`` they are emitted again,
-        but those that were already or cannot be; a letter is marked when its tree is complete, and
-        stays when it fails.
+        """Return a page of letters after a number: ``{"entries", "next"}``.
+
+        A page has at most about 1 MiB. ``next`` is the last number, ``None`` at the end. With
+        ``replay`` the letters are emitted once more, except those that were already, or cannot be.
+        A letter is marked when its tree is complete, and stays when it fails.
         """
         runner = self._runner
         if query.replay and not runner.shared.spouts_run:
             raise Unavailable(
-                f"topology {runner.context.topology_name!r} is not active: activate it, and try again"
+                f"topology {runner.context.topology_name!r} is not active: activate it, and try "
+                "again"
             )
         letters: list[dict[str, Any]] = []
         size = 0
-        for number, letter in (self.log.read() if self.log is not None else {}).items():
+        stored = self.log.read() if self.log is not None else {}
+        for number, letter in stored.items():
             if number <= query.after:
                 continue
             if len(letters) >= query.limit or size > _PAGE_BYTES:

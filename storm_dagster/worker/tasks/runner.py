@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.events import EventDelivery
@@ -35,29 +32,33 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("storm_dagster.component")
 
-TICK_DUE, PULSE_DUE = 1, 2
+TICK_DUE = 1
+PULSE_DUE = 2
 _PEERS = "__peers"
 """Stream of the messages between tasks of one component."""
 _EXACT_SECS = 1e-6
 """Rounding error of summed times: a deadline counts as reached this much earlier."""
 _PULSE_SECS = 0.1
-"""Pause between two looks at what is due by time: windows, checkpoints."""
-MOST_QUOTA = 20_000
-"""Largest quota of a task, whatever its readers take."""
+"""Pause between two checks of the work that is due by time: windows, checkpoints."""
+MAX_QUOTA = 20_000
+"""Largest quota of a task, for readers with room for more, too."""
 TURN_SECS = 0.05
 """Pause of a held task in a cycle after a call that emitted more than it took."""
-_METRIC_BYTES = 16 << 10
-_LEAST_KEPT = 32
-_MOST_REASON = 500
+_MIN_UNACKED = 32
+_MAX_REASON = 500
+"""Characters of a reason."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Shared:
-    """State shared by the tasks of a worker. Used only by the loop, unless noted."""
+    """State shared by the tasks of a worker.
+
+    Used only by the loop, unless noted.
+    """
 
     conf: Mapping[str, Any]
     owns: Callable[[], bool]
-    """Whether the worker's lease is valid now; cheap, any thread."""
+    """True if the worker's lease is valid now; cheap, any thread."""
     wake: Callable[[], None]
     """Wake the loop; any thread."""
     report: Callable[[int, str, BaseException, str], None]
@@ -65,7 +66,7 @@ class Shared:
     clock: Callable[[], float] = time.monotonic
     """Monotonic seconds; tests may use another clock. Any thread."""
     epoch: float | None = None
-    """Of the clock's zero, seconds since 1970; ``None``: by the system's time."""
+    """Zero of the clock, in seconds since 1970; ``None``: by the system's time."""
 
     def __post_init__(self) -> None:
         self._epoch = time.time() - self.clock() if self.epoch is None else self.epoch
@@ -73,30 +74,29 @@ class Shared:
         self.events = EventDelivery(self)
         """The tasks' reports to Dagster."""
         self.spouts_run = False
-        """Whether spouts may emit: active, all workers ready. Read by any thread."""
+        """True if spouts may emit: active, all workers ready. Read by any thread."""
         self.active = False
         self.acker_tasks: tuple[int, ...] = ()
         self.next_home: Callable[[], int] | None = None
-        """Index in ``acker_tasks`` of one in this worker, which spouts here prefer; each in
-        turn.
+        """Index in ``acker_tasks`` of an acker in this worker, which spouts here prefer. Calls
+        return all of them in turn.
         """
         self.closing = False
         self.lost_trees = 0
-        """Trees of the spouts here that failed because a task or worker with parts of them is
-        gone.
+        """Trees of the spouts here that failed because a task or worker with parts of them ended.
         """
         self.sliced = True
-        """Whether a pass limits the time of each task. The test harness sets ``False``, so that the
+        """True if a pass limits the time of each task. The test harness sets ``False``, so that the
         order of tuples does not depend on the machine's speed.
         """
         self.scratch: Path | None = None
-        """Folder for files of running programs; ``None``: the current one, which a worker has for
-        itself.
+        """Folder for files of running programs. ``None``: the current one, which only this worker
+        uses.
         """
         self.catches: tuple[type[BaseException], ...] = (BaseException,)
-        """What a user's method may raise without ending the process. A worker survives everything
-        (nothing is sent into it); the test harness passes a keyboard interrupt and a test's own
-        outcome on.
+        """Errors that a user's method may raise without ending the process. A worker survives all
+        of them, since no exception is raised in it from outside. The test harness passes on a
+        keyboard interrupt and the outcome of a test.
         """
         self.at: Runner | None = None
         """The task that occupies the loop; read by the watchdog."""
@@ -104,45 +104,21 @@ class Shared:
         """Shell components whose changed values were logged."""
         self.storage = StateStorage(self.report)
         self.redirect: Callable[[Tuple, int], Any] = lambda tup, task: self.ledger.fail(tup)
-        """(tuple, task): the tuple of a task to another one of its component."""
+        """(tuple, task): send the tuple of a task to another task of its component."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 that never go back while the process lives."""
+        """Return milliseconds since 1970.
+
+        They never decrease while the process lives.
+        """
         return round((self._epoch + self.clock()) * 1000)
 
 
-def metric_value(name: Any, value: Any) -> tuple[str, Any]:
-    """Name and value of a metric as every report can hold them; scalars of numpy and the like
-    become numbers.
-
-    ``InvalidRequest`` for others. The value is a copy: the component may change its own.
-    """
-    try:
-        if type(value) not in (int, float, bool, str) and hasattr(value, "__float__"):
-            value = int(value) if hasattr(value, "__index__") else float(value)
-        raw = msgspec.msgpack.encode((str(name)[:200], value))
-        if len(raw) > _METRIC_BYTES:
-            raise ValueError(f"it takes {len(raw)} bytes, at most {_METRIC_BYTES} are kept")
-        msgspec.json.encode(pair := msgspec.msgpack.decode(raw))
-        return pair[0], pair[1]
-    except Exception as error:
-        raise InvalidRequest(
-            f"metric {shown(name)} cannot be published ({type(value).__name__}; {error}): report a number"
-        ) from None
-
-
-def shown(value: Any, most: int = 60) -> str:
-    """The beginning of a value's ``repr``, for a message; a value whose ``repr`` raises is named by
-    its type.
-    """
-    try:
-        return repr(value)[:most]
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
 def make_component(part: ComponentSpec, kind: type[Any]) -> Any:
-    """An instance of the component's class; errors of its import or constructor pass through."""
+    """Create an instance of the component's class.
+
+    Errors of its import or constructor pass through.
+    """
     if part.object.python is None:
         raise AssertionError("a shell component has no class")
     component = resolve(part.object.python)(**part.object.args)
@@ -152,12 +128,12 @@ def make_component(part: ComponentSpec, kind: type[Any]) -> Any:
 
 
 class Runner:
-    """One task: its component, its queue of received tuples, its routes and its statistics."""
+    """One task: its component, input queue, routes and statistics."""
 
     kind: Literal["spout", "bolt", "system"] = "bolt"
     is_async = False
     takes_peer_messages = False
-    """Whether tasks of the component send each other messages (:meth:`send_to_peer`)."""
+    """True if tasks of the component send each other messages (:meth:`send_to_peer`)."""
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
         self.shared = shared
@@ -175,24 +151,24 @@ class Runner:
         self.stats.routes = self.routes
         self.status: Literal["starting", "running"] = "starting"
         self.wired = False
-        """Whether its routes are built; it does not run before."""
+        """True if its routes are built; it does not run before."""
         self.peers: dict[int, Any] = {}
         """Other task of the component -> the link to it."""
         self.held = False
-        """Whether back pressure stops this task (:class:`Pressure`). Read by any thread."""
+        """True while back pressure stops this task (:class:`Pressure`). Read by any thread."""
         self.held_secs = 0.0
-        """How long it did so far."""
+        """Total time for which back pressure has stopped this task, in seconds."""
         self.awaits_target = False
         """True while a bolt downstream waits for an external system that is away.
 
-        Message timeouts do not run meanwhile.
+        Message timeouts do not run in this time.
         """
         self.in_cycle = False
-        """Whether what holds it reads, directly or not, from this component."""
+        """True if all components that hold it read, directly or not, from this component."""
         self.next_turn = 0.0
-        self.quota = MOST_QUOTA
-        """Tuples that it may emit in one turn; the call that reaches the number ends it. A thread's
-        calls of the loop wait for it at the same number.
+        self.quota = MAX_QUOTA
+        """Tuples that it may emit in one turn. The call that reaches the number ends the turn.
+        Calls of the loop by a thread wait at the same number.
         """
         self.tuple_bytes = 0.0
         """Mean size of the tuples that came from other workers, if they are large."""
@@ -204,18 +180,18 @@ class Runner:
         self.instance: Any = None
         """The component."""
         self.state: StateDriver | None = None
-        """Of a stateful or windowed bolt."""
+        """State of a stateful or windowed bolt."""
         self.results: ResultTracker | None = None
-        """Of a windowed bolt."""
-        self.kept: list[Tuple] = []
-        """Tuples that the component holds, and some that it has acked or failed since."""
-        self._most_kept = _LEAST_KEPT
-        self._kept_at = (0.0, 0)
-        """Time of an earlier check of :attr:`kept`, and how many of the first tuples were there
-        then.
+        """Results of a windowed bolt."""
+        self.unacked: list[Tuple] = []
+        """Tuples that the component has not acked, and some that it has acked or failed since."""
+        self._max_unacked = _MIN_UNACKED
+        self._unacked_check = (0.0, 0)
+        """Time of an earlier check of :attr:`unacked`, and number of its first tuples that were
+        there then.
         """
         self.crashed = False
-        """Whether the engine is to restart the task. Any thread."""
+        """True if the engine must restart the task. Any thread."""
         self._retry_at = 0.0
         self._pauses = Backoff(1.0, MAX_RETRY_SECS)
 
@@ -226,12 +202,15 @@ class Runner:
         for stream, route in routes.items():
             if stream in self.routes:
                 route.adopt(self.routes[stream])
-        # Never empty meanwhile: a thread of the component may emit. The streams are always the
-        # same.
+        # Updated in place, never empty: a thread of the component may emit now. The streams never
+        # change.
         self.routes.update(routes)
 
     def start(self, now: float) -> bool:
-        """Create and initialize the component, if that is due. Whether the task runs now."""
+        """Create and initialize the component, if that is due.
+
+        Returns True if the task runs now.
+        """
         if self.status == "running":
             return True
         if now < self._retry_at:
@@ -247,8 +226,9 @@ class Runner:
         return True
 
     def start_failed(self, error: BaseException, now: float) -> None:
-        """Report that the component could not be opened; the next try is after a pause, longer each
-        time.
+        """Report that the component could not be opened.
+
+        The next attempt is after a pause, which is longer each time.
         """
         self.report(error, "initialize")
         if self.state is not None:
@@ -257,110 +237,136 @@ class Runner:
         self._retry_at = now + self._pauses.next_pause()
 
     def open(self) -> bool | None:
-        """Create and initialize the component. ``False``: not finished, call it again."""
+        """Create and initialize the component.
+
+        ``False`` if that is not finished, and must be called once more.
+        """
 
     def run(self, now: float) -> bool:
-        """Process queued work. Whether there was any."""
+        """Process queued work, and return True if there was any."""
         return False
 
     def idle_secs(self, now: float) -> float | None:
-        """Seconds until this task needs the loop; ``None``: until something arrives."""
+        """Return the seconds until this task needs the loop.
+
+        ``None``: until a message arrives.
+        """
         return None
 
     def may_begin(self) -> bool:
-        """Whether back pressure lets the task begin a call. Any thread.
+        """True if back pressure permits that the task begins a call.
 
-        In a cycle all tasks may wait for each other: there a call that emits no more than it takes
-        is always allowed.
+        Any thread. In a cycle all tasks may wait for each other: there a call that does not emit
+        more than it takes is always permitted.
         """
         return not self.held or (self.in_cycle and time.monotonic() >= self.next_turn)
 
     def waiting(self) -> int:
-        """Number of tuples queued for this task, in any queue."""
+        """Return the number of tuples queued for this task, in any queue."""
         return len(self.queue)
 
     def target_is_away(self) -> bool:
         """True while the component waits for an external system.
 
-        It takes no tuples until its sink, or Spark, answers.
+        It takes no tuples until its sink, or Spark, responds.
         """
         return False
 
     def backlog_secs(self) -> float:
-        """Estimated seconds to process the queue."""
+        """Return the estimated seconds to process the queue."""
         stats = self.stats
         return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
 
     def busy_elsewhere(self) -> bool:
-        """Whether a thread or process of the task has work, so that the loop may wait for it."""
+        """True if a thread or process of the task has work.
+
+        The loop may wait for it.
+        """
         return False
 
     def begin_close(self, *, retire: bool) -> None:
-        """Ask the task's thread, if it has one, to end; then call :meth:`close`."""
+        """Stop the task's thread, if it has one; then call :meth:`close`."""
 
     def has_ended(self) -> bool:
-        """Whether :meth:`close` has nothing to wait for. Runs the last calls of the task's
-        thread.
+        """True if :meth:`close` does not have to wait.
+
+        Runs the last calls of the task's thread.
         """
         return True
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
-        """Calls of the component in a thread of its own that began before ``since``: (start,
-        method, where it is). Any thread.
+        """Return calls in the component's thread that began before ``since``.
+
+        (start, method, stack). Any thread.
         """
         return []
 
     def close(self, *, retire: bool = False) -> None:
-        """Close the task gracefully. ``retire``: the topology continues, and the task moves, or
-        reopens with another context.
+        """Close the task gracefully.
+
+        ``retire``: the topology continues, and the task moves, or reopens with another context.
         """
         if self.instance is not None and self.status == "running":
             self.close_instance()
         self.context.close()
 
     def close_instance(self) -> None:
-        """Checkpoint and close the component, and fail the tuples that it has not acked. In the
-        thread that runs it.
+        """Checkpoint and close the component.
+
+        The tuples that it has not acked fail. In the thread that runs it.
         """
-        state, bolt = self.state, self.instance
-        # It may have crashed at one of those that it handles together, or long after `process`.
-        blamed = self.crashed and (
-            getattr(bolt, "_gathers", False) or not getattr(bolt, "auto_ack", True)
-        )
+        state = self.state
+        bolt = self.instance
+        # The crash may be caused by one of the tuples that the bolt handles together, or come long
+        # after `process`.
+        may_be_cause = getattr(bolt, "_gathers", False) or not getattr(bolt, "auto_ack", True)
+        reason = LOST
+        if self.crashed and may_be_cause:
+            reason = self.reason_of("the task crashed before it acked the tuple")
         if state is not None:
             self.attempt("checkpoint", state.abandon if self.crashed else state.close)
         self.attempt("close", bolt.close)
-        reason = self.reason_of("the task crashed before it acked the tuple") if blamed else LOST
-        kept, self.kept = self.kept, []
-        self.call_in_loop(lambda: [self.fail(tup, reason) for tup in kept if tup._tree is not None])
+        unacked = self.unacked
+        self.unacked = []
+
+        def fail_unacked() -> None:
+            for tup in unacked:
+                if tup._tree is not None:
+                    self.fail(tup, reason)
+
+        self.call_in_loop(fail_unacked)
         self.state = None
 
     def restart(self) -> None:
-        """Close the component, and create it again in a second; its tuples fail. Only the loop."""
+        """Close the component, and create a new one in a second.
+
+        Its tuples fail. Used only by the loop.
+        """
         self.close(retire=True)
         self.status = "starting"
         self._retry_at = self.shared.clock() + 1.0
         self.crashed = False
 
-    def attempt(self, what: str, action: Callable[[], Any]) -> None:
+    def attempt(self, activity: str, action: Callable[[], Any]) -> None:
         """Run ``action``, and report its error."""
         try:
             action()
         except self.shared.catches as error:
-            self.report(error, what)
+            self.report(error, activity)
 
-    def on_error(self, error: BaseException, where: str) -> None:
-        """Report what a method of the component raised. What is no ``Exception`` (``SystemExit``, a
-        cancellation that nobody asked for) says that it cannot go on: the task restarts. Any
-        thread.
+    def on_error(self, error: BaseException, activity: str) -> None:
+        """Report an error that a method of the component raised. Any thread.
+
+        After an error that is not an ``Exception`` (``SystemExit``, an unrequested cancellation)
+        the component cannot continue: the task restarts.
         """
-        self.report(error, where)
+        self.report(error, activity)
         if not isinstance(error, Exception):
             self.crashed = True
             self.shared.wake()
 
     def has_pending_acks(self) -> bool:
-        """Whether acks wait for a checkpoint."""
+        """True if acks wait for a checkpoint."""
         return self.state is not None and self.state.has_pending_acks()
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
@@ -380,25 +386,32 @@ class Runner:
         self.stats.failed += 1
 
     def keep(self, tup: Tuple) -> None:
-        """Note a tuple that ``process`` may return without an ack. In the thread that runs the
-        task.
+        """Note a tuple that ``process`` may return without an ack.
+
+        In the thread that runs the task.
         """
-        kept = self.kept
-        kept.append(tup)
-        if len(kept) < self._most_kept:
+        # Called per tuple, measured by benchmarks/dataplane.py.
+        unacked = self.unacked
+        unacked.append(tup)
+        if len(unacked) < self._max_unacked:
             return
-        # A bolt may never ack: what was there at a check longer ago than the message timeout is
-        # dropped.
-        (since, count), now = self._kept_at, time.monotonic()
-        late = now - since > float(self.conf.get("topology.message.timeout.secs") or 30)
-        old = [] if late else [one for one in kept[:count] if one._tree is not None]
-        kept[:] = old + [one for one in kept[count:] if one._tree is not None]
-        self._kept_at = (now, len(kept)) if late else (since, len(old))
-        self._most_kept = len(kept) * 3 // 2 + _LEAST_KEPT
+        # A bolt may never ack: tuples of a check longer ago than the message timeout are dropped.
+        checked_at, checked_count = self._unacked_check
+        now = time.monotonic()
+        timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
+        is_late = now - checked_at > timeout
+        old: list[Tuple] = []
+        if not is_late:
+            old = [checked for checked in unacked[:checked_count] if checked._tree is not None]
+        new = [later for later in unacked[checked_count:] if later._tree is not None]
+        unacked[:] = old + new
+        self._unacked_check = (now, len(unacked)) if is_late else (checked_at, len(old))
+        self._max_unacked = len(unacked) * 3 // 2 + _MIN_UNACKED
 
     def checked_route(self, values: Any, stream: str) -> Route:
-        """The route for an emit; ``InvalidRequest`` unless the values fit the stream. Logs with
-        ``topology.debug``.
+        """Return the route for an emit, and log it with ``topology.debug``.
+
+        ``InvalidRequest`` unless the values fit the stream.
         """
         route = route_of(self.routes, stream, self.component)
         check_values(values, route)
@@ -408,70 +421,75 @@ class Runner:
         return route
 
     def wrap_emit(self, emit: Callable[..., Any], stream_at: int) -> Callable[..., Any]:
-        """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test
-        encoding, if the conf or the component asks for any of them. ``stream_at``: index of the
-        stream among the positional arguments.
+        """Wrap ``emit`` with the checks that the conf or the component needs.
+
+        They are the log of ``topology.debug``, the types of typed streams and a test encoding.
+        ``stream_at``: index of the stream among the positional arguments.
         """
         check = self.conf.get("topology.testing.always.try.serialize")
         typed = {name: stream for name, stream in self.part.outputs.items() if stream.types}
         if not (self.debug or check or typed):
             return emit
 
-        def emit_checked(tup: Any, *rest: Any, **named: Any) -> Any:
-            given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
-            stream = str(given or "default")
+        def emit_checked(tup: Any, *args: Any, **kwargs: Any) -> Any:
+            stream_arg = args[stream_at - 1] if len(args) >= stream_at else kwargs.get("stream")
+            stream = str(stream_arg or "default")
             if stream in typed:
                 check_types(tup, typed[stream], stream, self.component)
             if check:
                 tup = sent_and_received(
                     tup, route_of(self.routes, stream, self.component), self.task_id
                 )
-            sent = emit(tup, *rest, **named)
+            tasks = emit(tup, *args, **kwargs)
             if self.debug:
-                what = {**dict(enumerate(rest)), **named} or ""
-                _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, what)
-            return sent
+                arguments = {**dict(enumerate(args)), **kwargs} or ""
+                _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, arguments)
+            return tasks
 
         return emit_checked
 
-    def report(self, error: BaseException, where: str) -> None:
-        """Count and log an error, and record it among the topology's errors."""
+    def report(self, error: BaseException, activity: str) -> None:
+        """Count and log an error, and record it for the topology."""
         self.stats.errors += 1
         try:
-            self.shared.report(self.task_id, self.component, error, where)
+            self.shared.report(self.task_id, self.component, error, activity)
         except Exception as second:
-            # An error that cannot even be shown must not do more harm than one that can.
+            # An error that cannot be shown must not do more harm than another one.
             text = f"{type(error).__name__}, which cannot be shown: {type(second).__name__}"
-            self.shared.report(self.task_id, self.component, RuntimeError(text), where)
+            self.shared.report(self.task_id, self.component, RuntimeError(text), activity)
 
     def reason_of(self, cause: Any) -> Reason:
-        """Why a tuple failed here: an exception, or what the component says. Any thread."""
+        """Return the reason of a failure here. Any thread.
+
+        ``cause``: an exception, or the text of the component.
+        """
         try:
-            text = (
-                f"{type(cause).__name__}: {cause}"
-                if isinstance(cause, BaseException)
-                else str(cause)
-            )
+            if isinstance(cause, BaseException):
+                text = f"{type(cause).__name__}: {cause}"
+            else:
+                text = str(cause)
         except Exception:
             text = f"{type(cause).__name__}, which cannot be shown"
         if cause is None:
             text = "failed by the component, without a reason"
-        if len(text) > _MOST_REASON:
-            # A program sends its whole traceback: the error is at the end.
-            text = f"{text[:200]} ... {text[205 - _MOST_REASON :]}"
+        if len(text) > _MAX_REASON:
+            # A program sends its complete traceback: the error is at the end.
+            text = f"{text[:200]} ... {text[205 - _MAX_REASON :]}"
         return self.task_id, self.component, text.encode("utf-8", "backslashreplace").decode()
 
     def metric(self, name: str, value: Any) -> None:
-        """Keep the newest value of a user metric, as :func:`metric_value` made it; at most 100
-        names.
+        """Keep the newest value of a user metric.
+
+        Name and value have the form of :func:`metric_value`. At most 100 names are kept.
         """
         metrics = self.stats.metrics
         if name in metrics or len(metrics) < 100:
             metrics[name] = value
 
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
-        """Send a message to another task of the component. It may be lost, as an untracked tuple
-        may.
+        """Send a message to another task of the component.
+
+        It may be lost, like an untracked tuple.
         """
         link = self.peers.get(task)
         if link is None:
@@ -482,11 +500,11 @@ class Runner:
             link.append(Tuple(0, self.component, _PEERS, self.task_id, [*values], None))
 
     def tick_tuple(self) -> Tuple:
-        """A tick tuple for the component."""
+        """Create a tick tuple for the component."""
         return Tuple(0, SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
 
     def on_clock(self, now: float) -> None:
-        """Set :attr:`ticks` to what is due; missed ticks are skipped."""
+        """Set :attr:`ticks` to the due events; missed ticks are skipped."""
         if (
             self.tick_secs is not None
             and now >= self.next_tick - _EXACT_SECS

@@ -1,6 +1,7 @@
-"""Runner of spouts on the worker's loop, and the pending trees of all kinds of spouts."""
+"""Runner of spouts on the worker's loop, and the base of all spout runners."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from storm_dagster.api.spouts import Spout
@@ -17,24 +18,27 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
-from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell, Verdict
+from storm_dagster.worker.tasks.dead_letters import DeadLetters, Notify, Verdict
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
 VERDICTS = {True: "ack", False: "fail", None: "given_up", "lost": "_lost"}
 """Verdict -> method of the spout."""
 PASS_CALLS = 100
-"""Most calls of ``next_tuple`` in one pass of the loop."""
+"""Largest number of calls of ``next_tuple`` in one pass of the loop."""
 PASS_SECS = 0.002
 """Time after which a pass continues with the bolts."""
 _QUICK_RETRIES = 500
 _LOST_PAUSE_SECS = 1.0
-"""Pause between two rounds of trees lost with a worker: a spout that gives up after a few fails
-outlives a move.
+"""Pause between two rounds of trees lost with a worker. So a spout that gives up after a few fails
+survives a move.
 """
 
 
 class SpoutBase(Runner):
-    """Base of spout runners: pending trees, their timeouts, and acks and fails to the spout."""
+    """Base of spout runners.
+
+    It has the pending trees, and notifies the spout of acks, fails and timeouts.
+    """
 
     kind = "spout"
 
@@ -48,35 +52,41 @@ class SpoutBase(Runner):
         """Roots of complete trees; the next run notifies the spout."""
         self.failed: list[int] = []
         self.lost: list[int] = []
-        """Roots of trees that a lost worker had parts of."""
+        """Roots of trees with parts in a lost worker."""
         self._next_lost = 0.0
         self.pause_until = 0.0
         """End of the pause after an empty call; the test harness skips it."""
         self.at_once: list[Any] = []
         """Tuple ids to ack without tracking (no ackers)."""
         self.send: Callable[..., Any] = make_component
-        """The emit of :meth:`make_emit`, for the loop itself."""
+        """Emit of :meth:`make_emit`, for the loop itself."""
         self.letters = DeadLetters(self)
 
     def full(self) -> bool:
-        """Whether ``topology.max.spout.pending`` is reached."""
+        """True if ``topology.max.spout.pending`` is reached."""
         return self.max_pending is not None and len(self.pending) >= self.max_pending
 
     def may_emit(self) -> bool:
-        """Whether the spout may emit. Any thread."""
+        """True if the spout may emit. Any thread."""
         return self.shared.spouts_run and not self.held
 
     def on_active(self, active: bool) -> None:
-        """Notify the spout that the topology is active, or is not any more."""
+        """Notify the spout that the topology is active or inactive."""
 
     def make_emit(self) -> Callable[..., list[int] | None]:
-        """Create this task's ``emit``. Used only by the loop. See ``BoltRunner._bind`` for why it
-        repeats the bolts'.
+        """Create this task's ``emit``. Used only by the loop.
+
+        See ``BoltRunner._make_hot_path`` for the reason why it repeats the bolts'. Measured by
+        ``benchmarks/dataplane.py``.
         """
-        routes, shared = self.routes, self.shared
-        ledger, atomic = shared.ledger, ATOMIC
-        component, task_id = self.component, self.task_id
-        entries, at_once = self.pending.entries, self.at_once
+        routes = self.routes
+        shared = self.shared
+        ledger = shared.ledger
+        atomic = ATOMIC
+        component = self.component
+        task_id = self.task_id
+        entries = self.pending.entries
+        at_once = self.at_once
         clock = shared.clock
 
         def emit(
@@ -99,7 +109,8 @@ class SpoutBase(Runner):
             rich = False
             for value in values:
                 if type(value) not in atomic:
-                    values, rich = own_values(tup, route.fields, stream, component, task_id), True
+                    values = own_values(tup, route.fields, stream, component, task_id)
+                    rich = True
                     only = None
                     break
             tree: Tree | None = None
@@ -123,7 +134,7 @@ class SpoutBase(Runner):
                     links = send_to_targets(
                         route, values, tree, ledger, component, task_id, direct_task, rich
                     )
-                    sent = [link.task for link in links] if need_task_ids else None
+                    task_ids = [link.task for link in links] if need_task_ids else None
                 else:
                     link = only(values)
                     if link.append is None:
@@ -132,64 +143,75 @@ class SpoutBase(Runner):
                         if tree is not None:
                             tree.count += 1
                         link.append(Tuple(0, component, stream, task_id, values, tree))
-                    sent = [link.task] if need_task_ids else None
+                    task_ids = [link.task] if need_task_ids else None
             except BaseException as error:
                 # A grouping raised. The spout is notified at once, not at the timeout.
                 if tree is not None:
                     ledger.fail_root(tree.root, self, self.reason_of(error))
                 raise
             if tree is not None:
-                left = tree.count = tree.count - 1
-                if not left:
-                    ledger.done(tree)
+                count = tree.count = tree.count - 1
+                if not count:
+                    ledger.ack_tree(tree)
             elif tup_id is not None:
                 at_once.append(tup_id)
-            return sent
+            return task_ids
 
         self.send = self.wrap_emit(emit, 2)
-        return self.letters.keeping(self.send)
+        return self.letters.wrap_emit(self.send)
 
-    def deliver_verdicts(self, now: float, notify: Tell) -> bool:
-        """Call ``notify(acked, tuple id)`` for every completed or failed tree. Whether there were
-        any.
+    def deliver_verdicts(self, now: float, notify: Notify) -> bool:
+        """Call ``notify(verdict, tuple id)`` for every finished tree.
+
+        It is complete, or has failed. Returns True if there were any.
         """
+        # Called per pass, with code per tuple; measured by benchmarks/dataplane.py.
         lost: list[int] = []
         if self.lost and now >= self._next_lost:
-            lost, self.lost = self.lost, lost
+            lost = self.lost
+            self.lost = []
             self._next_lost = now + _LOST_PAUSE_SECS
         if not (self.acked or self.failed or lost or self.at_once):
             return False
-        stats, pop, letters = self.stats, self.pending.entries.pop, self.letters
-        tell: Tell = (
-            (lambda _, tup_id: letters.on_acked(tup_id, notify)) if letters.watches() else notify
-        )
-        acked, self.acked = self.acked, []
-        done = counted = [entry for root in acked if (entry := pop(root, None)) is not None]
+        stats = self.stats
+        pop = self.pending.entries.pop
+        letters = self.letters
+        on_acked: Notify = notify
+        if letters.watches():
+            on_acked = partial(_notify_letters, letters, notify)
+        acked = self.acked
+        self.acked = []
+        completed = [entry for root in acked if (entry := pop(root, None)) is not None]
+        counted = completed
         if any(name.startswith(FUSED) for name in self.routes):
-            counted = [entry for entry in done if not entry[0][1].startswith(FUSED)]
+            counted = [entry for entry in completed if not entry[0][1].startswith(FUSED)]
         stats.acked += len(counted)
-        for what, since in stats.take_samples(counted):
-            stats.time_tree(int((now - since) * 1e9), what[1])
-        for what, _ in done:
-            tell(True, what[0])
-        failed, self.failed = self.failed, []
+        for entry, since in stats.take_samples(counted):
+            stats.time_tree(int((now - since) * 1e9), entry[1])
+        for entry, _ in completed:
+            on_acked(True, entry[0])
+        failed = self.failed
+        self.failed = []
         for roots in (lost, failed):
             for root in roots:
-                entry = pop(root, None)
-                if entry is not None:
+                pending = pop(root, None)
+                if pending is not None:
                     stats.failed += 1
                     self.shared.lost_trees += roots is lost
-                    letters.on_failed(root, entry[0], roots is lost, notify)
+                    letters.on_failed(root, pending[0], roots is lost, notify)
         if self.at_once:
             ids = self.at_once.copy()
             self.at_once.clear()
             stats.acked += len(ids)
             for tup_id in ids:
-                tell(True, tup_id)
+                on_acked(True, tup_id)
         return True
 
     def take_pending(self) -> list[Any]:
-        """Remove and return the ids of pending tuples, which will be neither acked nor failed."""
+        """Remove and return the ids of pending tuples.
+
+        These will be neither acked nor failed.
+        """
         ids = [entry[0][0] for entry in self.pending.entries.values()]
         self.pending.entries.clear()
         return self.letters.own_ids(ids)
@@ -198,9 +220,17 @@ class SpoutBase(Runner):
         """Fail the trees that have timed out."""
         super().on_clock(now)
         if self.awaits_target:
-            # A timeout would count as a try of a tuple, which has done nothing but wait.
+            # A timeout would count as a try of a tuple that only waits.
             self.pending.extend_deadlines(now)
         self.failed += self.pending.overdue(now)
+
+
+def _notify_letters(letters: DeadLetters, notify: Notify, verdict: Verdict, tup_id: Any) -> None:
+    letters.on_acked(tup_id, notify)
+
+
+def _ignore_emit(*args: Any, **kwargs: Any) -> list[int]:
+    return []
 
 
 class SpoutRunner(SpoutBase):
@@ -221,15 +251,17 @@ class SpoutRunner(SpoutBase):
                 f"component {self.component!r} is a spout, which neither acks nor fails tuples"
             )
 
-        def collected(
+        def emit_for_collector(
             tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any
         ) -> Any:
             return emit(tup, tup_id, stream, direct, need)
 
-        collector = spout._collector = BoltCollector(self, collected, fail, fail)
+        collector = BoltCollector(self, emit_for_collector, fail, fail)
+        spout._collector = collector
         collector.give_up = self.letters.give_up
         self.letters.open()
-        spout.context, spout.conf = self.context, self.conf
+        spout.context = self.context
+        spout.conf = self.conf
         if type(spout).emit is Spout.emit:
             spout.emit = emit  # type: ignore[method-assign]
         spout.initialize(self.conf, self.context)
@@ -245,13 +277,14 @@ class SpoutRunner(SpoutBase):
             self.on_error(error, VERDICTS[verdict])
 
     def on_clock(self, now: float) -> None:
-        """See :meth:`SpoutBase.on_clock`; notify the spout."""
+        """Fail timed out trees, and call the spout's clock method."""
         super().on_clock(now)
         if self.shared.owns():
             self._call("_on_clock")
 
     def run(self, now: float) -> bool:
         """Notify the spout of acks and fails, and call ``next_tuple``."""
+        # Measured by benchmarks/dataplane.py.
         worked = self.deliver_verdicts(now, self._notify)
         shared = self.shared
         if self.crashed:
@@ -263,12 +296,12 @@ class SpoutRunner(SpoutBase):
         clock = shared.clock
         until = now + PASS_SECS if shared.sliced else float("inf")
         entries = self.pending.entries
-        most = self.max_pending or (1 << 60)
+        max_pending = self.max_pending or (1 << 60)
         emitted = emitted_on(routes)
         stop = emitted + self.quota
         for _ in range(PASS_CALLS):
             before = emitted
-            if len(entries) >= most or before >= stop:
+            if len(entries) >= max_pending or before >= stop:
                 break
             try:
                 next_tuple()
@@ -279,7 +312,7 @@ class SpoutRunner(SpoutBase):
             emitted = routes[0].emitted if len(routes) == 1 else emitted_on(routes)
             if emitted == before:
                 self._empty += 1
-                # Polled every millisecond at first, less often later.
+                # Called every millisecond at first, less often later.
                 self.pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
                 break
             worked = True
@@ -291,19 +324,24 @@ class SpoutRunner(SpoutBase):
         return worked
 
     def idle_secs(self, now: float) -> float | None:
-        return None if not self.may_emit() or self.full() else max(0.0, self.pause_until - now)
+        if not self.may_emit() or self.full():
+            return None
+        return max(0.0, self.pause_until - now)
 
     def on_active(self, active: bool) -> None:
         self._call("activate" if active else "deactivate")
 
     def close(self, *, retire: bool = False) -> None:
-        """As :meth:`Runner.close`. A retired spout is deactivated, and its pending tuples fail: it
-        may return them to its source.
+        """Close as :meth:`Runner.close`.
+
+        A retired spout is deactivated, and its pending tuples fail: it may return them to its
+        source.
         """
         if retire and self.status == "running":
             self.deliver_verdicts(self.shared.clock(), self._notify)
-            # What it emits in response would never be acked.
-            self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
+            # Tuples that it emits in response would never be acked.
+            self.instance._collector.emit = _ignore_emit
+            self.instance.emit = _ignore_emit
             self.on_active(False)
             for tup_id in self.take_pending():
                 self._notify("lost", tup_id)

@@ -1,4 +1,4 @@
-"""Where a component's call stands, for reports of calls that do not return."""
+"""Stack of a component's call, for reports of calls that do not return."""
 
 import sysconfig
 import traceback
@@ -6,32 +6,55 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_LIBRARIES = tuple(
-    {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {str(Path(__file__).parents[2]), "<frozen"}
-)
-_USER_FRAMES, _LIBRARY_FRAMES = 6, 2
+_STANDARD_FOLDERS = {
+    str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+}
+_PRODUCT_FOLDER = str(Path(__file__).parents[2])
+_LIBRARIES = (*_STANDARD_FOLDERS, _PRODUCT_FOLDER, "<frozen")
+_USER_FRAMES = 6
+_LIBRARY_FRAMES = 2
 
 
 def component_stack(frame: FrameType | None, coroutine: Any = None) -> str:
-    """The innermost lines of the user's own code, and of the library that they are in; outermost
-    first.
+    """Format the innermost lines of the user's code, outermost first.
 
-    ``frame`` is the innermost one of the thread; of a coroutine that waits, its own frames are
-    shown instead.
+    The innermost lines of the library that they call follow. ``frame`` is the innermost one of the
+    thread. Of a coroutine that waits, its own frames are shown instead.
+    """
+    frames = _coroutine_frames(coroutine)
+    if not frames and frame is not None:
+        frames = list(traceback.walk_stack(frame))
+        frames.reverse()
+    stack = traceback.StackSummary.extract(iter(frames))
+    end = _end_of_user_frames(stack)
+    user_frames = stack[max(0, end - _USER_FRAMES) : end]
+    library_frames = stack[end:][-_LIBRARY_FRAMES:]
+    return "".join(traceback.format_list([*user_frames, *library_frames]))
+
+
+def _end_of_user_frames(stack: traceback.StackSummary) -> int:
+    """Index after the innermost frame of the user's code.
+
+    The end, if there is no such frame.
+    """
+    for index in reversed(range(len(stack))):
+        if not stack[index].filename.startswith(_LIBRARIES):
+            return index + 1
+    return len(stack)
+
+
+def _coroutine_frames(coroutine: Any) -> list[tuple[FrameType, int]]:
+    """Frames of a coroutine that waits.
+
+    None, if it runs and blocks the event loop. The frames of the thread lead further in then.
     """
     frames: list[tuple[FrameType, int]] = []
-    while coroutine is not None and (inner := getattr(coroutine, "cr_frame", None)) is not None:
-        frames.append((inner, inner.f_lineno))
-        coroutine, running = coroutine.cr_await, coroutine.cr_running
-        if running:
-            # It blocks the event loop: the thread's frames lead further in.
-            frames = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None)
+        if frame is None:
             break
-    if not frames and frame is not None:
-        frames = [*traceback.walk_stack(frame)][::-1]
-    stack = traceback.StackSummary.extract(iter(frames))
-    own = [at for at, one in enumerate(stack) if not one.filename.startswith(_LIBRARIES)]
-    end = own[-1] + 1 if own else len(stack)
-    user, library = stack[max(0, end - _USER_FRAMES) : end], stack[end:][-_LIBRARY_FRAMES:]
-    return "".join(traceback.format_list([*user, *library]))
+        frames.append((frame, frame.f_lineno))
+        if coroutine.cr_running:
+            return []
+        coroutine = coroutine.cr_await
+    return frames

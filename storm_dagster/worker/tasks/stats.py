@@ -1,8 +1,8 @@
-"""Statistics of a task: exact counts and sampled latencies, in total and over sliding windows.
+"""Statistics of a task: exact counts and sampled latencies.
 
-Counters are plain attributes; windows are computed from snapshots that a timer takes, so that a
-tuple costs only an addition. Latencies are sampled (``topology.metric.sample.rate``): the first
-tuple, then at least one in 20 at 0.05.
+They are in total and over sliding windows. Counters are plain attributes; windows are computed from
+snapshots that a timer takes, so that a tuple costs only an addition. Latencies are sampled
+(``topology.metric.sample.rate``): the first tuple, then at least one in 20 at 0.05.
 """
 
 import time
@@ -20,12 +20,12 @@ T = TypeVar("T")
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
-_MOST_INPUTS = 1000
+_MAX_INPUTS = 1000
 _OTHERS = "__other:default"
 
 _Counters = tuple[int, ...]
 _counted = attrgetter(
-    *("executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed")
+    "executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed"
 )
 _Streams = dict[str, dict[str, int]]
 _Snapshot = tuple[float, _Counters, _Streams, bytes]
@@ -36,36 +36,50 @@ _decode = msgspec.msgpack.Decoder(dict[str, dict[str, dict[int, int]]]).decode
 
 
 class TaskStats:
-    """Counters since the task was opened. Each sum of nanoseconds has its number of tuples."""
+    """Counters since the task was opened.
+
+    Each sum of nanoseconds has its number of tuples. Methods that run per batch are measured by
+    ``benchmarks/dataplane.py``.
+    """
 
     def __init__(self, sample_rate: float = 1.0) -> None:
         self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
         """Tuples per latency sample; 0: no samples."""
         self.until_sample = 1
         self.opened: float = time.monotonic()
-        self.executed = self.acked = self.failed = self.errors = 0
-        self.execute_ns = self.timed = 0
-        """Sum of the sampled times, and number of their tuples."""
-        self.complete_ns = self.completed = 0
+        self.executed = 0
+        self.acked = 0
+        self.failed = 0
+        self.errors = 0
+        self.execute_ns = 0
+        """Sum of the sampled times of execute."""
+        self.timed = 0
+        """Number of the tuples in :attr:`execute_ns`."""
+        self.complete_ns = 0
+        """Sum of the sampled times of trees."""
+        self.completed = 0
+        """Number of the trees in :attr:`complete_ns`."""
         self.written = 0
         """Rows that a query has written outside of the topology: they count as emitted on the
         default stream.
         """
         self.executed_by: dict[str, int] = {}
         self.latencies: Latencies = {}
-        """What is in the sums of nanoseconds; the buckets of ``process`` are those of
-        ``execute``.
+        """Samples of the sums of nanoseconds. The buckets of ``process`` are those of ``execute``.
         """
         self.stream_counts: dict[str, dict[str, int]] = {}
         """Further counts by output stream, by their name in reports: see :meth:`count_stream`."""
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window, oldest first. Packed, buckets take a tenth.
+        # Per window, oldest first. Encoded, buckets take a tenth of the memory.
         self._rings: dict[str, list[_Snapshot]] = {name: [] for name in WINDOWS}
 
     def take_sample(self, tuples: int = 1) -> bool:
-        """Whether to sample the latency of these tuples (one, or a batch as a whole)."""
+        """True if the latency of these tuples must be sampled.
+
+        They are one tuple, or a whole batch.
+        """
         self.until_sample -= tuples
         if self.until_sample > 0 or not self.every:
             return False
@@ -73,41 +87,51 @@ class TaskStats:
         return True
 
     def take_samples(self, tuples: Sequence[T]) -> Sequence[T]:
-        """Those of these tuples whose latency is to be sampled, one by one."""
-        after, every = len(tuples) - self.until_sample, self.every
+        """Return the tuples whose latency must be sampled, one by one."""
+        every = self.every
+        after = len(tuples) - self.until_sample
         if after < 0 or not every:
             self.until_sample = -after
             return ()
-        first, self.until_sample = self.until_sample - 1, every - after % every
+        first = self.until_sample - 1
+        self.until_sample = every - after % every
         return tuples[first::every]
 
     def count_input(self, key: str, number: int) -> None:
-        """Count tuples of an input, ``component:stream``, in :attr:`executed_by`; all beyond a
-        thousand as one input.
+        """Count tuples of an input in :attr:`executed_by`.
 
-        A component has no such number of inputs. But a peer names the stream of what it sends.
+        ``key``: ``component:stream``. All inputs beyond a thousand count as one. A component has
+        fewer, but a peer names the stream of the tuples that it sends.
         """
         by = self.executed_by
-        if key not in by and len(by) >= _MOST_INPUTS:
+        if key not in by and len(by) >= _MAX_INPUTS:
             key = _OTHERS
         by[key] = by.get(key, 0) + number
 
     def count_stream(self, name: str, stream: str, number: int) -> None:
-        """Add to a count by output stream that only a report and its reader know by name."""
+        """Add to a count by output stream.
+
+        Only a report and its reader know the count by name.
+        """
         by_stream = self.stream_counts.setdefault(name, {})
         by_stream[stream] = by_stream.get(stream, 0) + number
 
     def executed_since(self, before: dict[str, int]) -> dict[str, int]:
-        """What was executed by input since ``executed_by`` was ``before``."""
-        return {
-            key: more
-            for key, number in self.executed_by.items()
-            if (more := number - before.get(key, 0))
-        }
+        """Return the tuples executed since ``before``, by input.
+
+        ``before``: a copy of ``executed_by``.
+        """
+        executed: dict[str, int] = {}
+        for key, number in self.executed_by.items():
+            more = number - before.get(key, 0)
+            if more:
+                executed[key] = more
+        return executed
 
     def time_inputs(self, nanos: int, inputs: dict[str, int]) -> None:
-        """Count a sample: these tuples by input, executed in ``nanos`` together; each counts with
-        their mean.
+        """Count a sample: tuples by input, executed in ``nanos`` together.
+
+        Each counts with their mean.
         """
         tuples = sum(inputs.values())
         self.execute_ns += nanos
@@ -116,22 +140,27 @@ class TaskStats:
             self._count("execute", key, nanos / tuples, number)
 
     def time_tree(self, nanos: int, stream: str) -> None:
-        """Count a sample: a tuple tree of this stream, completed in ``nanos``."""
+        """Count a sample: a tuple tree, completed in ``nanos``.
+
+        ``stream``: the stream of its root.
+        """
         self.complete_ns += nanos
         self.completed += 1
         self._count("complete", stream, nanos, 1)
 
     def count_batch(self, rows: int, nanos: int) -> None:
-        """Count a batch of a query as rows emitted and acked; its duration is one sample of the
-        complete latency.
+        """Count a batch of a query as rows emitted and acked.
+
+        Its duration is one sample of the complete latency.
         """
         self.written += rows
         self.acked += rows
         self.time_tree(nanos, "default")
 
     def count_fused(self, executed: dict[str, int], emitted: int, nanos: int) -> None:
-        """Count a batch that a query has run for a bolt: rows by input, those that leave it, and
-        its duration.
+        """Count a batch that a query has run for a bolt.
+
+        ``executed``: rows by input; ``emitted``: rows that leave it.
         """
         rows = sum(executed.values())
         self.executed += rows
@@ -148,7 +177,8 @@ class TaskStats:
         buckets[bucket] = buckets.get(bucket, 0) + number
 
     def _counters(self) -> _Counters:
-        emitted, transferred = self.written, 0
+        emitted = self.written
+        transferred = 0
         for name, route in self.routes.items():
             if not name.startswith(FUSED):
                 emitted += route.emitted
@@ -165,18 +195,19 @@ class TaskStats:
             if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
                 continue
             if counters is None:
-                counters, streams, latencies = (
-                    self._counters(),
-                    self.by_stream(),
-                    _encode(self.latencies),
-                )
+                counters = self._counters()
+                streams = self.by_stream()
+                latencies = _encode(self.latencies)
             ring.append((now, counters, streams, latencies))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
 
     def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
-        # What a window begins with. Before the first snapshot, and in a task younger than the
-        # window, everything counts.
+        """Yield the snapshot before each window.
+
+        Without one, before the first snapshot and in a task younger than the window, all of the
+        task counts.
+        """
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             start = bisect_right(ring, now - secs, key=itemgetter(0)) - 1
@@ -184,52 +215,71 @@ class TaskStats:
                 yield name, ring[start]
 
     def windows(self, now: float) -> dict[str, dict[str, float]]:
-        """Metrics of each window; one longer than the task's uptime covers all of it."""
+        """Return metrics of each window.
+
+        A window longer than the task's uptime covers all of it.
+        """
         current = self._counters()
-        found = dict.fromkeys(WINDOWS, _as_metrics(current))
+        metrics = dict.fromkeys(WINDOWS, _as_metrics(current))
         for name, base in self._bases(now):
-            found[name] = _as_metrics([a - b for a, b in zip(current, base[1], strict=True)])
-        found[":all-time"] = _as_metrics(current)
-        return found
+            counters = [count - former for count, former in zip(current, base[1], strict=True)]
+            metrics[name] = _as_metrics(counters)
+        metrics[":all-time"] = _as_metrics(current)
+        return metrics
 
     def window_streams(self, now: float) -> dict[str, _Streams]:
-        """As :meth:`by_stream`, of the windows shorter than the task's uptime."""
+        """Return :meth:`by_stream` of the windows.
+
+        Only of those shorter than the task's uptime.
+        """
         current = self.by_stream()
-        return {
-            name: {
-                kind: {
-                    key: count - base[2].get(kind, {}).get(key, 0) for key, count in counts.items()
-                }
-                for kind, counts in current.items()
-            }
-            for name, base in self._bases(now)
-        }
+        return {name: _subtract(current, base[2]) for name, base in self._bases(now)}
 
     def window_latencies(self, now: float) -> dict[str, Latencies]:
-        """Latencies of all time and of the windows shorter than the task's uptime; empty before the
-        first sample.
+        """Return latencies of all time and of the windows.
+
+        Only of windows shorter than the task's uptime. Empty before the first sample.
         """
         if not self.latencies:
             return {}
-        found = {":all-time": subtract_latencies(self.latencies, {})}
+        latencies = {":all-time": subtract_latencies(self.latencies, {})}
         for name, base in self._bases(now):
-            found[name] = subtract_latencies(self.latencies, _decode(base[3]))
-        return found
+            latencies[name] = subtract_latencies(self.latencies, _decode(base[3]))
+        return latencies
 
     def by_stream(self) -> _Streams:
-        """Emitted, transferred and further counts by stream, executed by ``component:stream`` of
-        the input.
+        """Return all counts by stream.
+
+        Emitted, transferred and further counts by output stream, executed by ``component:stream``
+        of the input.
         """
-        written = {"default": self.written} if self.written else {}
-        return {
-            "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted}
-            | written,
-            "transferred": {
-                name: route.transferred for name, route in self.routes.items() if route.transferred
-            },
+        emitted: dict[str, int] = {}
+        transferred: dict[str, int] = {}
+        for name, route in self.routes.items():
+            if route.emitted:
+                emitted[name] = route.emitted
+            if route.transferred:
+                transferred[name] = route.transferred
+        if self.written:
+            emitted["default"] = self.written
+        streams = {
+            "emitted": emitted,
+            "transferred": transferred,
             "executed": {name: number for name, number in self.executed_by.items() if number},
-            **{name: dict(by_stream) for name, by_stream in self.stream_counts.items()},
         }
+        for name, by_stream in self.stream_counts.items():
+            streams[name] = dict(by_stream)
+        return streams
+
+
+def _subtract(current: _Streams, former: _Streams) -> _Streams:
+    differences: _Streams = {}
+    for kind, counts in current.items():
+        former_counts = former.get(kind, {})
+        differences[kind] = {
+            key: count - former_counts.get(key, 0) for key, count in counts.items()
+        }
+    return differences
 
 
 def _mean_ms(total_ns: int, number: int) -> float:
@@ -237,15 +287,16 @@ def _mean_ms(total_ns: int, number: int) -> float:
 
 
 def _as_metrics(counters: Any) -> dict[str, float]:
-    emitted, transferred, executed, acked, failed, ex_ns, timed, co_ns, completed = counters
+    emitted, transferred, executed, acked, failed, *times = counters
+    execute_ns, timed, complete_ns, completed = times
     return {
         "emitted": emitted,
         "transferred": transferred,
         "executed": executed,
         "acked": acked,
         "failed": failed,
-        "execute_ms": _mean_ms(ex_ns, timed),
+        "execute_ms": _mean_ms(execute_ns, timed),
         # A tuple is processed when its call returns.
-        "process_ms": _mean_ms(ex_ns, timed),
-        "complete_ms": _mean_ms(co_ns, completed),
+        "process_ms": _mean_ms(execute_ns, timed),
+        "complete_ms": _mean_ms(complete_ns, completed),
     }

@@ -1,1 +1,1 @@
-"""Components that block, each in a thread of its own."""
+"""Components that block: each has a thread."""

@@ -33,30 +33,33 @@ from storm_dagster.worker.tasks.runner import Runner, make_component
 from storm_dagster.worker.tasks.stacks import component_stack
 
 STOP = object()
-"""In an inbox: stop."""
+"""Item of an inbox: stop."""
 TICK = object()
-"""In an inbox: a tick is due."""
+"""Item of an inbox: a tick is due."""
 PULSE = object()
-"""In an inbox: timers of windows and state are due."""
+"""Item of an inbox: timers of windows and state are due."""
 _RESULT_SECS = 60.0
 
 
 class ThreadMixin(Runner, ABC):
-    """Runner with a thread: ``inbox`` to the component, ``loop_calls`` back to the loop."""
+    """Runner with a thread.
+
+    ``inbox`` has the items for the component, ``loop_calls`` its calls for the loop.
+    """
 
     _thread: threading.Thread | None = None
     _detached = False
     _emitted = 0
-    """Emits so far, counted by the thread."""
+    """Emits, counted by the thread."""
     _tracked = 0
     """Tracked emits that the loop has not run yet: they count as pending."""
     _muted = False
-    """Whether emits are dropped, because the component is closing."""
+    """True if emits are dropped, because the component is closing."""
     _current: Tuple | None = None
-    """The tuple in process, where only one is."""
+    """The tuple in process, if only one can be."""
     _anchors_itself = True
     _stopping = False
-    """Whether the thread was asked to end. Only the loop."""
+    """True if the thread must end. Only the loop."""
 
     def _prepare(self) -> None:
         self.instance: Any = None
@@ -68,28 +71,32 @@ class ThreadMixin(Runner, ABC):
         """Tuples passed to the thread and not finished (counted by the loop)."""
         self._woken = False
         self._detached = False
-        """Whether the task is closed: the thread may not execute anything or call the loop any
-        more.
-        """
+        """True if the task is closed: the thread must no longer execute or call the loop."""
         self._ended = threading.Event()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._calls: dict[Any, tuple[float, str, Any]] = {}
-        """Calls of the component that have not returned: (start, method, coroutine). Oldest
-        first.
+        """Calls of the component that have not returned, oldest first.
+
+        (start, method, coroutine).
         """
 
     # -- loop's side -------------------------------------------------------------------------------
 
     def start(self, now: float) -> bool:
-        """Initialize in the thread, so that a slow ``initialize`` does not block the loop."""
+        """Initialize in the thread.
+
+        So a slow ``initialize`` does not block the loop.
+        """
         if self.status == "running":
             return True
         if self._stopping:
-            # Two threads of a task never run at once: the next one waits until `close` has
-            # returned.
+            # Two threads of a task never run at the same time: the next one waits until `close`
+            # has returned.
             if not self.has_ended():
                 return False
-            self._thread, self._stopping, self.crashed = None, False, False
+            self._thread = None
+            self._stopping = False
+            self.crashed = False
         if self._thread is None:
             if now < self._retry_at:
                 return False
@@ -117,7 +124,11 @@ class ThreadMixin(Runner, ABC):
         return True
 
     def run_loop_calls(self) -> bool:
-        """Run the calls queued by the thread. Whether there were any."""
+        """Run the calls queued by the thread.
+
+        Returns True if there were any.
+        """
+        # Called per pass, with code per tuple; measured by benchmarks/dataplane.py.
         self._woken = False
         loop_calls = self.loop_calls
         if not loop_calls:
@@ -130,7 +141,7 @@ class ThreadMixin(Runner, ABC):
         return True
 
     def waiting(self) -> int:
-        """Number of tuples in the queue and in the thread."""
+        """Return the number of tuples in the queue and in the thread."""
         return len(self.queue) + (self.in_flight if self._thread is not None else 0)
 
     def busy_elsewhere(self) -> bool:
@@ -139,8 +150,9 @@ class ThreadMixin(Runner, ABC):
         )
 
     def begin_close(self, *, retire: bool) -> None:
-        """Ask the thread to end after the call that it is in; what waits for it fails, or is queued
-        if it is not tracked.
+        """End the thread after its current call.
+
+        Tracked tuples that wait for the thread fail, others are queued.
         """
         if self._thread is None:
             return
@@ -172,19 +184,18 @@ class ThreadMixin(Runner, ABC):
         return ended
 
     def close(self, *, retire: bool = False) -> None:
-        """Detach the thread from the loop. :meth:`begin_close` and a wait for :meth:`has_ended`
-        come first.
+        """Detach the thread from the loop.
+
+        Call :meth:`begin_close`, and wait for :meth:`has_ended`, before.
         """
         if self._thread is not None:
             if not self._stopping:
                 self.begin_close(retire=retire)
             if not self.has_ended():
-                where = "".join(f"\n{place}" for _, _, place in self.stuck_calls(float("inf")))
-                self.report(
-                    TimeoutError(f"its thread did not end in time and is left behind{where}"),
-                    "close",
-                )
-                for tup in [*self.kept]:
+                stacks = "".join(f"\n{stack}" for _, _, stack in self.stuck_calls(float("inf")))
+                error = TimeoutError(f"its thread did not end in time and is left behind{stacks}")
+                self.report(error, "close")
+                for tup in [*self.unacked]:
                     self.shared.ledger.fail(tup, LOST)
             self._detached = True
         self.context.close()
@@ -198,15 +209,18 @@ class ThreadMixin(Runner, ABC):
             (start, method, component_stack(frame, coroutine)) for start, method, coroutine in calls
         ]
 
-    def report(self, error: BaseException, where: str) -> None:
-        """As :meth:`Runner.report`; any thread."""
+    def report(self, error: BaseException, activity: str) -> None:
+        """Report as :meth:`Runner.report`; any thread."""
         if threading.current_thread() is self._thread:
-            self.call_in_loop(lambda: Runner.report(self, error, where))
+            self.call_in_loop(lambda: Runner.report(self, error, activity))
         else:
-            super().report(error, where)
+            super().report(error, activity)
 
     def restart(self) -> None:
-        """See :meth:`Runner.restart`. Another thread begins when this one has ended."""
+        """Restart as :meth:`Runner.restart`, with another thread.
+
+        It begins when this one has ended.
+        """
         if not self._stopping:
             self.begin_close(retire=True)
         self.status = "starting"
@@ -216,6 +230,7 @@ class ThreadMixin(Runner, ABC):
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
         """Run ``action`` in the loop, after earlier calls."""
+        # Called per tuple, measured by benchmarks/dataplane.py.
         while len(self.loop_calls) >= self.quota and not (self._detached or self.shared.closing):
             time.sleep(0.001)
         if self._detached:
@@ -226,19 +241,22 @@ class ThreadMixin(Runner, ABC):
             self.shared.wake()
 
     def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
-        """As :meth:`call_in_loop`, and return the result."""
-        answer: Future[Any] = Future()
-        self.call_in_loop(lambda: fulfill(answer, action))
+        """Run ``action`` in the loop as :meth:`call_in_loop`.
+
+        Returns its result.
+        """
+        result: Future[Any] = Future()
+        self.call_in_loop(lambda: fulfill(result, action))
         until = time.monotonic() + _RESULT_SECS
-        while not wait([answer], timeout=0.5).done:
-            if self._detached or time.monotonic() > until:
-                why = (
-                    "the task is closed"
-                    if self._detached
-                    else f"its worker was busy for {_RESULT_SECS:g} s"
-                )
-                raise Unavailable(f"component {self.component!r}: the emit has no result, {why}")
-        return answer.result()
+        while not wait([result], timeout=0.5).done:
+            if self._detached:
+                reason = "the task is closed"
+            elif time.monotonic() > until:
+                reason = f"its worker was busy for {_RESULT_SECS:g} s"
+            else:
+                continue
+            raise Unavailable(f"component {self.component!r}: the emit has no result, {reason}")
+        return result.result()
 
     def emit_from_thread(
         self,
@@ -249,31 +267,33 @@ class ThreadMixin(Runner, ABC):
         need_task_ids: bool,
         tup_id: Any,
     ) -> Any:
-        """Emit from the component's thread, which gets the errors of a check here. See
-        ``Bolt.emit``, ``Spout.emit``.
+        """Emit from the component's thread.
+
+        The thread gets the errors of a check here. See ``Bolt.emit``, ``Spout.emit``.
         """
+        # Called per tuple, measured by benchmarks/dataplane.py.
         stream = stream or "default"
         route = self.checked_route(tup, stream)
         if self.conf.get("topology.testing.always.try.serialize"):
             values = sent_and_received(tup, route, self.task_id)
         else:
             values = own_values(tup, route.fields, stream, self.component, self.task_id)
-        of = self.checked_anchors(anchors)
+        own_anchors = self.checked_anchors(anchors)
         if self._muted:
             return []
         self._emitted += 1
         self._tracked += tup_id is not None
-        action = partial(self._emit_in_loop, values, stream, of, direct_task, tup_id)
+        action = partial(self._emit_in_loop, values, stream, own_anchors, direct_task, tup_id)
         if need_task_ids:
             return self.call_in_loop_and_wait(action)
-        self.call_or_reject(action, of)
+        self.call_or_reject(action, own_anchors)
         return None
 
     @abstractmethod
     def _emit_in_loop(
         self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
     ) -> list[int] | None:
-        """Run an emit in the loop; the receivers."""
+        """Run an emit in the loop, and return the receivers."""
 
     def await_lease(self) -> None:
         """Wait until the worker's lease is valid."""
@@ -281,8 +301,10 @@ class ThreadMixin(Runner, ABC):
             time.sleep(0.02)
 
     def call_or_reject(self, action: Callable[[], Any], anchors: Any) -> None:
-        """As :meth:`call_in_loop`. If ``action`` raises, the tuple in process and ``anchors`` fail,
-        whatever the component does to them later: it has continued since.
+        """Run ``action`` in the loop, after earlier calls.
+
+        If it raises, the tuple in process and ``anchors`` fail, also if the component, which has
+        continued since, acks them later.
         """
         current = self.in_process()
 
@@ -299,18 +321,18 @@ class ThreadMixin(Runner, ABC):
         self.call_in_loop(in_loop)
 
     def checked_anchors(self, anchors: Any) -> Any:
-        """A copy of an emit's anchors, which the component may change; ``InvalidRequest`` unless
-        they are tuples that it received.
+        """Copy an emit's anchors, which the component may change.
+
+        ``InvalidRequest`` unless they are tuples that it received.
         """
-        of = anchors
         if anchors is None:
-            of = (self.in_process() if self._anchors_itself else None) or ()
-        if isinstance(of, Tuple | TupleId):
-            return of
-        of = tuple(of)
-        for tup in of:
+            anchors = (self.in_process() if self._anchors_itself else None) or ()
+        if isinstance(anchors, Tuple | TupleId):
+            return anchors
+        own_anchors = tuple(anchors)
+        for tup in own_anchors:
             check_received(tup, self.component)
-        return of
+        return own_anchors
 
     def _main(self) -> None:
         self._calls[self] = (time.monotonic(), "initialize", None)
@@ -341,7 +363,8 @@ class ThreadMixin(Runner, ABC):
         collector: Collector = _ThreadCollector(self)
         component._collector = collector
         self.context.restrict(lambda: self.shared.owns() and not self._detached)
-        component.context, component.conf = self.context, self.conf
+        component.context = self.context
+        component.conf = self.conf
         if isinstance(component, Bolt):
             self._name_values = namer_of(component, self.context)
         opening = open_state(component, self, inline=True)
@@ -352,10 +375,13 @@ class ThreadMixin(Runner, ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Run the component until the inbox says ``STOP``."""
+        """Run the component until the inbox has ``STOP``."""
 
     def in_process(self) -> Tuple | None:
-        """The tuple that the calling code processes: the default anchor of an emit."""
+        """Return the default anchor of an emit.
+
+        It is the tuple that the calling code processes.
+        """
         return self._current
 
 
@@ -374,10 +400,12 @@ class _ThreadCollector(BaseCollector):
         runner.call_in_loop(lambda: runner.ack(tup))
 
     def ack_all(self, tups: Any) -> None:
-        """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a
-        micro-batch.
+        """Ack as ``Collector.ack_all``.
+
+        One call of the loop acks the thousands of tuples of a micro-batch.
         """
-        runner, batch = self._runner, tuple(tups)
+        runner = self._runner
+        batch = tuple(tups)
         for tup in batch:
             check_received(tup, runner.component)
 
@@ -392,16 +420,20 @@ class _ThreadCollector(BaseCollector):
     def fail(self, tup: Tuple, reason: Any = None) -> None:
         runner = self._runner
         check_received(tup, runner.component)
-        why = runner.reason_of(reason)
-        runner.call_in_loop(lambda: runner.fail(tup, why))
+        failure = runner.reason_of(reason)
+        runner.call_in_loop(lambda: runner.fail(tup, failure))
 
     def give_up(self, *letter: Any) -> bool:
-        """See ``Spout.give_up``."""
-        return self._runner.call_in_loop_and_wait(lambda: self._runner.letters.give_up(*letter))  # type: ignore[attr-defined]
+        """Give a tuple up as ``Spout.give_up``."""
+        runner: Any = self._runner
+        return runner.call_in_loop_and_wait(lambda: runner.letters.give_up(*letter))
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         runner = self._runner
-        of = runner.checked_anchors(anchors)
-        runner.call_or_reject(
-            lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None), of
-        )
+        own_anchors = runner.checked_anchors(anchors)
+
+        def in_loop() -> None:
+            tree = anchor_tree(own_anchors) if own_anchors else None
+            runner.shared.events.add(runner, event, tree)
+
+        runner.call_or_reject(in_loop, own_anchors)

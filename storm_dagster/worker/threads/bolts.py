@@ -16,10 +16,10 @@ from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, TURN_SECS
 from storm_dagster.worker.threads.base import PULSE, STOP, TICK, ThreadMixin
 
-_COUNTED = 64
-"""Most tuples that are counted in one call of the loop."""
+_MAX_COUNTED = 64
+"""Largest number of tuples that are counted in one call of the loop."""
 _COUNT_NANOS = 5_000_000
-"""Execution time after which fewer are counted."""
+"""Execution time after which fewer tuples are counted in one call."""
 
 
 class BlockingBoltRunner(ThreadMixin):
@@ -40,16 +40,20 @@ class BlockingBoltRunner(ThreadMixin):
                 self.inbox.put(tup)
             worked = True
         if self.ticks:
-            due, self.ticks = self.ticks, 0
+            due = self.ticks
+            self.ticks = 0
             for bit, item in ((PULSE_DUE, PULSE), (TICK_DUE, TICK)):
-                # Those that are due while the thread is busy are one.
+                # Timers that are due while the thread is busy are one.
                 if due & bit and item not in self._timers:
                     self._timers.add(item)
                     self.inbox.put(item)
         return worked
 
     def busy_elsewhere(self) -> bool:
-        """Whether the thread has work, and does not only wait until a full bolt tries again."""
+        """True if the thread has work.
+
+        To wait for a full target does not count.
+        """
         if self.instance is not None and self.shared.now_ms() < self.instance._room_at:
             return False
         if self._thread is None:
@@ -57,11 +61,11 @@ class BlockingBoltRunner(ThreadMixin):
         return super().busy_elsewhere() or not self.inbox.empty() or bool(self._calls)
 
     def target_is_away(self) -> bool:
-        """See :meth:`Runner.target_is_away`."""
+        """True while the bolt is full; see :meth:`Runner.target_is_away`."""
         bolt = self.instance
         return bolt is not None and bolt._is_full and bolt._room_at > 0
 
-    def _done(self, batch: list[Tuple], nanos: int) -> None:
+    def _count_executed(self, batch: list[Tuple], nanos: int) -> None:
         number = len(batch)
         self.in_flight -= number
         stats = self.stats
@@ -71,11 +75,14 @@ class BlockingBoltRunner(ThreadMixin):
             stats.time_inputs(nanos, stats.executed_since(before))
 
     def _work(self) -> None:
+        # Called per tuple, measured by benchmarks/dataplane.py.
         bolt = self.instance
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
-        clock, inbox = time.perf_counter_ns, self.inbox
-        calls, catches = self._calls, self.shared.catches
+        clock = time.perf_counter_ns
+        inbox = self.inbox
+        calls = self._calls
+        catches = self.shared.catches
         self._anchors_itself = auto_anchor
         batch: list[Tuple] = []
         nanos = 0
@@ -83,17 +90,19 @@ class BlockingBoltRunner(ThreadMixin):
             tup = None if inbox.empty() else inbox.get()
             # Counted together: a call per tuple would cost more than a bolt that only gathers.
             if batch and (
-                not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS
+                not isinstance(tup, Tuple) or len(batch) >= _MAX_COUNTED or nanos >= _COUNT_NANOS
             ):
-                self.call_in_loop(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
-                batch, nanos = [], 0
+                self.call_in_loop(
+                    lambda batch=batch, nanos=nanos: self._count_executed(batch, nanos)
+                )
+                batch = []
+                nanos = 0
             if tup is None:
+                timeout = self.state.idle_secs() if self.state is not None else None
                 try:
-                    tup = inbox.get(
-                        timeout=self.state.idle_secs() if self.state is not None else None
-                    )
+                    tup = inbox.get(timeout=timeout)
                 except queue.Empty:
-                    # Acks wait for the checkpoint of a task that has nothing else to do.
+                    # Acks wait for the checkpoint of a task that is idle.
                     self.await_lease()
                     if self.state is not None:
                         self.state.on_idle()
@@ -116,19 +125,10 @@ class BlockingBoltRunner(ThreadMixin):
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:
                 continue
-            begin = clock()
             if tup is TICK or tup is PULSE:
-                method = "process_tick" if tup is TICK else "windows and state"
-                calls[0] = (begin / 1e9, method, None)
-                try:
-                    if tup is TICK:
-                        bolt.process_tick(self.tick_tuple())
-                    elif self.state is not None:
-                        self.state.pulse()
-                except catches as error:
-                    self.on_error(error, method)
-                calls.clear()
+                self._run_timer(tup)
                 continue
+            begin = clock()
             self._current = tup
             emitted = self._emitted
             calls[0] = (begin / 1e9, "process", None)
@@ -144,16 +144,29 @@ class BlockingBoltRunner(ThreadMixin):
                 if auto_ack:
                     self.call_in_loop(lambda tup=tup: self.ack(tup))
             self._current = None
-            self._rest(emitted)
+            self._end_turn(emitted)
             calls.clear()
             nanos += clock() - begin
             batch.append(tup)
             if self.state is not None and inbox.empty():
                 self.state.on_idle()
         if batch:
-            self.call_in_loop(lambda: self._done(batch, nanos))
+            self.call_in_loop(lambda: self._count_executed(batch, nanos))
 
-    def _rest(self, emitted: int) -> None:
+    def _run_timer(self, item: Any) -> None:
+        method = "process_tick" if item is TICK else "windows and state"
+        self._calls[0] = (time.perf_counter_ns() / 1e9, method, None)
+        try:
+            if item is TICK:
+                self.instance.process_tick(self.tick_tuple())
+            elif self.state is not None:
+                self.state.pulse()
+        except self.shared.catches as error:
+            self.on_error(error, method)
+        self._calls.clear()
+
+    def _end_turn(self, emitted: int) -> None:
+        """Pause a held task after a call that emitted more than it took."""
         if self.held and self._emitted > emitted + 1:
             self.next_turn = time.monotonic() + TURN_SECS
 
@@ -175,8 +188,9 @@ _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar(
 
 
 class AsyncBoltRunner(BlockingBoltRunner):
-    """Runner of a bolt with an ``async`` ``process``: several tuples in flight on an event loop in
-    the thread.
+    """Runner of a bolt with an ``async`` ``process``.
+
+    Several tuples are in flight on an event loop in the thread.
     """
 
     is_async = True
@@ -203,7 +217,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             if self.crashed:
                 window.release()
                 continue
-            task = loop.create_task(self._one(tup, window))
+            task = loop.create_task(self._handle(tup, window))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         self._ending = True
@@ -211,7 +225,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, tup: Any, window: asyncio.Semaphore) -> None:
+    async def _handle(self, tup: Any, window: asyncio.Semaphore) -> None:
         bolt = self.instance
         try:
             while isinstance(tup, Tuple) and not (
@@ -222,16 +236,10 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 await asyncio.sleep(0.02)
             begin = time.perf_counter_ns()
             if tup is TICK:
-                answer = bolt.process_tick(self.tick_tuple())
-                if asyncio.iscoroutine(answer):
-                    self._calls[answer] = (begin / 1e9, "process_tick", answer)
-                    try:
-                        await answer
-                    finally:
-                        del self._calls[answer]
+                await self._run_tick(begin)
                 return
             _processing.set(tup)
-            coroutine, emitted = None, self._emitted
+            emitted = self._emitted
             try:
                 self._calls[tup.id] = (begin / 1e9, "process", None)
                 coroutine = bolt.process(tup)
@@ -248,16 +256,25 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 if bolt.auto_ack:
                     self.call_in_loop(lambda: self.ack(tup))
             self._calls.pop(tup.id, None)
-            self._rest(emitted)
+            self._end_turn(emitted)
             spent = time.perf_counter_ns() - begin
-            self.call_in_loop(lambda: self._done([tup], spent))
+            self.call_in_loop(lambda: self._count_executed([tup], spent))
         except self.shared.catches as error:
-            # When the task ends, what is in process is cancelled, and given back like all that is
-            # kept.
+            # When the task ends, its calls are cancelled; their tuples fail, like all others that
+            # it has not acked.
             if not (self._ending and isinstance(error, asyncio.CancelledError)):
                 self.on_error(error, "process_tick")
         finally:
             window.release()
+
+    async def _run_tick(self, begin: int) -> None:
+        coroutine = self.instance.process_tick(self.tick_tuple())
+        if asyncio.iscoroutine(coroutine):
+            self._calls[coroutine] = (begin / 1e9, "process_tick", coroutine)
+            try:
+                await coroutine
+            finally:
+                del self._calls[coroutine]
 
     def in_process(self) -> Tuple | None:
         return _processing.get()

@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.worker.tasks.dead_letters import Verdict
 from storm_dagster.worker.tasks.spouts import VERDICTS, SpoutBase
 from storm_dagster.worker.threads.base import STOP, ThreadMixin
 
 _CLOCK_SECS = 0.1
 _RETIRE = object()
-"""In an inbox: stop emitting."""
+"""Item of an inbox: stop emitting."""
 
 
 class BlockingSpoutRunner(ThreadMixin, SpoutBase):
@@ -21,7 +22,8 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     def _prepare(self) -> None:
         super()._prepare()
         self._emit = self.make_emit()
-        self._tracked, self._muted = 0, False
+        self._tracked = 0
+        self._muted = False
         if not self.shared.active:
             self.inbox.put("deactivate")
 
@@ -30,18 +32,18 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         super()._open_in_thread()
 
     def run(self, now: float) -> bool:
-        """Run the calls of the spout's thread, and pass acks and fails to it."""
+        """Run the calls of the spout's thread, and pass verdicts to it."""
         worked = self.run_loop_calls()
         if self.queue:
-            # Messages of the other tasks; nothing else is sent to a spout.
+            # Messages of the other tasks; a spout gets no other tuples.
             for message in self.queue:
                 self.inbox.put(message)
             self.queue.clear()
             worked = True
-        return (
-            self.deliver_verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id)))
-            or worked
-        )
+        return self.deliver_verdicts(now, self._queue_verdict) or worked
+
+    def _queue_verdict(self, verdict: Verdict, tup_id: Any) -> None:
+        self.inbox.put((verdict, tup_id))
 
     def on_active(self, active: bool) -> None:
         if self._thread is not None:
@@ -52,20 +54,20 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
 
     def _return_pending(self) -> None:
         # Runs after the spout's last emit, so that all its pending tuples are known.
-        self.deliver_verdicts(
-            self.shared.clock(), lambda acked, tup_id: self.inbox.put((acked, tup_id))
-        )
+        self.deliver_verdicts(self.shared.clock(), self._queue_verdict)
         for tup_id in self.take_pending():
             self.inbox.put(("lost", tup_id))
         self.inbox.put(STOP)
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
-        """As for bolts, but a spout may wait for data as long as nothing waits for the spout."""
-        return [
-            one
-            for one in super().stuck_calls(since)
-            if one[1] != "next_tuple" or not self.inbox.empty()
-        ]
+        """Return calls as for bolts.
+
+        ``next_tuple`` may wait for data while no item waits for the spout.
+        """
+        calls = super().stuck_calls(since)
+        if self.inbox.empty():
+            calls = [call for call in calls if call[1] != "next_tuple"]
+        return calls
 
     def busy_elsewhere(self) -> bool:
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
@@ -76,8 +78,11 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
     def _work(self) -> None:
-        spout, calls, catches = self.instance, self._calls, self.shared.catches
-        pause = next_clock = 0.0
+        spout = self.instance
+        calls = self._calls
+        catches = self.shared.catches
+        pause = 0.0
+        next_clock = 0.0
         while True:
             try:
                 item = self.inbox.get(timeout=pause) if pause else self.inbox.get_nowait()
@@ -92,14 +97,16 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                     spout._on_clock()
                 except catches as error:
                     self.on_error(error, "spout")
-            # What was acked before the end is still told.
+            # Verdicts from before the end are still passed.
             if self._detached or (self.shared.closing and not isinstance(item, tuple)):
                 continue
             args: tuple[Any, ...] = ()
             if isinstance(item, Tuple):
-                method, args = "_on_peer_message", (item.task, item.values)
+                method = "_on_peer_message"
+                args = (item.task, item.values)
             elif isinstance(item, tuple):
-                method, args = VERDICTS[item[0]], item[1:]
+                method = VERDICTS[item[0]]
+                args = item[1:]
             elif isinstance(item, str):
                 method = item
             elif item is _RETIRE:

@@ -1,0 +1,186 @@
+"""Base of the runners of multilang programs.
+
+A program that dies, hangs or violates the protocol is replaced.
+"""
+
+import itertools
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.host.waiting import Backoff
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.worker.multilang.process import LOG_LEVELS, ShellProcess
+from storm_dagster.worker.tasks.plain_values import metric_value
+from storm_dagster.worker.tasks.runner import Runner
+
+_log = logging.getLogger("storm_dagster.component")
+
+_FIRST_RESTART_SECS = 0.1
+_MAX_RESTART_SECS = 10.0
+_STABLE_SECS = 10.0
+"""A program that lived longer restarts after the first pause."""
+_MAX_INBOUND = 4096
+"""Messages of one program that may wait for the loop, and that it handles in one turn."""
+_starts = itertools.count(1)
+
+
+class ShellFailure(StormDagsterError):
+    """Failure of a shell component's program, which is replaced.
+
+    It died, hung, or violated the protocol.
+    """
+
+
+class ShellRunner(Runner):
+    """Base of shell bolts and shell spouts.
+
+    Used only by the loop, except :meth:`_on_output`.
+    """
+
+    process: ShellProcess | None = None
+    last_error: Any = None
+    """Text of an ``error`` command since the last result: adapters send one before they fail a
+    tuple.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.inbound: deque[tuple[ShellProcess, Any]] = deque()
+        """Messages of the program, or the reason of its end as a string."""
+        timeout = self.conf.get("topology.subprocess.timeout.secs")
+        timeout = timeout or self.conf.get("supervisor.worker.timeout.secs")
+        self.timeout = float(timeout or 30)
+        self.last_seen = 0.0
+        self.last_start = 0.0
+        self._restart_at = 0.0
+        self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _MAX_RESTART_SECS)
+
+    def open(self) -> None:
+        """Start the program."""
+        assert self.part.object.shell is not None
+        archive = self.context.archive
+        resources = archive / "resources" if archive is not None else Path.cwd()
+        scratch = self.shared.scratch or Path.cwd()
+        pid_dir = (scratch / f"shell-{self.task_id}-{next(_starts)}").absolute()
+        conf = {key: value for key, value in self.conf.items() if value is not None}
+        first = {"conf": conf, "pidDir": str(pid_dir), "context": dict(self.context)}
+        name = f"{self.component}-{self.task_id}"
+        command = self.part.object.shell
+        self.process = ShellProcess(
+            command, resources, pid_dir, first, self._on_output, name, self.shared.wake
+        )
+        self.last_seen = self.last_start = time.monotonic()
+
+    def _on_output(self, process: ShellProcess, message: Any) -> None:
+        # In the reader's thread: a program that emits faster than the loop can follow waits in its
+        # pipe.
+        while len(self.inbound) >= _MAX_INBOUND and process is self.process:
+            time.sleep(0.001)
+        self.inbound.append((process, message))
+        self.shared.wake()
+
+    def process_messages(self) -> bool:
+        """Handle the program's messages, and return True if there were any."""
+        worked = False
+        for _ in range(min(len(self.inbound), _MAX_INBOUND)):
+            process, message = self.inbound[0]
+            emits = isinstance(message, dict) and message.get("command") == "emit"
+            if emits and process is self.process and not self.may_begin():
+                self.last_seen = time.monotonic()  # It is not silent: its targets are full.
+                break
+            self.inbound.popleft()
+            if process is not self.process:
+                continue
+            worked = True
+            self.last_seen = time.monotonic()
+            if isinstance(message, str):
+                self.replace(message)
+                continue
+            try:
+                self.on_message(message)
+            except self.shared.catches as error:
+                self.replace(f"protocol: {type(error).__name__}: {error}")
+        return worked
+
+    def on_message(self, message: Any) -> None:
+        """Handle one message; the program is replaced if this raises."""
+        if not isinstance(message, dict):
+            raise ShellFailure(f"{message!r:.100} is not a command")
+        command = message.get("command")
+        if command == "log":
+            level = LOG_LEVELS.get(message.get("level", 2), logging.INFO)
+            _log.log(level, "%s-%d: %s", self.component, self.task_id, message.get("msg"))
+        elif command == "error":
+            self.last_error = message.get("msg")
+            self.report(ShellFailure(str(self.last_error)), "error command")
+        elif command == "metrics":
+            try:
+                self.metric(*metric_value(message["name"], message.get("params")))
+            except InvalidRequest as error:
+                self.report(error, "metrics command")
+        elif command == "emit":
+            self.on_emit(message)
+        elif command == "sync":
+            self.on_sync()
+        else:
+            self.on_other(str(command), message)
+
+    def on_emit(self, message: dict[str, Any]) -> None:
+        """Emit a tuple for the program."""
+
+    def on_sync(self) -> None:
+        """Handle the end of a command."""
+
+    def on_other(self, command: str, message: dict[str, Any]) -> None:
+        """Handle a command of one kind of component."""
+
+    def drop_tuples(self) -> None:
+        """Fail or drop the program's tuples."""
+
+    def replace(self, reason: str) -> None:
+        """Kill the program; a new one starts after a pause.
+
+        The pause is longer each time that a program dies soon.
+        """
+        process = self.process
+        self.process = None
+        if process is None:
+            return
+        now = time.monotonic()
+        lived = now - self.last_start
+        process.end()
+        self.report(
+            ShellFailure(f"shell component {self.component!r} is replaced: {reason}"), "shell"
+        )
+        self.drop_tuples()
+        if lived > _STABLE_SECS:
+            self._restart_pauses.reset()
+        self._restart_at = now + self._restart_pauses.next_pause()
+
+    def restart(self) -> None:
+        self.crashed = False
+        self.replace("the task crashed")
+
+    def keep_alive(self, now: float) -> bool:
+        """Restart the program when that is due, and return True if it runs."""
+        if self.process is not None:
+            return True
+        if now >= self._restart_at:
+            try:
+                self.open()
+                return True
+            except self.shared.catches as error:
+                self.report(error, "shell")
+                self._restart_at = now + 5.0
+        return False
+
+    def close(self, *, retire: bool = False) -> None:
+        """Kill the program."""
+        process = self.process
+        self.process = None
+        if process is not None:
+            process.end()
+        self.context.close()
