@@ -26,7 +26,7 @@ from storm_dagster.defs.declared.declaration import (
     LoadedFiles,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
-from storm_dagster.defs.metadata import MOST_LOGS, log_link
+from storm_dagster.defs.metadata import MAX_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
@@ -190,12 +190,12 @@ def workers_markdown(
     service.
     """
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
-    for worker in document["workers"][:MOST_LOGS]:
+    for worker in document["workers"][:MAX_LOGS]:
         linked = log_link(
             document["id"], worker["host"], worker["port"], services.get(worker["node"])
         )
         tasks, code = encode_ranges(worker["tasks"]), str(worker["version"] or "")[:16]
         rows.append(f"| {linked} | {worker['pid'] or 'none'} | {tasks} | {code} |")
-    if len(document["workers"]) > MOST_LOGS:
-        rows.append(f"| ... and {len(document['workers']) - MOST_LOGS} more | | | |")
+    if len(document["workers"]) > MAX_LOGS:
+        rows.append(f"| ... and {len(document['workers']) - MAX_LOGS} more | | | |")
     return dg.MetadataValue.md("\n".join(rows))
