@@ -464,7 +464,7 @@ def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> Upgr
             f"the upgrade of {last.name!r} was rolled back, the former code runs again: {last.reason}"
         )
     raise Conflict(
-        f"another request rolled the upgrade of {last.name!r} back: the former code runs again"
+        f"the upgrade of {last.name!r} was rolled back by another request: the former code runs again"
     )
 
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from storm_dagster.core.snapshot.windows import Totals, read_totals, sum_totals
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
-from storm_dagster.defs.keys import catalog, described
+from storm_dagster.defs.keys import catalog, catalog_field
 from storm_dagster.defs.metadata import table
 
 
@@ -21,24 +21,24 @@ class _Strict(dg.Model, dg.Resolvable):
 class ScheduleAttributes(_Strict):
     """Schedule of a periodic action. Empty: never."""
 
-    deploy: str | None = described("schedule.deploy", default=None)
-    rebalance: str | None = described("schedule.rebalance", default=None)
-    timezone: str | None = described("schedule.timezone", default=None)
+    deploy: str | None = catalog_field("schedule.deploy", default=None)
+    rebalance: str | None = catalog_field("schedule.rebalance", default=None)
+    timezone: str | None = catalog_field("schedule.timezone", default=None)
 
 
 class TopologyAlerts(_Strict):
     """Limits beyond which a check fails. Empty: not looked at."""
 
-    complete_ms: float | None = described("alerts.complete_ms", default=None, gt=0)
-    failed_ratio: float | None = described("alerts.failed_ratio", default=None, ge=0, le=1)
-    errors: int | None = described("alerts.errors", default=None, ge=0)
+    complete_ms: float | None = catalog_field("alerts.complete_ms", default=None, gt=0)
+    failed_ratio: float | None = catalog_field("alerts.failed_ratio", default=None, ge=0, le=1)
+    errors: int | None = catalog_field("alerts.errors", default=None, ge=0)
 
 
 class GrayAttributes(_Strict):
     """Batches of a gray upgrade."""
 
-    number: int = described("gray.number", default=1, ge=1)
-    component: str | None = described("gray.component", default=None)
+    number: int = catalog_field("gray.number", default=1, ge=1)
+    component: str | None = catalog_field("gray.component", default=None)
 
 
 class FreshnessAttributes(_Strict):
@@ -46,8 +46,8 @@ class FreshnessAttributes(_Strict):
     running.
     """
 
-    warn_minutes: int = described("freshness.warn_minutes", default=10, ge=6)
-    fail_minutes: int = described("freshness.fail_minutes", default=20, ge=7)
+    warn_minutes: int = catalog_field("freshness.warn_minutes", default=10, ge=6)
+    fail_minutes: int = catalog_field("freshness.fail_minutes", default=20, ge=7)
 
 
 LAST_UPDATED = "dagster/last_updated_timestamp"

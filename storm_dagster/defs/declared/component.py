@@ -34,7 +34,7 @@ from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, de
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
-from storm_dagster.defs.keys import OWNER, described
+from storm_dagster.defs.keys import OWNER, catalog_field
 from storm_dagster.defs.observe.history import DECLARED, remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
@@ -111,30 +111,32 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     # factories. pydantic copies them for each instance.
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    name: str = described("topology.name")
-    target: str = described("topology.target")
-    args: list[str] = described("topology.args", default=[])
-    conf: dict[str, Any] = described("topology.conf", default={})
-    workers: int | None = described("topology.workers", default=None, ge=1)
-    parallelism: dict[str, int] = described("topology.parallelism", default={})
-    inactive: bool = described("topology.inactive", default=False)
-    deploy: Literal["hot", "gray", "manual"] = described("topology.deploy", default="manual")
-    gray: GrayAttributes = described("topology.gray", default=GrayAttributes())
-    schedule: ScheduleAttributes = described("topology.schedule", default=ScheduleAttributes())
-    alerts: TopologyAlerts = described("topology.alerts", default=TopologyAlerts())
-    freshness: FreshnessAttributes = described("topology.freshness", default=FreshnessAttributes())
-    home: str | None = described("topology.home", default=None)
-    conf_dir: str | None = described("topology.conf_dir", default=None)
-    key_prefix: list[str] = described("topology.key_prefix", default=["topologies"])
-    group: str = described("topology.group", default="topologies")
-    description: str | None = described("topology.description", default=None)
-    owners: list[str] = described("topology.owners", default=[OWNER])
-    tags: dict[str, str] = described("topology.tags", default={})
-    kinds: list[str] = described("topology.kinds", default=["storm", "python"])
-    deps: list[str] = described("topology.deps", default=[])
+    name: str = catalog_field("topology.name")
+    target: str = catalog_field("topology.target")
+    args: list[str] = catalog_field("topology.args", default=[])
+    conf: dict[str, Any] = catalog_field("topology.conf", default={})
+    workers: int | None = catalog_field("topology.workers", default=None, ge=1)
+    parallelism: dict[str, int] = catalog_field("topology.parallelism", default={})
+    inactive: bool = catalog_field("topology.inactive", default=False)
+    deploy: Literal["hot", "gray", "manual"] = catalog_field("topology.deploy", default="manual")
+    gray: GrayAttributes = catalog_field("topology.gray", default=GrayAttributes())
+    schedule: ScheduleAttributes = catalog_field("topology.schedule", default=ScheduleAttributes())
+    alerts: TopologyAlerts = catalog_field("topology.alerts", default=TopologyAlerts())
+    freshness: FreshnessAttributes = catalog_field(
+        "topology.freshness", default=FreshnessAttributes()
+    )
+    home: str | None = catalog_field("topology.home", default=None)
+    conf_dir: str | None = catalog_field("topology.conf_dir", default=None)
+    key_prefix: list[str] = catalog_field("topology.key_prefix", default=["topologies"])
+    group: str = catalog_field("topology.group", default="topologies")
+    description: str | None = catalog_field("topology.description", default=None)
+    owners: list[str] = catalog_field("topology.owners", default=[OWNER])
+    tags: dict[str, str] = catalog_field("topology.tags", default={})
+    kinds: list[str] = catalog_field("topology.kinds", default=["storm", "python"])
+    deps: list[str] = catalog_field("topology.deps", default=[])
     automation_condition: Annotated[
         dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
-    ] = described("topology.automation_condition", default=None)
+    ] = catalog_field("topology.automation_condition", default=None)
     own_jobs: bool | None = Field(
         default=None,
         description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. Empty: where the project "

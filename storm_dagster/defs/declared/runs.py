@@ -19,7 +19,7 @@ from storm_dagster.defs.declared.declaration import (
 )
 from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
-from storm_dagster.defs.keys import described, run_under_way, topology_tags
+from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
@@ -123,15 +123,15 @@ always do.
 class DeployConfig(dg.Config):
     """Config of a materialization of the asset."""
 
-    only_submit: bool = described("deploy.only_submit", default=False)
-    deploy_code: bool = described("deploy.deploy_code", default=False)
+    only_submit: bool = catalog_field("deploy.only_submit", default=False)
+    deploy_code: bool = catalog_field("deploy.deploy_code", default=False)
 
 
 class AskConfig(dg.Config):
     """Config: the topology, and the options of the request."""
 
-    name: str | None = described("ask.name", default=None)
-    wait_secs: int | None = described("ask.wait_secs", default=None, ge=0)
+    name: str | None = catalog_field("ask.name", default=None)
+    wait_secs: int | None = catalog_field("ask.wait_secs", default=None, ge=0)
 
 
 def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:
