@@ -1,7 +1,8 @@
-"""Storm in Dagster: assets, jobs, sensors, schedules, checks and resources of one cluster.
+"""Storm in Dagster: the definitions of one cluster.
 
-``defs`` is a complete code location (``definitions.py`` re-exports it, `storm-dagster dev` loads
-it); :func:`build_storm_defs` is for your own project.
+They are assets, jobs, sensors, schedules, checks and resources. ``defs`` is a complete code
+location (``definitions.py`` re-exports it, `storm-dagster dev` loads it); :func:`build_storm_defs`
+is for your own project.
 """
 
 from storm_dagster.host.requirements import needs, require_release

@@ -1,4 +1,4 @@
-"""Binding of plain functions to one cluster: its names, and the keys of its resources."""
+"""Binding of functions to one cluster: its names and its resources' keys."""
 
 import functools
 import inspect

@@ -84,14 +84,15 @@ def build_storm_defs(
     translator: StormTranslator | None = None,
     spawn: bool = False,
 ) -> dg.Definitions:
-    """Definitions for one cluster: assets, checks, jobs, sensors, schedules and resources.
+    """Definitions for one cluster.
 
-    Merge them into your own: ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``.
-    They define no global settings: no executor, and no resource whose key does not begin with
-    ``resource_prefix``. A second cluster beside the first gets a name: with ``cluster="prod"``
-    every name begins with ``prod_``, asset keys with ``prod``, and the partitions are separate; set
-    ``dagster.cluster: prod`` in the conf of its nimbus, which launches by name. ``default_status``
-    is that of all sensors and schedules.
+    They are assets, checks, jobs, sensors, schedules and resources. Merge them into your own:
+    ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``. They define no global
+    settings: no executor, and no resource whose key does not begin with ``resource_prefix``. A
+    second cluster beside the first gets a name: with ``cluster="prod"`` every name begins with
+    ``prod_``, asset keys with ``prod``, and the partitions are separate; set ``dagster.cluster:
+    prod`` in the conf of its nimbus, which launches by name. ``default_status`` is that of all
+    sensors and schedules.
 
     The cluster is that of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``;
     ``overrides`` are conf keys that replace its own. ``blob_dir`` uses a local blob store without a

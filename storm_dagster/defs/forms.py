@@ -1,4 +1,4 @@
-"""Forms of the Launchpad: one typed config per job, with descriptions and defaults.
+"""Forms of the Launchpad: one typed config with descriptions per job.
 
 The forms of verbs are made from their requests. A map of conf is a plain ``dict``, because
 Dagster's typed maps refuse null values, which conf maps may contain.

@@ -37,7 +37,7 @@ def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
 
 
 def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float, str]:
-    """Seconds that a tick may wait, at most ``secs``, and a note for the tick's history.
+    """Seconds that a tick may wait, at most ``secs``, and a note for its history.
 
     The note is empty unless the seconds are fewer than ``secs``: if sensors share one thread, a
     waiting tick stalls all others of the instance.

@@ -1,4 +1,4 @@
-"""Asset keys and tags of a cluster without a name, and the texts of ``catalog.yaml``.
+"""Asset keys and tags of a cluster without a name; texts of ``catalog.yaml``.
 
 Other tools rely on the keys. For a named cluster, :class:`DagsterNames` and :func:`cluster_key`
 have the names.

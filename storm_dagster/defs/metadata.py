@@ -271,7 +271,7 @@ def placement_metadata(
     components: Mapping[int, str],
     caption: str = "tasks on slots",
 ) -> dict[str, Any]:
-    """A planner's result: slots, picture, moved tasks, and unassigned tasks with reasons."""
+    """Result of a planner: slots, picture, moved and unassigned tasks, reasons."""
     reasons = [
         (task, components.get(task, "?"), reason)
         for task, reason in sorted(placement.reasons.items())
@@ -336,7 +336,7 @@ def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
 def published_metadata(
     report: results.PublishResult, components: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Stage 5: paths and versions of the nodes that one transaction wrote, and the attempts."""
+    """Stage 5: the written nodes with their versions, and the attempts."""
     return {
         **fields_of(report, "topology_id status planner attempts replanned"),
         **stored_metadata(report.assignment, components, report.name),

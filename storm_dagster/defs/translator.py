@@ -1,4 +1,6 @@
-"""Translation of assets: :class:`StormTranslator` changes keys, groups, owners and tags.
+"""Translation of assets: their keys, groups, owners and tags.
+
+:class:`StormTranslator` changes them:
 
 .. code-block:: python
 
@@ -41,7 +43,10 @@ class StormAsset:
 
 
 class StormTranslator:
-    """Keys, groups and owners of the assets; a subclass overrides :meth:`get_asset_spec`."""
+    """Keys, groups and owners of the assets.
+
+    A subclass overrides :meth:`get_asset_spec`.
+    """
 
     def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
         """The spec to show in place of ``asset.spec``.
@@ -65,7 +70,10 @@ class Translation:
         return original if spec is None else spec.key
 
     def of_definition(self, definition: dg.AssetsDefinition) -> dg.AssetsDefinition:
-        """The definition (assets, or checks of them) with the translated specs; op names stay."""
+        """The definition with the translated specs.
+
+        It contains assets, or checks of them. Op names stay.
+        """
         keys = {original: spec.key for original, spec in self.specs.items() if spec.key != original}
         translated = definition
         if keys:

@@ -186,7 +186,8 @@ def check_name_free(
     for topology in view.topologies.values():
         if topology.base.name == name and topology.id not in own:
             raise AlreadyAlive(
-                f"topology {name!r} is alive already (id {topology.id}, {topology.base.status}): {remedy}"
+                f"topology {name!r} is alive already "
+                f"(id {topology.id}, {topology.base.status}): {remedy}"
             )
     damage = damaged_topology(view, name)
     if damage is not None:

@@ -448,9 +448,8 @@ def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> Upgr
     """Result of an upgrade that has ended; ``last`` is its state at the last poll."""
     topology = ctx.cluster.load_view().topologies.get(last.topology_id)
     if topology is None:
-        raise NotAlive(
-            f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}"
-        )
+        change = "rolled back" if back else "upgraded"
+        raise NotAlive(f"topology {last.name!r} was killed while it was {change}")
     status = topology.base.status
     record = last.state.record if last.state is not None else None
     if back:
@@ -461,10 +460,12 @@ def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> Upgr
         return replace(last, status=status, outcome="completed", workers=workers, reason="")
     if last.reason:
         raise InvalidTopology(
-            f"the upgrade of {last.name!r} was rolled back, the former code runs again: {last.reason}"
+            f"the upgrade of {last.name!r} was rolled back, "
+            f"the former code runs again: {last.reason}"
         )
     raise Conflict(
-        f"the upgrade of {last.name!r} was rolled back by another request: the former code runs again"
+        f"the upgrade of {last.name!r} was rolled back by another request: "
+        "the former code runs again"
     )
 
 

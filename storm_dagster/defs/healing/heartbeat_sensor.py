@@ -146,7 +146,7 @@ class _Watch:
             self._published = None
 
     def publish_alarm(self, alarm: str | None) -> None:
-        """Write the reason why healing pauses into ``/healer``, where ``status`` reads it."""
+        """Write the reason of a pause of healing into ``/healer``; ``status`` reads it."""
         if alarm == self._published or not self.cluster.state.owned(paths.HEALER):
             return
         document: dict[str, Any] = dict(self._healer_document)
@@ -259,9 +259,10 @@ def restart_observations(
 def recovery_observations(
     recovered: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
 ) -> list[dg.AssetObservation]:
-    """Two observations of each recovery: of its topology's partition, and of the workers.
+    """Two observations of each recovery.
 
-    Dagster plots the seconds at the workers of the cluster.
+    One is at its topology's partition, one at the workers. Dagster plots the seconds at the workers
+    of the cluster.
     """
     observations: list[dg.AssetObservation] = []
     for recovery in recovered:
@@ -388,7 +389,7 @@ class _Tick:
         return self.decide(view, boot_clock())
 
     def grant_new_time(self) -> None:
-        """Restart every limit, because no process watches the cluster during the next gap."""
+        """Restart every limit, because the sensor does not watch during the next gap."""
         self.memory = replace(self.memory, polled_at=UNSET)
 
     def decide(self, view: ClusterView, now: float) -> _PollResult:
@@ -504,6 +505,7 @@ def build_heartbeat_sensor(
         job_name=None if job is not None else names.name(REASSIGN_JOB),
         minimum_interval_seconds=1,
         default_status=default_status,
-        description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
-        "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
+        description="Watches workers, supervisors and heartbeats; asks for a reassignment when "
+        "tasks are dead. Blocks on ZooKeeper watches for up to 45 seconds, "
+        "and holds /healer meanwhile.",
     )(bind(heartbeat_sensor, names))

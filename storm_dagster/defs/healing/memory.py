@@ -28,7 +28,7 @@ CAUSE_TAG = "storm/cause"
 _MAX_KEY_LENGTH = 240
 _MAX_RECENT_MEMORIES = 8
 RecoveryMemory = Mapping[str, tuple[int, float | None]]
-"""Topology id -> (version of its assignment when all workers ran last, start of the outage).
+"""Topology id -> (version of its last complete assignment, start of the outage).
 
 The start is a time of the boot clock, ``None`` while all workers run.
 """
@@ -45,12 +45,12 @@ class HealingMemory(HealingState, frozen=True):
     """Memory of the sensor between two polls."""
 
     used: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Cause key -> highest attempt number of its run keys, for the current assignments."""
+    """Cause key -> highest attempt number of its run keys (current assignments)."""
     workers: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    """Topology id -> ``"node:port"`` -> start token of its last worker (8 characters)."""
+    """Topology id -> ``"node:port"`` -> start token (8 characters) of the worker."""
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
     asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
-    """Cause key -> (boot clock of its last run request, capacity of the cluster then).
+    """Cause key -> (boot clock of its last run request, capacity at that time).
 
     The name is that of the stored record's field.
     """
@@ -81,10 +81,10 @@ class _CursorText(msgspec.Struct, frozen=True):
 
 
 class HealingCursor:
-    """The sensor's cursor: the record in ZooKeeper with its memory, and its last poll.
+    """The sensor's cursor: its record in ZooKeeper, and its last poll.
 
-    The code server's process also keeps the newest complete memories, so that counters are judged
-    over ticks of any length without a write.
+    The record has the memory. The code server's process also keeps the newest complete memories, so
+    that counters are judged over ticks of any length without a write.
     """
 
     _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MAX_RECENT_MEMORIES)
@@ -227,7 +227,7 @@ def _is_complete(topology: TopologyView) -> bool:
 def assign_attempt_numbers(
     view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
 ) -> tuple[list[Attempt], dict[str, int]]:
-    """Number the attempts so that no run key of theirs was used before.
+    """Number the attempts so that none of their run keys was used before.
 
     Returns them, and the used numbers for the next call. A cause that was over and comes back in
     the same assignment restarts its back-off, but Dagster remembers run keys permanently, so that
@@ -282,7 +282,7 @@ def _capacity_digest(view: ClusterView) -> str:
 def spare_observations(
     changes: Iterable[_Change], observed: Mapping[str, tuple[int, float]], now: float
 ) -> tuple[list[_Change], dict[str, tuple[int, float]]]:
-    """Restarts or recoveries that are worth an observation, and the counts for the next call.
+    """Restarts or recoveries to observe, and the counts for the next call.
 
     A topology whose workers crash permanently gets the first ten of a day, then one an hour.
     """

@@ -82,7 +82,7 @@ def _log_materializations(
 def reassign_topologies(
     context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles
 ) -> None:
-    """Reassign the tasks of the given causes, else those of all dead workers."""
+    """Reassign the tasks of the config's causes, by default of all dead workers."""
     with operations(context, handles) as ops:
         causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
         for cause in causes:

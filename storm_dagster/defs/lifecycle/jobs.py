@@ -122,7 +122,7 @@ class _VerbRun:
         return check
 
     def execute(self) -> LifecycleResult | UpgradeResult:
-        """Execute the verb by the leader, or in this run if a leader launched it for that.
+        """Execute the verb by the leader, or here if a leader launched this run.
 
         A leader of a former release launches runs that execute the verb, tagged with the request. A
         request to it would launch another run.
@@ -230,7 +230,7 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
 
 
 def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[str] = ()) -> bool:
-    """True if every worker runs in time, none of them with a start token of ``former``."""
+    """True if every worker runs in time, without a start token of ``former``."""
     began = ops.monotonic()
     while ops.monotonic() - began < _MAX_START_SECS:
         topology = ops.cluster.load_view().topologies.get(topology_id)
@@ -260,7 +260,10 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
 
 
 def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
-    """Wait for the workers, and record each one's change at the run and the topology's asset."""
+    """Wait for the workers, and record the change of each.
+
+    The changes are logged in the run and observed at the topology's asset.
+    """
 
     def on_worker(worker: str, state: str) -> None:
         run.context.log.info(f"{worker}: {state}")
@@ -346,7 +349,7 @@ def _request_of(context: dg.OpExecutionContext) -> str | None:
 
 
 def _done_by_former_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
-    """True if a leader of a former release has executed the request of this run itself.
+    """True if a leader of a former release has executed this run's request itself.
 
     A second execution may undo a later change.
     """

@@ -50,7 +50,7 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
 
 
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
-    """True if the partition key of a topology that this cluster removed can be dropped.
+    """True if the partition key of a removed topology can be dropped.
 
     It stays while a run of the partition is under way, whatever its job, and while a topology of
     that name lives in another cluster whose code location in this instance has the same
@@ -62,7 +62,10 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
 
 
 def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
-    """Ids of the newest topologies that the leader removed; empty for a damaged record."""
+    """Ids of the newest topologies that the leader removed.
+
+    Empty for a damaged record.
+    """
     raw = cluster.state.get_data(paths.UNREPORTED)
     if not raw:
         return ()
@@ -76,9 +79,9 @@ def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
 def _alive_elsewhere(
     instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str
 ) -> bool:
-    """True if another cluster's sensor of the same name has the mark of a live namesake.
+    """True if another cluster's sensor has the mark of a live namesake.
 
-    The mark of another name may be equal, and then counts as well.
+    The sensor has the same name. The mark of another name may be equal, and then counts as well.
     """
     try:
         states = instance.all_instigator_state()

@@ -61,7 +61,7 @@ def _check_assets() -> Iterator[tuple[str, tuple[dg.AssetKey, dg.AssetCheckSever
 
 
 CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = dict(_check_assets())
-"""Check -> its asset, its severity, and the rule in words, of the rules that need only a view."""
+"""Check -> its asset, severity and rule, for the rules that need only a view."""
 
 
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
@@ -111,7 +111,10 @@ def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
 
 
 def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> dg.AssetCheckResult:
-    """Archive, conf and code of every topology are stored, each with its content hash."""
+    """Check that archive, conf and code of every topology are stored.
+
+    Each blob must have its content hash.
+    """
     with step_errors(), zookeeper.cluster() as cluster:
         view = cluster.load_view()
         with blobstore.blobs(cluster) as blobs:

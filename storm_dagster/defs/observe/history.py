@@ -49,7 +49,10 @@ def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definit
 
 
 def own_jobs(names: DagsterNames) -> set[str]:
-    """Names of this package's jobs in the code location, which every run loads completely."""
+    """Names of this package's jobs in the code location.
+
+    Every run loads the location completely.
+    """
     return _own_jobs[names.cluster] | _own_jobs[DECLARED]
 
 
@@ -77,7 +80,7 @@ def prune_runs(
     repository: str | None = None,
     max_deleted: int = _MAX_DELETED,
 ) -> int:
-    """Delete the oldest ended runs of this package that were created before ``before``.
+    """Delete the oldest ended runs of this package, created before ``before``.
 
     At most ``max_deleted`` runs; returns the number of deleted runs. A run that made the newest
     materialization of an asset, or of a live topology's partition, stays.
@@ -103,7 +106,7 @@ def prune_runs(
 
 
 def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str]) -> bool:
-    """True if the run made the newest materialization of an asset or a live partition."""
+    """True if the run made the newest value of an asset or of a live partition."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION):
         materialization = entry.asset_materialization
         if materialization is None:

@@ -46,9 +46,9 @@ _MAX_PAUSE_SECS = 3600.0
 
 
 def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue]:
-    """Links to the state of the topologies, or of one, at the leader's address ``http``.
+    """Links to the state of the topologies, or of one, at the leader.
 
-    Empty without a leader.
+    ``http`` is the leader's address. Empty without a leader.
     """
     if not http:
         return {}
@@ -288,7 +288,7 @@ def _check_events(
     now: float,
     asset_key: Callable[[dg.AssetKey], dg.AssetKey],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Evaluations of the checks whose findings changed, and the changes of the cursor."""
+    """Evaluations of the changed checks, and the changes of the cursor."""
     if not _due({"at": cursor.get("checked")}, now):
         return [], {}
     former_checks = cursor.get("checks")

@@ -211,7 +211,10 @@ class BlobStoreResource(_Connected):
             yield self._client[1]
 
     def _open(self, cluster: StormClusterState) -> NimbusBlobClient:
-        """A client whose writes end with the current leadership epoch, like those of the run."""
+        """A client whose writes end with the current leadership epoch.
+
+        So do the writes of the run.
+        """
         stored_epoch = cluster.epoch()
         epoch = None if stored_epoch is None else stored_epoch[0]
         return NimbusBlobClient(cluster.leader_http, epoch=epoch, security=Security.of(self.conf()))

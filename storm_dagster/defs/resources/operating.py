@@ -1,4 +1,7 @@
-"""Context of the operations for a step of a run: connections, planner, token, and errors."""
+"""Context of the operations for a step of a run.
+
+It has connections, planner, token, and errors.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -74,7 +77,7 @@ def claim_record(
 def end_record(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
 ) -> None:
-    """Delete the record of the operation that this run executes, if a leader launched it.
+    """Delete the record of this run's operation, if a leader launched the run.
 
     A run that is lost leaves its record, which the leader deletes. The record of another run stays.
     """
@@ -90,7 +93,7 @@ def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
 
 
 def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
-    """Tag the run with its token, and as the one that staged the submission.
+    """Tag the run with its token, and as the run that staged the submission.
 
     Its later steps, its re-executions, and users who search for it read the tags.
     """
@@ -100,11 +103,12 @@ def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
 
 
 def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> str:
-    """The token of this step's staging: the run's, else the newest of the topology's name.
+    """The token of this step's staging.
 
-    A run that did not stage it (a re-execution from a later stage, or a stage alone) takes it over
-    under the current epoch, once. :class:`NotAlive` if no submission of the name is staged,
-    :class:`InvalidRequest` if the run's token belongs to another topology.
+    It is the run's token, else the newest of the topology's name. A run that did not stage it (a
+    re-execution from a later stage, or a stage alone) takes it over under the current epoch, once.
+    :class:`NotAlive` if no submission of the name is staged, :class:`InvalidRequest` if the run's
+    token belongs to another topology.
     """
     tags = tags_of(context)
     token = tags.get(TOKEN_TAG)

@@ -64,7 +64,7 @@ def upload_of(
     conf: Mapping[str, Any],
     allow_degraded: bool = False,
 ) -> str | None:
-    """Handle of the upload of a form: its ``handle``, else that of its uploaded TARGET.
+    """Handle of a form's upload: its ``handle``, else that of its uploaded TARGET.
 
     ``None`` without both. :class:`InvalidRequest` if both are given, and for a TARGET or a conf
     with which a form could run programs of others than the project; else errors of packing and

@@ -1,6 +1,7 @@
-"""The ``spark`` resource: dagster-pyspark's session, on Spark Connect or on a classic master.
+"""The ``spark`` resource: dagster-pyspark's session.
 
-pyspark and dagster-pyspark are imported when a session is first opened, not when definitions load.
+It uses Spark Connect or a classic master. pyspark and dagster-pyspark are imported when a session
+is first opened, not when definitions load.
 """
 
 from collections.abc import Mapping

@@ -126,11 +126,11 @@ def ask_topology_master(
 ) -> dict[str, Any] | None:
     """Statistics of the whole topology.
 
-    ``None`` while its topology master runs nowhere or does not respond. The shape is ``{"tasks":
+    ``None`` while its topology master runs nowhere or does not respond. With ``history`` the result
+    are rows of its rings (``{"columns", "interval", "rows"}``). Otherwise the shape is ``{"tasks":
     {id: {"status", "component", "node", "port", "uptime_secs", "stats", "windows", "streams",
     "errors", "metrics"}}, "workers": {"node:port": {"pid", "host", "uptime_secs", "version",
-    "status", ...}}, "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``.
-    With ``history`` the result are rows of its rings (``{"columns", "interval", "rows"}``).
+    "status", ...}}, "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``
     """
     worker = _worker_of_topology_master(view)
     if worker is None:

@@ -40,7 +40,7 @@ from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit import staging
 from storm_dagster.operations.submit.code_storage import store_code
-from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the stages after those of this module)
+from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the later stages)
     ACTIVATE_TOPOLOGY,
     PUBLISH_ASSIGNMENT,
     STAGE_ASSIGNMENT,
