@@ -1,4 +1,4 @@
-"""Dagster's own code server, with runs in forks of a process with loaded libraries.
+"""Dagster's own code server, with runs in forks of a prepared process.
 
 A stock code server starts a new interpreter for each run, which takes one to three seconds before
 the first step. Here ``multiprocessing``'s fork server starts the runs: it has loaded Dagster, its

@@ -1,7 +1,7 @@
-"""Libraries of runs; the process that forks runs imports this module, which loads them.
+"""Libraries of runs; the process that forks runs imports this module.
 
-No module of users is among them, because such a module may change while the code server lives, and
-may start threads, which a fork does not have.
+The import loads them. No module of users is among them, because such a module may change while the
+code server lives, and may start threads, which a fork does not have.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ _is_forked = False
 
 
 def load() -> None:
-    """Import the libraries, without threads, and keep their memory shared with the forks.
+    """Import the libraries without threads, and share their memory with the forks.
 
     A library that cannot be loaded is logged and left to the run, which may not need it.
     """

@@ -1,7 +1,8 @@
-"""Process of one run, forked by ``multiprocessing``'s fork server, and the tag that identifies it.
+"""Process of one run, and the tag that identifies it.
 
-The process writes the tag before the run begins. A later code server compares it with the live
-processes, see :mod:`storm_dagster.code_server.lost_runs`.
+``multiprocessing``'s fork server forks it. The process writes the tag before the run begins. A
+later code server compares it with the live processes, see
+:mod:`storm_dagster.code_server.lost_runs`.
 """
 
 import logging
@@ -27,7 +28,7 @@ class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
     """Exact process of a run: its machine, boot, pid namespace, pid and start."""
 
     run_id: str
-    """Id of the run, because Dagster copies tags to a retry, which has another process."""
+    """Id of the run; Dagster copies tags to a retry, which has another process."""
     machine: str
     boot_id: str
     pid_namespace: str
@@ -49,7 +50,7 @@ class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
 
     @staticmethod
     def of_run(run: dg.DagsterRun) -> "RunProcessRecord | None":
-        """The record in the run's tag; ``None`` if it has none of its own."""
+        """The record in the run's tag; ``None`` without one, or for another run's record."""
         try:
             record = RunProcessRecord.model_validate_json(run.tags.get(PROCESS_TAG, ""))
         except ValidationError:

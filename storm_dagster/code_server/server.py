@@ -27,9 +27,15 @@ from storm_dagster.host.forks import fork_folder
 log: logging.Logger = logging.getLogger(__name__)
 
 _CONTEXT = "_mp_ctx"
-"""Attribute of Dagster's ``DagsterApiServer``; runs are started by the context's ``Process``."""
+"""Attribute of Dagster's ``DagsterApiServer``.
+
+The context's ``Process`` starts runs.
+"""
 _PAUSE_SECS = 5.0
-"""Time in which Dagster's webserver and daemon load the code location undisturbed."""
+"""Time in which Dagster's webserver and daemon load the code location.
+
+They are not disturbed in it.
+"""
 _PRELOADED = "storm_dagster.code_server.libraries"
 _MAX_ADDRESS = 107
 """Bytes of the path of a unix socket."""
@@ -52,7 +58,7 @@ _DAGSTER_PACKAGES = frozenset(
         "dagster_shared",
     }
 )
-"""Packages of Dagster's distributions with classes that a ``dagster.yaml`` can name."""
+"""Packages of Dagster with classes that a ``dagster.yaml`` can name."""
 
 
 def serve(arguments: Sequence[str], socket: str | None, location: str) -> None:
@@ -130,10 +136,11 @@ def _prepare_fork_server(socket: str | None) -> Any:
 
 
 def _use_own_folder(socket: str | None) -> None:
-    """Let ``multiprocessing`` put the fork server's socket into a folder beside ``socket``.
+    """Put the fork server's socket into a folder beside ``socket``.
 
-    The next code server empties that folder, because signals end a code server without a cleanup.
-    If the folder cannot be created, the temporary folder of ``multiprocessing`` stays in use.
+    ``multiprocessing`` creates it there. The next code server empties that folder, because signals
+    end a code server without a cleanup. If the folder cannot be created, the temporary folder of
+    ``multiprocessing`` stays in use.
     """
     configuration: Any = getattr(multiprocessing.process.current_process(), "_config", None)
     if socket is None or not isinstance(configuration, dict):
@@ -151,7 +158,10 @@ def _use_own_folder(socket: str | None) -> None:
 
 
 def _address_problem() -> str | None:
-    """Reason why the fork server must not listen at the address of ``multiprocessing``."""
+    """Reason why the fork server must not listen at its default address.
+
+    ``multiprocessing`` chooses the address.
+    """
     # Its stubs lack the function, which the fork server calls.
     connections: Any = multiprocessing.connection
     address: str = connections.arbitrary_address("AF_UNIX")

@@ -230,11 +230,12 @@ class Bundle:
 
 
 def vendor_requirements(file: Path, into: Path) -> None:
-    """Install the requirements in ``file``, with their dependencies, into the folder ``into``.
+    """Install the requirements in ``file`` into the folder ``into``.
 
-    The packages are those of this interpreter and platform: workers must run the same. Raises
-    :class:`InvalidRequest` if the file is missing, :class:`InvalidTopology` with pip's last output
-    if it fails, :class:`Unavailable` without pip, or if it takes longer than ten minutes.
+    Their dependencies are installed as well. The packages are those of this interpreter and
+    platform: workers must run the same. Raises :class:`InvalidRequest` if the file is missing,
+    :class:`InvalidTopology` with pip's last output if it fails, :class:`Unavailable` without pip,
+    or if it takes longer than ten minutes.
     """
     if not file.is_file():
         raise InvalidRequest(f"--requirements {file}: the file does not exist")

@@ -77,7 +77,10 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
 
 
 def _is_topology(value: Any, module: ModuleType) -> bool:
-    """True if a module's attribute is a topology of that module, and not only imported."""
+    """True if a module's attribute is a topology of that module.
+
+    A topology that is only imported does not count.
+    """
     if inspect.isclass(value):
         return (
             issubclass(value, Topology)
@@ -167,7 +170,10 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
 
 
 def _package_root(module: ModuleType) -> tuple[str, list[str]]:
-    """(folder on the import path, names below it to pack) of a module found on the path."""
+    """(folder on the import path, names below it to pack) of a module.
+
+    The module was found on the path.
+    """
     file = Path(inspect.getfile(module)).absolute()
     spec = importlib.util.find_spec(module.__name__.partition(".")[0])
     for location in (spec.submodule_search_locations if spec else None) or ():
@@ -178,7 +184,10 @@ def _package_root(module: ModuleType) -> tuple[str, list[str]]:
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request; :class:`InvalidTopology` for every error of the target."""
+    """The reply to one request.
+
+    :class:`InvalidTopology` for every error of the target.
+    """
     root: str | None = request["root"]
     import_root = root or request["cwd"]
     sys.path[0] = import_root

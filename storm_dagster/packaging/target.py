@@ -29,14 +29,17 @@ from storm_dagster.packaging.unpack import unpack_archive
 ARCHIVE_SUFFIXES = (".zip", ".jar", ".whl", ".tar.gz")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of an environment in the project's folder, which contain code of others."""
+"""Folders of an environment in the project's folder, with code of others."""
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _REMEDY = (
     "submit it with `storm-dagster submit`, "
     "or set dagster.target.roots in the conf of the code location"
 )
 DESCRIBING = "STORM_DAGSTER_DESCRIBING"
-"""Set in the child's environment: a module that submits while it is described is refused."""
+"""Variable in the child's environment.
+
+It marks the process, so that a submission by the described module is refused.
+"""
 _MAX_REPLY = 64 * 1024 * 1024
 
 

@@ -87,11 +87,11 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
 
 
 def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> None:
-    """Unpack into ``target``, which must not exist; it appears complete or not at all.
+    """Unpack into ``target``, which must not exist.
 
-    Raises :class:`InvalidTopology` for an archive that breaks a rule, and ``OSError`` if it cannot
-    be written. In both cases the folder beside ``target``, to which the files are written first, is
-    removed.
+    The folder appears complete or not at all. Raises :class:`InvalidTopology` for an archive that
+    breaks a rule, and ``OSError`` if it cannot be written. In both cases the folder beside
+    ``target``, to which the files are written first, is removed.
     """
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unpacking")
     scratch.mkdir(parents=True)

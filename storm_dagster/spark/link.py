@@ -1,4 +1,4 @@
-"""The link to a Spark Connect server: reachability, retries, and the end of sessions.
+"""Link to a Spark Connect server: reachability, retries, end of sessions.
 
 Placements and Spark components open sessions of different kinds. They share the functions that keep
 a process from hanging while their server is unreachable: pyspark alone retries for ten minutes,
@@ -74,7 +74,10 @@ def is_session_gone(error: BaseException) -> bool:
 
 
 def forget_session(session: Any, *, release: bool = False) -> None:
-    """Close this process's side of a session; the server's side only with ``release``."""
+    """Close this process's side of a session.
+
+    With ``release`` also the server's side.
+    """
     client = getattr(session, "client", None)
     if client is not None:
         # Errors are expected: the session is dropped because it does not work.

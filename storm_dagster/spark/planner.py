@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 OpenSession = Callable[[Mapping[str, str]], "SparkSession"]
-"""Opens the session of a Spark conf: ``{"spark.remote": url}`` or ``{"spark.master": url}``."""
+"""Opener of a session from a Spark conf.
+
+The conf is ``{"spark.remote": url}`` or ``{"spark.master": url}``.
+"""
 
 DEADLINE_SECS = 120.0
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -200,9 +203,9 @@ class ConnectPlanner:
 
 
 def _ship_package(session: "SparkSession", remote: str) -> None:
-    """Send this package to a server on another host, whose Python workers cannot import it.
+    """Send this package to a server whose Python workers cannot import it.
 
-    Workers on loopback use the package of this host.
+    It is on another host. Workers on loopback use the package of this host.
     """
     if spark_remote.host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
@@ -241,13 +244,14 @@ def plan_on_cluster(
     open_session: OpenSession | None = None,
     home: Path | None = None,
 ) -> PlacementResult:
-    """Place the batch on the ``spark.remote`` of the cluster's conf, else on its ``spark.master``.
+    """Place the batch on the cluster's Spark.
 
-    ``cluster`` is the :class:`StormClusterState` whose ``state`` stores the pinned session's id;
-    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). Spark's
-    token is derived from the conf's ``storm.secret``, else it is in the state folder ``home``, by
-    default STORM_DAGSTER_HOME. A process attaches once. Raises :class:`Unavailable`, also if the
-    conf names no Spark.
+    It is the ``spark.remote`` of the cluster's conf, else its ``spark.master``. ``cluster`` is the
+    :class:`StormClusterState` whose ``state`` stores the pinned session's id; ``open_session``
+    opens a session from a Spark conf (dagster-pyspark's resource does). Spark's token is derived
+    from the conf's ``storm.secret``, else it is in the state folder ``home``, by default
+    STORM_DAGSTER_HOME. A process attaches once. Raises :class:`Unavailable`, also if the conf names
+    no Spark.
     """
     remote = conf.get("spark.remote")
     master = conf.get("spark.master")
@@ -279,12 +283,12 @@ def plan_on_cluster(
 def planner_for(
     conf: ClusterConf | Conf, session_id: str | None = None
 ) -> Callable[[PlacementBatch], PlacementResult]:
-    """The planner of ``plan``: the cluster's Spark, else one in this process on all its cores.
+    """The planner of ``plan``.
 
-    ``session_id`` is the cluster's pinned session, to which the planner attaches without ever
-    replacing it. Without it, what-if planning has a separate session. Its id is derived from the
-    server's URL and equal for all users of it, so that the session is warm from the second call on
-    and no state is written.
+    It uses the cluster's Spark, else one in this process on all its cores. ``session_id`` is the
+    cluster's pinned session, to which the planner attaches without ever replacing it. Without it,
+    what-if planning has a separate session. Its id is derived from the server's URL and equal for
+    all users of it, so that the session is warm from the second call on and no state is written.
     """
     remote = conf.get("spark.remote")
     if remote:
@@ -297,7 +301,7 @@ def planner_for(
 
 
 def package_archive(folder: Path) -> Path:
-    """Write a zip of the modules that the assignment's functions import into ``folder``.
+    """Write a zip of the modules that the assignment imports into ``folder``.
 
     Its name has the hash of its content.
     """

@@ -1,4 +1,4 @@
-"""Spark's Python daemon with loaded libraries, so that a Python worker starts fast.
+"""Spark's Python daemon with loaded libraries, for fast starts of Python workers.
 
 A forked Python worker starts in milliseconds. Spark ends Python workers that idle for a minute, and
 forks new ones from a daemon that has imported no library, because pandas and pyarrow start threads
@@ -29,7 +29,10 @@ _LIBRARIES = (
 
 
 def _load_libraries() -> None:
-    """Import the libraries; the worker loads a library that this pyspark does not have."""
+    """Import the libraries that this pyspark has.
+
+    The worker loads, or misses, the others.
+    """
     for name in _LIBRARIES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             with contextlib.suppress(ImportError):

@@ -52,7 +52,10 @@ def end_query_session(
 
 
 def main() -> None:
-    """End the session of the code in the first argument; the input is the server's URL."""
+    """End the session of the code in the first argument.
+
+    The input is the server's URL.
+    """
     url = sys.stdin.read()
     code = sys.argv[1]
     number = 0

@@ -31,7 +31,7 @@ _RESERVED_PREFIXES = (
     "spark.driver.bindAddress",
 )
 _MAX_SOCKET_FOLDER = 60
-"""Longest path that Spark accepts, whatever the system's limit."""
+"""Longest path that Spark accepts; the system's limit may be higher."""
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _ENCRYPTION = {
     "spark.network.crypto.enabled": "true",
@@ -209,7 +209,10 @@ def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
 
 
 def sweep_local_dir(local_dir: Path) -> None:
-    """Create the folder, and remove the files of killed servers and executors from it."""
+    """Create the folder, and remove the files of killed processes from it.
+
+    They are servers and executors.
+    """
     local_dir.mkdir(parents=True, exist_ok=True)
     for pattern in ("artifacts-*", "spark-*", "blockmgr-*", "app-*"):
         for folder in local_dir.glob(pattern):
@@ -277,7 +280,10 @@ def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) ->
 
 
 def standalone_environment(local_dir: Path) -> dict[str, str]:
-    """The environment for :func:`standalone_command`, which executors inherit from their worker."""
+    """The environment for :func:`standalone_command`.
+
+    Executors inherit it from their worker.
+    """
     options = f'-XX:+UseSerialGC "-Djava.io.tmpdir={local_dir}"'
     return {
         **spark_environment(local_dir),

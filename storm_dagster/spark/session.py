@@ -49,9 +49,10 @@ def await_start(remote: str, home: Path | None = None) -> None:
 
 
 def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
-    """Spark's version, from a session that is released; :class:`Unavailable` with the reason.
+    """Spark's version, from a session that is released.
 
-    ``remote`` is the server of the cluster's conf, which gets the cluster's token.
+    :class:`Unavailable` with the reason. ``remote`` is the server of the cluster's conf, which gets
+    the cluster's token.
     """
 
     def ask() -> str:

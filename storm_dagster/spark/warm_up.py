@@ -1,4 +1,7 @@
-"""Warm-up of a new Spark server with its first jobs, which no submission waits for."""
+"""Warm-up of a new Spark server with its first jobs.
+
+So no submission waits for them.
+"""
 
 import math
 import time
@@ -41,7 +44,7 @@ _IDLE_ROUNDS = 2
 def warm_planner(
     planner: Callable[[PlacementBatch], object], on_placed: Callable[[], None] = lambda: None
 ) -> None:
-    """Run the assignment through every stage, so that the planner's session becomes warm.
+    """Run the assignment through every stage, to warm the planner's session.
 
     With the cluster's planner that is the pinned session. ``on_placed`` is called after each of the
     first three placements, of which the first is by far the slowest. A submission uses the plan
@@ -72,10 +75,10 @@ def warm_planner(
 
 
 def warm_up(remote: str) -> None:
-    """Run the first jobs on the server at the URL, so that its JVM compiles the plans.
+    """Run the first jobs on the server at the URL.
 
-    A URL that names a session also warms that session's Python workers. Raises
-    :class:`Unavailable`.
+    Then its JVM has compiled the plans of placements. A URL that names a session also warms that
+    session's Python workers. Raises :class:`Unavailable`.
     """
     planner = ConnectPlanner(
         remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS

@@ -37,7 +37,7 @@ _HEADERS = [(b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"s
 def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
     """Dagster's web application for a workspace file, without a server.
 
-    :class:`Unavailable` for a Dagster that does not fit. Then there is no UI, because the stock
+    :class:`Unavailable` for a Dagster that does not fit. Then no UI starts, because the stock
     server has no authentication.
     """
     try:

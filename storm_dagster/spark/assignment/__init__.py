@@ -1,4 +1,4 @@
-"""The PySpark assignment: placement of many topologies as one DataFrame computation.
+"""The PySpark assignment: placement of topologies as a DataFrame computation.
 
 Supervisors and held slots are DataFrames of columns; a topology is a few rows, each with its keys
 and one value of ``core.scheduling`` as bytes. Free slots are ranked by a window; slots are

@@ -1,4 +1,7 @@
-"""Assignment as a DataFrame computation: one plan, one job, for all topologies of an event."""
+"""Assignment as a DataFrame computation.
+
+It is one plan and one job for all topologies of an event.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +191,7 @@ class Frames:
     clusters: pa.Table
     """Values of the clusters."""
     without_history: pa.Table
-    """Values of the topologies that have neither an assignment nor user-defined workers."""
+    """Values of the topologies with neither assignment nor user-defined workers."""
     with_history: pa.Table | None
     """Values of the other topologies; ``None`` without any."""
     held_slots: pa.Table
