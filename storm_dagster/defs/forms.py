@@ -23,7 +23,7 @@ from storm_dagster.model.verbs import (
 _WAIT_SECS = Field(
     default=300,
     ge=0,
-    description="Longest wait for workers; afterwards it goes on without this run.",
+    description="Longest wait for workers; afterwards the upgrade continues without this run.",
 )
 
 

@@ -152,8 +152,8 @@ def _refuse_full_queue(shares_queue: Callable[[str], bool]) -> Callable[[Mapping
         if shares_queue(run["run_id"]):
             raise RunQueued(
                 f"run {run['run_id']} is queued: this run makes room for it, "
-                "and declared_topologies_sensor records what it deploys "
-                "(concurrency.runs.max_concurrent_runs limits how many run at once)"
+                "and declared_topologies_sensor records its deploy "
+                "(concurrency.runs.max_concurrent_runs limits the runs at one time)"
             )
 
     return check
@@ -217,8 +217,7 @@ class Reconciler:
         if "running" in differ:
             if not may_submit:
                 self.notify(
-                    f"{differ['running']}: it was ended, "
-                    "and only somebody brings it back, by a deploy by hand"
+                    f"{differ['running']}: it was ended, and stays so until a user deploys it by hand"
                 )
                 return []
             return [self._submit()]
@@ -230,12 +229,12 @@ class Reconciler:
             and actual.upgrading_to == described.code_version
         )
         if actual.status not in ("ACTIVE", "INACTIVE") and not is_own_upgrade:
-            self.notify(f"{name} is {actual.status}: it is left alone until that is over")
+            self.notify(f"{name} is {actual.status}: it is not changed until that is over")
             return []
         changes: list[str] = []
         if "code" in differ:
             if self.policy == "manual" and not is_own_upgrade:
-                self.notify(f"{differ['code']}: deploy is manual, the code is left alone")
+                self.notify(f"{differ['code']}: deploy is manual, the code is not changed")
             else:
                 gray = is_own_upgrade or (self.policy == "gray" and actual.status == "ACTIVE")
                 changes.append(self._deploy_code(actual, gray=gray))
@@ -320,7 +319,7 @@ class Reconciler:
                 return
             upgrade = document.get("upgrade") or {}
             if document["status"] != "UPGRADING" or upgrade.get("rollback"):
-                reason = upgrade.get("reason") or "somebody asked for that"
+                reason = upgrade.get("reason") or "a user requested it"
                 raise InvalidTopology(f"the gray upgrade of {name!r} is rolled back: {reason}")
             self.change("gray-upgrade", next_batch(document, self.batch))
 

@@ -319,20 +319,20 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
         )
 
     kill_description = (
-        f"Ends {name}: silence, a wait, and the end. "
-        "It stays ended until somebody deploys it by hand."
+        f"Ends {name}: its spouts pause, and it is removed after a delay. "
+        "It stays ended until a user deploys it by hand."
     )
     return [
         request_job("kill", f"kill_{identifier}", kill_description, {name: topology}, tags),
         deploy_job(
             "submit",
             DeployConfig(only_submit=True),
-            f"Submits {name} as declared; leaves it alone when it runs.",
+            f"Submits {name} as declared; does not change a running one.",
         ),
         deploy_job(
             "deploy",
             DeployConfig(deploy_code=True),
-            f"Brings {name} to what is declared: submits, deploys, heals.",
+            f"Applies the declaration of {name}: submits, deploys, rebalances.",
         ),
     ]
 
@@ -378,7 +378,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         if "target" in differ:
             return f"{name} cannot be deployed: {differ['target']}"
         if "running" in differ and newest_version(instance, topology.key) is not None:
-            return f"{name} was ended: it stays so until somebody deploys it by hand"
+            return f"{name} was ended: it stays so until a user deploys it by hand"
         # A run would load the newer files, and the difference from the loaded ones would stay.
         is_newer = topology.files.changed()
         ignored = ("code", "conf") if topology.policy == "manual" or is_newer else ()
@@ -400,7 +400,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
 
     schedules: list[dg.ScheduleDefinition] = []
     if settings.deploy is not None:
-        description = f"Brings {name} to what is declared, unless it was ended."
+        description = f"Applies the declaration of {name}, unless it was ended."
         schedules.append(schedule("deploy", settings.deploy, description, deploy))
     if settings.rebalance is not None:
         description = f"Moves the fewest tasks of {name} that restore balance."

@@ -47,11 +47,10 @@ def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definit
         DEPLOY_JOB,
         selection=dg.AssetSelection.tag(tag, value).without_checks(),
         executor_def=dg.in_process_executor,
-        description="Brings declared topologies to what is declared: "
-        "those that are selected, else all.",
+        description="Applies the declarations of the selected topologies, else of all.",
         tags={**DEPLOY_TAG, **PRIORITY_TAGS},
     )
-    kill = "Ends a declared topology. It stays ended until somebody deploys it by hand."
+    kill = "Ends a declared topology. It stays ended until a user deploys it by hand."
     rebalance = "Moves the fewest tasks of a declared topology that restore balance."
     return dg.Definitions(
         jobs=[

@@ -480,7 +480,7 @@ def build_heartbeat_sensor(
         for cause in tick.causes:
             context.log.info(cause)
         for request in requests:
-            context.log.info(f"asking for {request.run_key}")
+            context.log.info(f"requesting {request.run_key}")
         alarm = tick.memory.alarm
         if lost or alarm:
             context.log.warning(lost or alarm)
@@ -505,7 +505,7 @@ def build_heartbeat_sensor(
         job_name=None if job is not None else names.name(REASSIGN_JOB),
         minimum_interval_seconds=1,
         default_status=default_status,
-        description="Watches workers, supervisors and heartbeats; asks for a reassignment when "
-        "tasks are dead. Blocks on ZooKeeper watches for up to 45 seconds, "
-        "and holds /healer meanwhile.",
+        description="Watches workers, supervisors and heartbeats; requests a reassignment of dead "
+        "tasks. Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer during that "
+        "time.",
     )(bind(heartbeat_sensor, names))

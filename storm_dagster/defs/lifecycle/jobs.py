@@ -157,7 +157,9 @@ def _kill(run: _VerbRun) -> _Report:
     """Kill the topology, wait for its removal, and drop its partition key."""
     report = run.execute()
     if isinstance(report, LifecycleResult) and report.status is not None:
-        run.context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
+        run.context.log.info(
+            f"the spouts of {report.topology_id} pause, it ends in {report.delay_secs} s"
+        )
         if (report.delay_secs or 0) <= _MAX_WAIT_SECS:
             report = _await_removal(run.ops, report)
     is_removed = run.ops.cluster.load_view().topology_named(report.name) is None

@@ -109,8 +109,8 @@ def local_state_problems(topology: TopologyView, home: StateHome) -> list[str]:
     if len(hosts) < 2 or not local:
         return []
     return [
-        f"state lies on {', '.join(local)}, on each by itself (topology.state.local): it is lost "
-        "or older for a task that moves; make topology.state.dir a folder that all hosts share"
+        f"state is on the disks of {', '.join(local)} (topology.state.local): it is lost or older "
+        "for a task that moves; make topology.state.dir a folder that all hosts share"
     ]
 
 

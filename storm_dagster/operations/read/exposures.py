@@ -102,7 +102,7 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         )
         yield (
             "warning",
-            "everybody who reaches ZooKeeper may change the cluster and make it run code",
+            "every client that reaches ZooKeeper may change the cluster and make it run code",
             remedy,
         )
     elif answering:
@@ -157,7 +157,7 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     if is_open:
         remedy = "put an authenticating proxy before it, which also refuses requests of other sites"
         problem = (
-            f"Dagster at {mask_text(url)} runs jobs for whoever reaches it, "
+            f"Dagster at {mask_text(url)} runs jobs for every client that reaches it, "
             "and pages in your browser do"
         )
         yield "warning", problem, remedy
