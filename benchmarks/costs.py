@@ -66,7 +66,7 @@ def sensor(conf: dict[str, Any], pipe: Connection) -> None:
         while asked.is_alive():
             context: Any = SimpleNamespace(cursor=cursor, instance=instance)
             tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, DagsterNames())
-            with heartbeat_sensor._kept_watch(values) as watch:
+            with heartbeat_sensor._open_watch(values) as watch:
                 runs.append(len(tick.run(watch, time.monotonic() + 45.0)))
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             cursor = tick.cursor.after(tick.memory)

@@ -1,7 +1,7 @@
-"""Libraries of runs. The process that forks runs imports this module, which loads them.
+"""Libraries of runs; the process that forks runs imports this module.
 
-No module of users is among them: it may change while the code server lives, and may start threads,
-which a fork does not have.
+The import loads them. No module of users is among them, because such a module may change while the
+code server lives, and may start threads, which a fork does not have.
 """
 
 import ctypes
@@ -47,11 +47,18 @@ LIBRARIES: tuple[str, ...] = (
 )
 """Modules that a run imports."""
 
+_FORK_SERVER = os.getpid()
+"""The process that imports this module, which forks the runs."""
+_PR_SET_PDEATHSIG = 1
+"""From ``linux/prctl.h``."""
+_prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+_is_forked = False
+
 
 def load() -> None:
-    """Import the libraries, without threads, and keep their memory shared with the forks.
+    """Import the libraries without threads, and share their memory with the forks.
 
-    One that cannot be loaded is logged and left to the run: it may not need it.
+    A library that cannot be loaded is logged and left to the run, which may not need it.
     """
     with without_library_threads():
         for name in LIBRARIES:
@@ -72,12 +79,12 @@ def load() -> None:
 
 
 def prepare_fork() -> None:
-    """Make a direct child of this process a run of its own.
+    """Prepare a direct child of this process for its run.
 
-    It ends with this process, which alone reports the end of its children: Dagster marks the runs
-    as failed when the report is lost. NumPy's global generator is seeded, because all runs would
-    otherwise draw the same numbers; Python's own generator is seeded at each fork. A process that
-    a run forks is the run's own affair: there this does nothing.
+    The child ends with this process, which alone reports the end of its children: Dagster marks the
+    runs as failed if the report is lost. NumPy's global generator is seeded, because all runs would
+    otherwise draw the same numbers; Python's own generator is seeded at each fork. In a process
+    that a run forks, the call has no effect.
     """
     global _is_forked
     if _is_forked:
@@ -86,7 +93,7 @@ def prepare_fork() -> None:
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != _FORK_SERVER:
-            # It died before the call.
+            # The fork server died before the call.
             os.kill(os.getpid(), signal.SIGKILL)
     try:
         import numpy.random
@@ -97,9 +104,4 @@ def prepare_fork() -> None:
 
 
 load()
-_FORK_SERVER = os.getpid()
-_is_forked = False
-_prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-"""From ``linux/prctl.h``."""
 os.register_at_fork(after_in_child=prepare_fork)

@@ -1,4 +1,4 @@
-"""Runs whose process ended together with the code server that had started it.
+"""Runs whose process ended together with the code server that started it.
 
 A code server reports a run whose process dies. If the code server dies at the same time, Dagster
 shows such a run as running permanently. So the next code server at the same socket reports it.
@@ -24,11 +24,12 @@ _UNFINISHED = [
 
 
 def report_lost_runs(instance: dg.DagsterInstance, socket: str, location: str) -> list[str]:
-    """Mark each run of this location as failed (canceled, when it was being canceled) that a code
-    server at ``socket`` has forked and whose process is gone; returns their ids.
+    """Mark the lost runs of this location as failed, and return their ids.
 
-    Only processes of this machine or container are looked for. A run that was not forked has no
-    record of its process, and is left to Dagster's run monitoring.
+    A run is lost if a code server at ``socket`` has forked it and its process is dead. A run that
+    was being canceled is marked as canceled. Only processes of this machine or container are
+    checked. A run that was not forked has no record of its process, and is left to Dagster's run
+    monitoring.
     """
     lost: list[str] = []
     for candidate in instance.get_runs(filters=dg.RunsFilter(statuses=_UNFINISHED)):
@@ -37,7 +38,7 @@ def report_lost_runs(instance: dg.DagsterInstance, socket: str, location: str) -
         record = RunProcessRecord.of_run(candidate)
         if record is None or not record.is_gone():
             continue
-        # It may have finished since the list was read. Its process cannot do so from now on.
+        # The run may have finished since the list was read; from now on its process cannot.
         run = instance.get_run_by_id(candidate.run_id)
         if run is None or run.status not in _UNFINISHED:
             continue
@@ -65,5 +66,5 @@ def _is_of(run: dg.DagsterRun, socket: str, location: str) -> bool:
     run_location = origin.repository_origin.code_location_origin.location_name
     if not run_socket or run_location != location:
         return False
-    # The workspace may spell the path in another way than the command line.
+    # The workspace may spell the path differently from the command line.
     return os.path.realpath(run_socket) == os.path.realpath(socket)

@@ -1,7 +1,8 @@
-"""Process of one run, forked by ``multiprocessing``'s fork server, and the tag that identifies it.
+"""Process of one run, and the tag that identifies it.
 
-The process writes the tag before the run begins. A later code server compares it with the live
-processes, see :mod:`storm_dagster.code_server.lost_runs`.
+``multiprocessing``'s fork server forks it. The process writes the tag before the run begins. A
+later code server compares it with the live processes, see
+:mod:`storm_dagster.code_server.lost_runs`.
 """
 
 import logging
@@ -24,10 +25,10 @@ PROCESS_TAG = ".dagster/storm_run_process"
 
 
 class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
-    """The process of a run, exactly: its machine, boot, pid namespace, pid and start."""
+    """Exact process of a run: its machine, boot, pid namespace, pid and start."""
 
     run_id: str
-    """Dagster copies tags to the run of a retry, which has another process."""
+    """Id of the run; Dagster copies tags to a retry, which has another process."""
     machine: str
     boot_id: str
     pid_namespace: str
@@ -49,7 +50,7 @@ class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
 
     @staticmethod
     def of_run(run: dg.DagsterRun) -> "RunProcessRecord | None":
-        """The record in the run's tag; ``None`` if it has none of its own."""
+        """The record in the run's tag; ``None`` without one, or for another run's record."""
         try:
             record = RunProcessRecord.model_validate_json(run.tags.get(PROCESS_TAG, ""))
         except ValidationError:
@@ -57,10 +58,10 @@ class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
         return record if record.run_id == run.run_id else None
 
     def is_gone(self) -> bool:
-        """True if the process was on this machine, and certainly does not live there.
+        """True if the process was on this machine, and is certainly dead.
 
-        A container that is started again under its host name has a new pid namespace; the
-        processes of the former one have ended with it.
+        A container that is restarted under its host name has a new pid namespace; the processes of
+        the former one have ended with it.
         """
         if self.machine != machine_id():
             return False
@@ -68,7 +69,7 @@ class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
 
 
 def machine_id() -> str:
-    """Host name and id of this machine or container, which a restart does not change."""
+    """Host name and id of this machine or container; a restart does not change them."""
     try:
         installation = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -77,7 +78,7 @@ def machine_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Namespace in which a pid of this process is unambiguous; empty on systems without any."""
+    """Namespace of this process's pids; empty on systems without namespaces."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -85,18 +86,19 @@ def pid_namespace() -> str:
 
 
 class RunProcess(ForkServerProcess):
-    """A process of the fork server that has the settings of one that is spawned.
+    """A process of the fork server with the settings of a spawned one.
 
-    Its target is Dagster's function that executes a run; the first argument of that names the run.
+    Its target is Dagster's function that executes a run; the first argument of that function names
+    the run.
     """
 
-    # `multiprocessing` makes this the default method in the process, where Dagster's own code
-    # server has it too: a `Pool` of users' code works as there.
+    # `multiprocessing` makes this the default method in the process, as in Dagster's own code
+    # server: a `Pool` of users' code works in the same way.
     _start_method = "spawn"
 
     def run(self) -> None:
         """Tag the run with this process, and execute it."""
-        # The folder is the code server's, which empties it when it starts again.
+        # The folder belongs to the code server, which empties it at its next start.
         configuration: Any = getattr(self, "_config", None)
         if isinstance(configuration, dict):
             configuration.pop("tempdir", None)
@@ -109,7 +111,7 @@ class RunProcess(ForkServerProcess):
 
 
 class RunContext(ForkServerContext):
-    """Context of ``multiprocessing`` whose processes are those of runs."""
+    """Context of ``multiprocessing`` whose processes are runs."""
 
     Process = RunProcess
 

@@ -1,7 +1,7 @@
-"""``dagster api grpc`` with runs that are forked; the stock code server where that is not possible.
+"""``dagster api grpc`` with forked runs.
 
-The one internal of Dagster that this needs is the attribute in which a code server keeps the
-``multiprocessing`` context of its runs.
+Where a fork is not possible it is the stock code server. The only internal of Dagster that this
+needs is the attribute in which a code server keeps the ``multiprocessing`` context of its runs.
 """
 
 import functools
@@ -27,9 +27,15 @@ from storm_dagster.host.forks import fork_folder
 log: logging.Logger = logging.getLogger(__name__)
 
 _CONTEXT = "_mp_ctx"
-"""Attribute of Dagster's ``DagsterApiServer``; runs are started by the context's ``Process``."""
+"""Attribute of Dagster's ``DagsterApiServer``.
+
+The context's ``Process`` starts runs.
+"""
 _PAUSE_SECS = 5.0
-"""Time in which Dagster's webserver and daemon load the code location, undisturbed."""
+"""Time in which Dagster's webserver and daemon load the code location.
+
+They are not disturbed in it.
+"""
 _PRELOADED = "storm_dagster.code_server.libraries"
 _MAX_ADDRESS = 107
 """Bytes of the path of a unix socket."""
@@ -52,20 +58,20 @@ _DAGSTER_PACKAGES = frozenset(
         "dagster_shared",
     }
 )
-"""Packages of Dagster's distributions with classes that a ``dagster.yaml`` can name."""
+"""Packages of Dagster with classes that a ``dagster.yaml`` can name."""
 
 
 def serve(arguments: Sequence[str], socket: str | None, location: str) -> None:
-    """Run ``dagster api grpc`` with these arguments until SIGTERM; it exits by itself.
+    """Run ``dagster api grpc`` with these arguments until SIGTERM, and exit.
 
-    Runs are forked on Linux, if Dagster has the attribute that this needs, and the socket of the
+    Runs are forked on Linux, if Dagster has the attribute that this needs, and if the socket of the
     process that forks is closed to other users. Otherwise they start as in any code server, and the
-    log has the reason. Runs of ``location`` that an earlier code server at
-    ``socket`` has left behind are reported.
+    log has the reason. Lost runs of ``location`` from an earlier code server at ``socket`` are
+    reported.
     """
     fork_runs(socket)
     if socket is not None:
-        _later(lambda: _report_lost_runs(socket, location))
+        _start_later(lambda: _report_lost_runs(socket, location))
     sys.argv = ["dagster", "api", "grpc", *arguments]
     scripts = importlib.metadata.entry_points(group="console_scripts", name="dagster")
     command = next(iter(scripts)).load()
@@ -75,7 +81,7 @@ def serve(arguments: Sequence[str], socket: str | None, location: str) -> None:
 def fork_runs(socket: str | None) -> None:
     """Make each code server that this process creates fork its runs, if possible.
 
-    ``socket`` is that of the code server, if it serves on one.
+    ``socket`` is the code server's socket, if it serves on one.
     """
     if not sys.platform.startswith("linux"):
         # Libraries of other systems do not survive a fork.
@@ -96,7 +102,8 @@ def fork_runs(socket: str | None) -> None:
         construct(server, *args, **settings)
         if not hasattr(server, _CONTEXT):
             log.warning(
-                "runs cannot be forked with Dagster %s, whose code server has no %s: they start the stock way",
+                "runs cannot be forked with Dagster %s, whose code server has no %s: "
+                "they start the stock way",
                 dg.__version__,
                 _CONTEXT,
             )
@@ -110,10 +117,10 @@ def fork_runs(socket: str | None) -> None:
 
 
 def _prepare_fork_server(socket: str | None) -> Any:
-    """Have the process that forks started soon; returns the context whose processes it forks, or
-    ``None``, after a warning, if it cannot be reached safely.
+    """Schedule the start of the fork server, and return the context of its processes.
 
-    A run that comes earlier starts it, and waits until it has loaded its libraries.
+    A run that begins earlier starts the fork server, and waits until it has loaded its libraries.
+    ``None``, after a warning, if the fork server cannot be reached safely.
     """
     from storm_dagster.code_server.run_process import RunContext
 
@@ -124,15 +131,16 @@ def _prepare_fork_server(socket: str | None) -> Any:
         return None
     context = RunContext()
     context.set_forkserver_preload([_PRELOADED, *_storage_modules()])
-    _later(multiprocessing.forkserver.ensure_running)
+    _start_later(multiprocessing.forkserver.ensure_running)
     return context
 
 
 def _use_own_folder(socket: str | None) -> None:
-    """Have ``multiprocessing`` put the socket of the fork server into an empty folder beside
-    ``socket``, where the next code server removes it: signals end a code server without a cleanup.
+    """Put the fork server's socket into a folder beside ``socket``.
 
-    If the folder cannot be made, it stays the temporary folder of ``multiprocessing``.
+    ``multiprocessing`` creates it there. The next code server empties that folder, because signals
+    end a code server without a cleanup. If the folder cannot be created, the temporary folder of
+    ``multiprocessing`` stays in use.
     """
     configuration: Any = getattr(multiprocessing.process.current_process(), "_config", None)
     if socket is None or not isinstance(configuration, dict):
@@ -150,15 +158,18 @@ def _use_own_folder(socket: str | None) -> None:
 
 
 def _address_problem() -> str | None:
-    """Why the fork server must not listen where ``multiprocessing`` would have it listen."""
+    """Reason why the fork server must not listen at its default address.
+
+    ``multiprocessing`` chooses the address.
+    """
     # Its stubs lack the function, which the fork server calls.
     connections: Any = multiprocessing.connection
     address: str = connections.arbitrary_address("AF_UNIX")
     if address.startswith("\0"):
-        # CVE-2022-42919: so do 3.10.0 to 3.10.8 and 3.11.0.
+        # CVE-2022-42919 in Python 3.10.0 to 3.10.8 and 3.11.0.
         return (
-            f"the fork server of Python {platform.python_version()} executes code for every user of "
-            "the machine: update Python"
+            f"the fork server of Python {platform.python_version()} executes code for every user "
+            "of the machine: update Python"
         )
     if len(os.fsencode(address)) > _MAX_ADDRESS:
         return (
@@ -168,7 +179,8 @@ def _address_problem() -> str | None:
     return None
 
 
-def _later(action: Callable[[], None]) -> None:
+def _start_later(action: Callable[[], None]) -> None:
+    """Call ``action`` in a thread once the code location is loaded."""
     timer = threading.Timer(_PAUSE_SECS, action)
     timer.daemon = True
     timer.start()

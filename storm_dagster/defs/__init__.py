@@ -1,7 +1,8 @@
-"""Storm in Dagster: assets, jobs, sensors, schedules, checks and resources of one cluster.
+"""Storm in Dagster: the definitions of one cluster.
 
-``defs`` is a whole code location (``definitions.py`` re-exports it, `storm-dagster dev` loads it);
-:func:`build_storm_defs` is for a project of your own.
+They are assets, jobs, sensors, schedules, checks and resources. ``defs`` is a complete code
+location (``definitions.py`` re-exports it, `storm-dagster dev` loads it); :func:`build_storm_defs`
+is for your own project.
 """
 
 from storm_dagster.host.requirements import needs, require_release
@@ -18,5 +19,6 @@ __all__ = ["build_storm_defs", "defs"]
 @dg.definitions
 def defs() -> dg.Definitions:
     """Definitions of the cluster of ``STORM_DAGSTER_HOME``."""
-    own = build_storm_defs(resource_prefix="")
-    return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))
+    cluster_defs = build_storm_defs(resource_prefix="")
+    executor_defs = dg.Definitions(executor=dg.in_process_executor)
+    return dg.Definitions.merge(cluster_defs, executor_defs)

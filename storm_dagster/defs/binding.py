@@ -1,4 +1,4 @@
-"""Binding of plain functions to one cluster: its names, and the keys of its resources."""
+"""Binding of functions to one cluster: its names and its resources' keys."""
 
 import functools
 import inspect
@@ -15,64 +15,67 @@ from storm_dagster.model.dagster_names import DagsterNames, queue_tags
 
 
 def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any]:
-    """``function`` for one cluster, as Dagster's decorators take it.
+    """Bind ``function`` to one cluster, for Dagster's decorators.
 
-    A parameter that is a resource of ours, such as ``zookeeper: ZooKeeperResource``, asks for the
-    cluster's key (``storm_zookeeper``); one of type :class:`Handles` asks for the three that it
-    holds; one of type :class:`DagsterNames` gets ``names`` and is hidden.
+    A parameter that is one of this package's resources, such as ``zookeeper: ZooKeeperResource``,
+    becomes the cluster's key (``storm_zookeeper``). One of type :class:`Handles` becomes the keys
+    of its three resources. One of type :class:`DagsterNames` gets ``names`` and is hidden.
     """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function)
-    shown: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         hint = hints.get(name, parameter.annotation)
         if hint is DagsterNames:
             continue
-        keys = {names.resource(key): kind for key, kind in _resources(name, hint).items()} or {
-            name: hint
-        }
-        shown += [parameter.replace(name=key, annotation=kind) for key, kind in keys.items()]
+        resources = _resources(name, hint)
+        if not resources:
+            parameters.append(parameter.replace(annotation=hint))
+        for key, kind in resources.items():
+            parameters.append(parameter.replace(name=names.resource(key), annotation=kind))
 
     def bound(*args: Any, **kwargs: Any) -> Any:
         for name, hint in hints.items():
-            if found := {key: kwargs.pop(names.resource(key)) for key in _resources(name, hint)}:
-                kwargs[name] = Handles(**found) if hint is Handles else found[name]
-            elif hint is DagsterNames:
+            if hint is DagsterNames:
                 kwargs[name] = names
+                continue
+            resources = {key: kwargs.pop(names.resource(key)) for key in _resources(name, hint)}
+            if hint is Handles:
+                kwargs[name] = Handles(**resources)
+            elif resources:
+                kwargs[name] = resources[name]
         return function(*args, **kwargs)
 
-    made: Any = bound
-    made.__name__, made.__doc__, made.__module__ = (
-        function.__name__,
-        function.__doc__,
-        function.__module__,
-    )
-    # Both: which of them is read depends on Dagster's release.
-    made.__signature__ = signature.replace(parameters=shown)
-    made.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    attributes: Any = bound
+    attributes.__name__ = function.__name__
+    attributes.__doc__ = function.__doc__
+    attributes.__module__ = function.__module__
+    # Both are set, because Dagster's releases differ in which of them they read.
+    attributes.__signature__ = signature.replace(parameters=parameters)
+    attributes.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return bound
 
 
 def _resources(name: str, hint: Any) -> dict[str, type]:
-    """Plain key -> type of the resources that a parameter stands for."""
+    """Plain key -> type of the resources that a parameter needs."""
     if hint is Handles:
         return typing.get_type_hints(Handles)
-    return {name: hint} if isinstance(hint, type) and issubclass(hint, ClusterHandle) else {}
+    if isinstance(hint, type) and issubclass(hint, ClusterHandle):
+        return {name: hint}
+    return {}
 
 
 @functools.lru_cache(maxsize=128)
 def op_job(
     names: DagsterNames, name: str, function: Callable[..., Any], description: str | None = None
 ) -> dg.JobDefinition:
-    """The job ``name`` whose only op, ``name_op``, is ``function``; asked for twice, it is the same
-    one.
+    """The job ``name`` whose only op, ``name_op``, is ``function``.
 
-    It runs in one process, whatever the executor of the project.
+    Equal calls return the same job. It runs in one process, whatever the executor of the project.
     """
     description = description or catalog()["jobs"][name]
-    op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(
-        bind(function, names)
-    )
+    decorate = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))
+    op = decorate(bind(function, names))
 
     @dg.job(
         name=names.name(name),
@@ -94,28 +97,26 @@ def cluster_key(names: DagsterNames, key: dg.AssetKey) -> dg.AssetKey:
 def sensor(
     names: DagsterNames, function: Callable[..., Any], status: dg.DefaultSensorStatus
 ) -> dg.SensorDefinition:
-    """The sensor of the catalog that is called like ``function``."""
+    """The sensor of the catalog with the name of ``function``."""
     name = function.__name__
-    return dg.sensor(name=names.name(name), default_status=status, **catalog()["sensors"][name])(
-        bind(function, names)
-    )
+    settings = catalog()["sensors"][name]
+    decorate = dg.sensor(name=names.name(name), default_status=status, **settings)
+    return decorate(bind(function, names))
 
 
 def schedule(
     names: DagsterNames, function: Callable[..., Any], status: dg.DefaultScheduleStatus
 ) -> dg.ScheduleDefinition:
-    """The schedule of the catalog that is called like ``function``."""
-    row = dict(catalog()["schedules"][function.__name__])
-    row |= {
-        "name": names.name(function.__name__),
-        "job_name": names.name(row["job_name"]),
-        "default_status": status,
-    }
-    return dg.schedule(**row)(bind(function, names))
+    """The schedule of the catalog with the name of ``function``."""
+    settings = dict(catalog()["schedules"][function.__name__])
+    settings["name"] = names.name(function.__name__)
+    settings["job_name"] = names.name(settings["job_name"])
+    settings["default_status"] = status
+    return dg.schedule(**settings)(bind(function, names))
 
 
 def asset_settings(names: DagsterNames, key: dg.AssetKey, table: str = "assets") -> dict[str, Any]:
-    """What the catalog says of an asset, and what all assets of a cluster share."""
+    """The catalog's settings of an asset, and those that a cluster's assets share."""
     row = catalog()[table][key.path[-1]]
     return {
         "key": cluster_key(names, key),

@@ -1,8 +1,9 @@
-"""Entry points of the definitions: :func:`build_storm_defs`, and the resources alone:
-:func:`build_storm_resources`.
+"""Entry points of the definitions.
+
+:func:`build_storm_defs` builds all of them, :func:`build_storm_resources` the resources alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -43,29 +44,30 @@ def build_storm_resources(
     spawn: bool = False,
     asset_keys: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The six resources of one cluster, by the keys under which our jobs, sensors and schedules ask
-    for them.
+    """The six resources of one cluster, by key.
 
-    For a code location that uses a sensor or schedule alone; :func:`build_storm_defs` brings its
-    own. ``names`` decide about the keys, ``storm_zookeeper`` and so on by default; the other
-    arguments are those of :func:`build_storm_defs`.
+    For a code location that uses a sensor or schedule alone; :func:`build_storm_defs` has its own.
+    The keys are those that this package's jobs, sensors and schedules use: ``storm_zookeeper`` and
+    so on by default, otherwise those of ``names``. The other arguments are those of
+    :func:`build_storm_defs`.
     """
-    where: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "home": home,
         "conf_dir": conf_dir,
         "overrides": dict(overrides or {}),
         "spawn": spawn,
         "asset_keys": dict(asset_keys or {}),
     }
-    made = {
-        "zookeeper": ZooKeeperResource(**where),
-        "blobstore": BlobStoreResource(**where, local_dir=blob_dir),
-        "nimbus": NimbusResource(**where),
-        "spark": SparkResource(**where),
-        "supervisors": SupervisorsResource(**where),
-        "workers": WorkersResource(**where),
+    resources = {
+        "zookeeper": ZooKeeperResource(**settings),
+        "blobstore": BlobStoreResource(**settings, local_dir=blob_dir),
+        "nimbus": NimbusResource(**settings),
+        "spark": SparkResource(**settings),
+        "supervisors": SupervisorsResource(**settings),
+        "workers": WorkersResource(**settings),
     }
-    return {(names or DagsterNames()).resource(key): resource for key, resource in made.items()}
+    names = names or DagsterNames()
+    return {names.resource(key): resource for key, resource in resources.items()}
 
 
 def build_storm_defs(
@@ -82,22 +84,23 @@ def build_storm_defs(
     translator: StormTranslator | None = None,
     spawn: bool = False,
 ) -> dg.Definitions:
-    """Definitions for one cluster: assets, checks, jobs, sensors, schedules and resources.
+    """Definitions for one cluster.
 
-    Merge them into your own: ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``.
-    They set nothing global: no executor, and no resource whose key does not begin with
-    ``resource_prefix``. A second cluster beside the first gets a name: with ``cluster="prod"``
-    every name begins with ``prod_``, asset keys with ``prod``, and the partitions are its own; set
-    ``dagster.cluster: prod`` in the conf of its nimbus, which launches by name. ``default_status``
-    is that of all sensors and schedules.
+    They are assets, checks, jobs, sensors, schedules and resources. Merge them into your own:
+    ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``. They define no global
+    settings: no executor, and no resource whose key does not begin with ``resource_prefix``. A
+    second cluster beside the first gets a name: with ``cluster="prod"`` every name begins with
+    ``prod_``, asset keys with ``prod``, and the partitions are separate; set ``dagster.cluster:
+    prod`` in the conf of its nimbus, which launches by name. ``default_status`` is that of all
+    sensors and schedules.
 
-    The cluster is the one of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``;
-    ``overrides`` are conf keys laid over it. ``blob_dir`` uses a local blob store without a nimbus
-    (tests, repairs), and ``tick_secs`` bounds a tick of the heartbeat sensor; ``resources`` replace
-    ours (``zookeeper``, ``spark`` ...). ``translator`` changes keys, groups, owners and tags;
-    ``spawn`` (development) starts a local cluster in ``home``, detached, at the first use that
-    finds none. Nothing is connected to here: the cluster is looked up by each run and tick, so that
-    definitions load while it is down.
+    The cluster is that of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``;
+    ``overrides`` are conf keys that replace its own. ``blob_dir`` uses a local blob store without a
+    nimbus (tests, repairs), and ``tick_secs`` limits a tick of the heartbeat sensor; ``resources``
+    replace those of this package (``zookeeper``, ``spark`` ...). ``translator`` changes keys,
+    groups, owners and tags; ``spawn`` (development) starts a local cluster in ``home``, detached,
+    at the first use that finds none. No connection is opened here: each run and tick looks the
+    cluster up, so that definitions load while it is down.
     """
     names = DagsterNames(cluster, resource_prefix)
     schedule_status = dg.DefaultScheduleStatus(default_status.value)
@@ -105,51 +108,48 @@ def build_storm_defs(
         *build_submission_assets(names),
         *_build_cluster_assets(names),
     ]
-    specs = [
-        spec
-        for each in assets
-        for spec in ([each] if isinstance(each, dg.AssetSpec) else each.specs)
-    ]
-    first = len(names.asset_path(()))
-    plain = [dg.AssetKey(list(spec.key.path)[first:]) for spec in specs]
-    ours = [
-        StormAsset("cluster" if spec.key.path[-2] == "cluster" else "stage", spec) for spec in specs
-    ]
-    translation = translate(translator or StormTranslator(), ours)
-    # Our runs and sensors know the plain keys.
-    shown = {key: translation.key(cluster_key(names, key)) for key in plain}
+    storm_assets = _storm_assets(assets)
+    translation = translate(translator or StormTranslator(), storm_assets)
+    # The runs and sensors of this package use the keys of a cluster without a name.
+    prefix_length = len(names.asset_path(()))
+    translated_keys: dict[dg.AssetKey, dg.AssetKey] = {}
+    for asset in storm_assets:
+        plain_key = dg.AssetKey(list(asset.spec.key.path)[prefix_length:])
+        translated_keys[plain_key] = translation.key(cluster_key(names, plain_key))
 
     def asset_job(name: str, *keys: dg.AssetKey) -> Any:
-        # Checks would be steps of their own; a submission has exactly six.
-        selection = dg.AssetSelection.assets(*(shown[key] for key in keys)).without_checks()
-        tags, words = queue_tags(name), catalog()["jobs"][name]
+        # Without checks, which would be additional steps; a submission has exactly six.
+        assets = dg.AssetSelection.assets(*(translated_keys[key] for key in keys))
         return dg.define_asset_job(
             names.name(name),
-            selection,
+            assets.without_checks(),
             executor_def=dg.in_process_executor,
-            description=words,
-            tags=tags,
+            description=catalog()["jobs"][name],
+            tags=queue_tags(name),
         )
 
-    renamed = {
-        key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key
+    asset_keys = {
+        key.to_user_string(): translated.to_user_string()
+        for key, translated in translated_keys.items()
+        if translated != key
     }
-    own = build_storm_resources(
+    default_resources = build_storm_resources(
         names,
         home=home,
         conf_dir=conf_dir,
         overrides=overrides,
         blob_dir=blob_dir,
         spawn=spawn,
-        asset_keys=renamed,
+        asset_keys=asset_keys,
     )
+    translated_assets: list[dg.AssetsDefinition | dg.AssetSpec] = []
+    for asset in assets:
+        if isinstance(asset, dg.AssetsDefinition):
+            translated_assets.append(translation.of_definition(asset))
+        else:
+            translated_assets.append(translation.specs[asset.key])
     definitions = dg.Definitions(
-        assets=[
-            translation.of_definition(asset)
-            if isinstance(asset, dg.AssetsDefinition)
-            else translation.specs[asset.key]
-            for asset in assets
-        ],
+        assets=translated_assets,
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
         jobs=[
             asset_job(SUBMIT_JOB, *keys.STAGES),
@@ -161,10 +161,9 @@ def build_storm_defs(
         ],
         sensors=[
             build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
-            *(
-                sensor(names, each, default_status)
-                for each in (lifecycle_sensor, supervisor_sensor, leader_sensor)
-            ),
+            sensor(names, lifecycle_sensor, default_status),
+            sensor(names, supervisor_sensor, default_status),
+            sensor(names, leader_sensor, default_status),
         ],
         schedules=[
             build_rebalance_schedule(
@@ -173,36 +172,51 @@ def build_storm_defs(
             schedule(names, history.inbox_cleanup_schedule, schedule_status),
             schedule(names, history.prune_history_schedule, schedule_status),
         ],
-        resources={**own, **_replacements(names, own, resources or {})},
+        resources=_replace_resources(names, default_resources, resources or {}),
     )
     return history.remember_own(cluster, definitions)
 
 
-def _replacements(
-    names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]
+def _storm_assets(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> list[StormAsset]:
+    """Input of the translator: the spec of each asset with its kind."""
+    storm_assets: list[StormAsset] = []
+    for asset in assets:
+        specs = [asset] if isinstance(asset, dg.AssetSpec) else asset.specs
+        for spec in specs:
+            kind = "cluster" if spec.key.path[-2] == "cluster" else "stage"
+            storm_assets.append(StormAsset(kind, spec))
+    return storm_assets
+
+
+def _replace_resources(
+    names: DagsterNames, defaults: Mapping[str, Any], replacements: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Definitions that the caller gives in place of ours, named with or without the prefix."""
-    found = {
-        key if key in own else names.resource(key): resource for key, resource in given.items()
-    }
-    if unknown := sorted(found.keys() - own.keys()):
+    """The resources with the caller's replacements, named with or without the prefix."""
+    resources = dict(defaults)
+    unknown: list[str] = []
+    for key, resource in replacements.items():
+        full_key = key if key in defaults else names.resource(key)
+        if full_key not in defaults:
+            unknown.append(full_key)
+        resources[full_key] = resource
+    if unknown:
         raise InvalidRequest(
-            f"resources={', '.join(unknown)}: ours are {', '.join(own)}; put resources of your own into your own "
-            "Definitions"
+            f"resources={', '.join(sorted(unknown))}: ours are {', '.join(defaults)}; "
+            "put resources of your own into your own Definitions"
         )
-    return found
+    return resources
 
 
 def _build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:
-    """External assets: the daemons, which sensors and upkeep jobs observe and Dagster never
-    makes.
+    """External assets: the daemons, which sensors and retention jobs observe.
+
+    Dagster never materializes them.
     """
-    shown = (keys.SUPERVISORS, keys.WORKERS, keys.TOPOLOGIES, keys.NIMBUS, keys.INBOX)
-    known = {key.path[-1]: key for key in shown}
-    return [
-        dg.AssetSpec(
-            **asset_settings(names, known[name], "external"),
-            deps=[cluster_key(names, known[dep]) for dep in row.get("deps", ())],
-        )
-        for name, row in catalog()["external"].items()
-    ]
+    external_keys = (keys.SUPERVISORS, keys.WORKERS, keys.TOPOLOGIES, keys.NIMBUS, keys.INBOX)
+    key_of_name = {key.path[-1]: key for key in external_keys}
+    specs: list[dg.AssetSpec] = []
+    for name, row in catalog()["external"].items():
+        deps = [cluster_key(names, key_of_name[dep]) for dep in row.get("deps", ())]
+        settings = asset_settings(names, key_of_name[name], "external")
+        specs.append(dg.AssetSpec(**settings, deps=deps))
+    return specs

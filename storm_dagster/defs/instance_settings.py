@@ -1,5 +1,6 @@
-"""Settings of the Dagster instance: the limit of a sensor tick, and a check that advises on better
-ones.
+"""Settings of the Dagster instance.
+
+They limit a sensor tick, and a check advises on better ones.
 """
 
 from typing import Any
@@ -15,41 +16,44 @@ SHORT_TICK_SECS = 1.0
 
 
 def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
-    """The settings that :func:`instance_advice` reads; what this release of Dagster does not expose
-    is left out.
+    """Read the settings of :func:`instance_advice`.
+
+    Settings that this release of Dagster does not expose are left out.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     try:
         for name in ("sensors", "concurrency"):
-            found[name] = dict(instance.get_settings(name))
+            settings[name] = dict(instance.get_settings(name))
         coordinator = instance.run_coordinator
         data = getattr(coordinator, "inst_data", None)
-        found["run_coordinator"] = (
-            data.info_dict() if data else {"class": type(coordinator).__name__}
-        )
+        if data:
+            settings["run_coordinator"] = data.info_dict()
+        else:
+            settings["run_coordinator"] = {"class": type(coordinator).__name__}
     except Exception:
-        # Another release, or an instance of somebody's own: stock values are the careful guess.
-        return found
-    return found
+        # Another release, or a custom instance: the default values are the safe assumption.
+        return settings
+    return settings
 
 
 def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float, str]:
-    """Seconds that a tick may wait, at most ``secs``, and a note when they are fewer (for the
-    tick's history).
+    """Seconds that a tick may wait, at most ``secs``, and a note for its history.
 
-    Where sensors share one thread, a waiting tick stalls all others of the instance.
+    The note is empty unless the seconds are fewer than ``secs``: if sensors share one thread, a
+    waiting tick stalls all others of the instance.
     """
     if secs <= SHORT_TICK_SECS or sensors_use_threads(read_settings(context.instance)):
         return secs, ""
     return SHORT_TICK_SECS, (
-        "; ticks are short because the sensors of this instance share one thread: sensors.use_threads: true in "
-        "dagster.yaml makes it see changes at once"
+        "; ticks are short because the sensors of this instance share one thread: "
+        "sensors.use_threads: true in dagster.yaml makes it see changes at once"
     )
 
 
 def tick_conf(conf: ClusterConf, instance: dg.DagsterInstance | None) -> ClusterConf:
-    """``conf`` for a tick in ``instance`` (``None``: for a run): without ZooKeeper it waits no
-    longer than others.
+    """``conf`` for a tick in ``instance`` (``None``: for a run).
+
+    If sensors share one thread, the tick waits at most two seconds for ZooKeeper.
     """
     if instance is None or sensors_use_threads(read_settings(instance)):
         return conf
@@ -65,15 +69,11 @@ def settings_check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResul
 def check_settings(instance: dg.DagsterInstance) -> dg.AssetCheckResult:
     """Result of the check: better settings, their gain and their cost."""
     advice = instance_advice(read_settings(instance))
-    columns = ("setting", "now", "better", "gain", "cost")
+    rows = [[row.setting, row.now, row.better, row.gain, row.cost] for row in advice]
+    sentences = [f"{row.setting}: {row.better} instead of {row.now}" for row in advice]
     return dg.AssetCheckResult(
         passed=not advice,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice)
-        or "no advice",
-        metadata={
-            "advice": table(
-                " ".join(columns), [[getattr(row, column) for column in columns] for row in advice]
-            )
-        },
+        description="; ".join(sentences) or "no advice",
+        metadata={"advice": table("setting now better gain cost", rows)},
     )

@@ -1,8 +1,7 @@
-"""Asset keys and tags as Dagster shows them for a cluster without a name of its own, and the words
-of ``catalog.yaml``.
+"""Asset keys and tags of a cluster without a name; texts of ``catalog.yaml``.
 
-Other tools rely on the keys. What runs for a named cluster asks :class:`DagsterNames` and
-:func:`cluster_key`.
+Other tools rely on the keys. For a named cluster, :class:`DagsterNames` and :func:`cluster_key`
+have the names.
 """
 
 import functools
@@ -32,8 +31,9 @@ WORKERS = dg.AssetKey(["storm", "cluster", "workers"])
 TOPOLOGIES = dg.AssetKey(["storm", "cluster", "topologies"])
 
 STAGED_BY_TAG = "storm/staged_by"
-"""Run tag: the run whose epoch the staging has. In a re-execution it is another run's, until it
-takes over.
+"""Run tag: the run whose epoch the staging has.
+
+In a re-execution it is another run, until the re-execution takes over.
 """
 TOPOLOGY_TAG = "storm/topology"
 """Run tag: the topology's name."""
@@ -48,18 +48,18 @@ _SILENT_SECS = 7200.0
 
 
 def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
-    """Whether a run of those ``filters`` has not finished.
+    """True if a run of those ``filters`` has not finished.
 
-    Dagster may leave one whose process died as it was for ever: after two hours only the queue is
-    believed.
+    Dagster may keep the status of a run whose process died permanently: a run that was not updated
+    for two hours counts only if it is queued.
     """
     statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
-    records = instance.get_run_records(dg.RunsFilter(statuses=statuses, **filters))
     since = (now or time.time()) - _SILENT_SECS
-    return any(
-        r.dagster_run.status.value == "QUEUED" or r.update_timestamp.timestamp() > since
-        for r in records
-    )
+    for record in instance.get_run_records(dg.RunsFilter(statuses=statuses, **filters)):
+        is_queued = record.dagster_run.status == dg.DagsterRunStatus.QUEUED
+        if is_queued or record.update_timestamp.timestamp() > since:
+            return True
+    return False
 
 
 def topology_tags(name: str) -> dict[str, str]:
@@ -69,14 +69,17 @@ def topology_tags(name: str) -> dict[str, str]:
 
 @functools.cache
 def catalog() -> dict[str, Any]:
-    """``catalog.yaml``, which says what it holds."""
+    """The content of ``catalog.yaml``, whose first lines describe it."""
     return load_table(__name__, "catalog")
 
 
-def described(field: str, **settings: Any) -> Any:
-    """A field with the description and the examples that the catalog has for it; ``settings`` are
-    pydantic's.
+def catalog_field(field: str, **settings: Any) -> Any:
+    """A field with the description and the examples of the catalog.
+
+    ``field`` is ``<group>.<name>``; ``settings`` are those of pydantic.
     """
     group, _, name = field.partition(".")
-    words = catalog()["fields"][group][name]
-    return Field(**(words if isinstance(words, dict) else {"description": words}), **settings)
+    entry = catalog()["fields"][group][name]
+    if isinstance(entry, dict):
+        return Field(**entry, **settings)
+    return Field(description=entry, **settings)

@@ -1,7 +1,7 @@
 """Dagster metadata: tables, pictures, and reports of the stages of a submission.
 
-Tables are cut at 500 rows, with a note; secrets are blotted out by the name of their conf key,
-because metadata is stored for ever and shown to everyone who opens the UI.
+Tables are cut at 500 rows, with a note. Secrets are masked by the name of their conf key, because
+metadata is stored permanently and shown to every user of the UI.
 """
 
 import re
@@ -22,17 +22,23 @@ from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable, WorkerSlot
-from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.topology import InputSpec, TopologySpec
 from storm_dagster.operations import results
 from storm_dagster.operations.context import OperationsContext
 
 # A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch
 # is over (a re-execution takes the new one), or the bytes are damaged.
 _FINAL = (InvalidRequest, Conflict, Fenced, Corrupt)
+_MAX_ROWS = 500
+MAX_LOGS = 100
+"""Maximum of workers whose logs one entry links to."""
+
+Cell = str | int | float | bool | None
+"""A value of a table."""
 
 
 def is_final(error: StormDagsterError) -> bool:
-    """Whether doing the very same again must fail again."""
+    """True if a repetition of the same call must fail as well."""
     return isinstance(error, _FINAL)
 
 
@@ -46,11 +52,10 @@ def failure_of(error: StormDagsterError) -> dg.Failure:
 
 @contextmanager
 def step_errors() -> Iterator[None]:
-    """Inside, a :class:`StormDagsterError` becomes a :class:`dagster.Failure`; other exceptions
-    pass.
+    """Turn a :class:`StormDagsterError` of the block into a :class:`dagster.Failure`.
 
-    Services read ``error_type`` and ``message`` from the failure's metadata and answer their
-    callers with the same error (contract of ``GET /v1/runs/{id}``).
+    Other exceptions pass unchanged. Services read ``error_type`` and ``message`` from the failure's
+    metadata and return the same error to their callers (contract of ``GET /v1/runs/{id}``).
     """
     try:
         yield
@@ -58,53 +63,53 @@ def step_errors() -> Iterator[None]:
         raise failure_of(error) from error
 
 
-_MOST_ROWS = 500
-MOST_LOGS = 100
-"""Most workers whose logs one entry links to."""
-
-Cell = str | int | float | bool | None
-"""What a table may hold."""
-
-
 def notes(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
     """Sentences as a markdown list."""
-    plain = [re.sub(r"([\\`*_\[\]<>])", r"\\\1", line.replace("\n", " ")) for line in lines]
-    return dg.MetadataValue.md("\n".join(f"- {line}" for line in plain) or "none")
+    escaped = [re.sub(r"([\\`*_\[\]<>])", r"\\\1", line.replace("\n", " ")) for line in lines]
+    return dg.MetadataValue.md("\n".join(f"- {line}" for line in escaped) or "none")
 
 
 def log_link(topology_id: str, host: str, port: int, service: str | None) -> str:
-    """A worker in markdown, linked to its log at its supervisor's HTTP ``service``, where there is
-    one.
+    """A worker in markdown, with a link to its log.
+
+    The link leads to its supervisor's HTTP ``service``; without one the text has no link.
     """
+    if not service:
+        return f"{host}:{port}"
     file = quote(f"{topology_id}/{port}/worker.log", safe="")
-    return f"[{host}:{port}]({service}/api/v1/log?file={file})" if service else f"{host}:{port}"
+    return f"[{host}:{port}]({service}/api/v1/log?file={file})"
 
 
 def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue:
-    """A table. ``columns`` are names in one text, those of no strings with their type: ``"task:int
-    component"``.
+    """A table of rows.
 
-    Above 500 rows the first column of strings says in the last row how many are missing.
+    ``columns`` are the names, separated by blanks; a column that does not contain strings has a
+    type: ``"task:int component"``. Above 500 rows the first column of strings names in the last row
+    the number of missing rows.
     """
-    kinds = {
-        name: kind or "string"
-        for name, _, kind in (column.partition(":") for column in columns.split())
-    }
-    shown: list[dict[str, Cell]] = [dict(zip(kinds, row, strict=True)) for row in rows[:_MOST_ROWS]]
-    if len(rows) > _MOST_ROWS:
-        more = [f"... and {len(rows) - _MOST_ROWS} more"]
-        shown.append(
-            {
-                name: more.pop() if more and kind == "string" else None
-                for name, kind in kinds.items()
-            }
-        )
-    return dg.MetadataValue.table(
-        records=[dg.TableRecord(row) for row in shown],
-        schema=dg.TableSchema(
-            columns=[dg.TableColumn(name=name, type=kind) for name, kind in kinds.items()]
-        ),
+    kinds: dict[str, str] = {}
+    for column in columns.split():
+        name, _, kind = column.partition(":")
+        kinds[name] = kind or "string"
+    records = [dict(zip(kinds, row, strict=True)) for row in rows[:_MAX_ROWS]]
+    if len(rows) > _MAX_ROWS:
+        records.append(_missing_rows_record(kinds, len(rows) - _MAX_ROWS))
+    schema = dg.TableSchema(
+        columns=[dg.TableColumn(name=name, type=kind) for name, kind in kinds.items()]
     )
+    return dg.MetadataValue.table(
+        records=[dg.TableRecord(record) for record in records], schema=schema
+    )
+
+
+def _missing_rows_record(kinds: Mapping[str, str], missing: int) -> dict[str, Cell]:
+    """Last row of a table that was cut."""
+    record: dict[str, Cell] = dict.fromkeys(kinds)
+    for name, kind in kinds.items():
+        if kind == "string":
+            record[name] = f"... and {missing} more"
+            break
+    return record
 
 
 def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
@@ -112,13 +117,20 @@ def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
     rows: list[Sequence[Cell]] = []
     for component, kind, spec in topology.components():
         code = spec.object.python or " ".join(spec.object.shell or ())
-        inputs = ", ".join(
-            f"{i.component}{'' if i.stream == 'default' else '.' + i.stream} ({i.grouping.type}"
-            f"{': ' + '/'.join(i.grouping.fields) if i.grouping.fields else ''})"
-            for i in spec.inputs
-        )
+        inputs = ", ".join(_describe_input(source) for source in spec.inputs)
         rows.append((component, kind, spec.parallelism, inputs, code))
     return table("component type parallelism:int inputs code", rows)
+
+
+def _describe_input(source: InputSpec) -> str:
+    """Component, stream and grouping of an input: ``split.words (fields: word)``."""
+    name = source.component
+    if source.stream != "default":
+        name += f".{source.stream}"
+    grouping: str = source.grouping.type
+    if source.grouping.fields:
+        grouping += f": {'/'.join(source.grouping.fields)}"
+    return f"{name} ({grouping})"
 
 
 def tasks_table(tasks: TaskTable) -> dg.TableMetadataValue:
@@ -128,31 +140,31 @@ def tasks_table(tasks: TaskTable) -> dg.TableMetadataValue:
 
 
 def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[str, int]:
-    """Component -> how many of ``ids`` are its tasks."""
+    """Component -> number of its tasks among ``ids``."""
     return dict(sorted(Counter(components.get(task, "?") for task in ids).items()))
 
 
 def slots_table(
     tasks: Iterable[tuple[WorkerSlot, Sequence[int]]],
     components: Mapping[int, str],
-    kept: Set[str],
+    former_slots: Set[str],
 ) -> dg.TableMetadataValue:
-    """The assignment: which slot runs which tasks of which components.
+    """The assignment: slots with their tasks and components.
 
-    ``tasks`` has each worker and its task ids; ``kept`` has the keys of the slots that the
+    ``tasks`` has each worker and its task ids; ``former_slots`` has the keys of the slots that the
     topology used before.
     """
     rows: list[Sequence[Cell]] = []
     for worker, ids in tasks:
         counts = component_counts(ids, components)
         names = ", ".join(f"{name} x{count}" for name, count in counts.items())
-        is_kept = worker.slot.key in kept
+        is_kept = worker.slot.key in former_slots
         rows.append((worker.host, worker.port, worker.node, worker.tasks, len(ids), names, is_kept))
     return table("host port:int supervisor tasks count:int components kept:bool", rows)
 
 
 def picture_markdown(svg: str) -> dg.MarkdownMetadataValue:
-    """A picture of tasks on slots, inline: nothing is fetched to show it."""
+    """A picture of tasks on slots, inline, so that it needs no request."""
     return dg.MetadataValue.md(f"![tasks on slots]({data_uri(svg)})")
 
 
@@ -177,37 +189,40 @@ def assignment_metadata(
     caption: str = "tasks on slots",
     kept: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Table, picture and the numbers that Dagster plots over time, for one assignment of the
-    topology ``name``.
+    """Table, picture and plotted numbers of one assignment of the topology ``name``.
 
-    ``kept`` has the keys of the slots that the topology used before.
+    ``kept`` has the keys of the slots that the topology used before. Dagster plots the numbers over
+    time.
     """
     tasks = [(worker, worker.ids) for worker in workers]
     sizes = [len(ids) for _, ids in tasks]
-    kept_slots = frozenset(kept)
-    drawn = placed_supervisors(tasks, components, name, kept_slots)
-    picture = slots_picture(drawn, f"{name}: {caption}", by_component=True)
+    former_slots = frozenset(kept)
+    supervisors = placed_supervisors(tasks, components, name, former_slots)
+    picture = slots_picture(supervisors, f"{name}: {caption}", by_component=True)
+    # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice the
+    # average.
+    balance = 1.0
+    if any(sizes):
+        balance = round(sum(sizes) / (len(sizes) * max(sizes)), 4)
     return {
-        "assignment": slots_table(tasks, components, kept_slots),
+        "assignment": slots_table(tasks, components, former_slots),
         "tasks_on_slots": picture_markdown(picture),
         "workers": len(workers),
         "tasks": sum(sizes),
         "hosts": len({worker.host for worker in workers}),
         "tasks_per_worker_max": max(sizes, default=0),
         "tasks_per_worker_min": min(sizes, default=0),
-        # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice
-        # the average.
-        "balance": round(sum(sizes) / (len(sizes) * max(sizes)), 4) if any(sizes) else 1.0,
+        "balance": balance,
     }
 
 
 def nodes_table(versions: Mapping[str, int]) -> dg.TableMetadataValue:
-    """ZooKeeper paths and the data version that each has now."""
+    """ZooKeeper paths and their current data versions."""
     return table("path version:int", list(versions.items()))
 
 
 def fields_of(report: results.TopologyResult, names: str) -> dict[str, Any]:
-    """Those fields of a result that are shown as they are."""
+    """The fields ``names`` (separated by blanks) of a result."""
     return {name: getattr(report, name) for name in names.split()}
 
 
@@ -228,7 +243,7 @@ def conf_metadata(report: results.ConfResult) -> dict[str, Any]:
 
 
 def code_metadata(report: results.CodeResult) -> dict[str, Any]:
-    """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
+    """Stage 2: the blobs with size and hash, and the number of copies of each."""
     return {
         **fields_of(report, "topology_id degraded"),
         "blobs": table(
@@ -242,7 +257,7 @@ def code_metadata(report: results.CodeResult) -> dict[str, Any]:
 
 
 def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
-    """Stage 3: which tasks belong to which component, and how they are grouped into executors."""
+    """Stage 3: the tasks and the executors of each component."""
     return {
         **fields_of(report, "topology_id tasks workers"),
         "tasks_by_component": tasks_table(report.table),
@@ -256,14 +271,16 @@ def placement_metadata(
     components: Mapping[int, str],
     caption: str = "tasks on slots",
 ) -> dict[str, Any]:
-    """A planner's outcome: slots, picture, what moved, what has no slot and why."""
+    """Result of a planner: slots, picture, moved and unassigned tasks, reasons."""
     reasons = [
-        (task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())
+        (task, components.get(task, "?"), reason)
+        for task, reason in sorted(placement.reasons.items())
     ]
+    assignment = assignment_metadata(
+        placement.workers, components, placement.name, caption, placement.kept
+    )
     return {
-        **assignment_metadata(
-            placement.workers, components, placement.name, caption, placement.kept
-        ),
+        **assignment,
         "outcome": placement.status,
         "moved_tasks": placement.moved,
         "unassigned_tasks": len(placement.unassigned),
@@ -276,7 +293,7 @@ def placement_metadata(
 def planned_metadata(
     report: results.AssignmentResult, components: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Stage 4: the placement, who computed it and how long it took."""
+    """Stage 4: the placement, its planner and the seconds of planning."""
     return {
         **fields_of(report, "topology_id planner"),
         **placement_metadata(report.placement, components),
@@ -289,7 +306,7 @@ def planned_metadata(
 def stored_metadata(
     assignment: Assignment, components: Mapping[int, str], name: str
 ) -> dict[str, Any]:
-    """An assignment as it stands in ZooKeeper."""
+    """The stored assignment."""
     return {
         **assignment_metadata(assignment.workers, components, name),
         "assignment_type": assignment.type,
@@ -300,21 +317,18 @@ def stored_metadata(
 def in_force_metadata(
     report: results.RebalanceResult | results.ReassignResult, components: Mapping[int, str]
 ) -> dict[str, Any]:
-    """The assignment that a change brought about, and the version of its node; empty without a
-    change.
-    """
-    found = (
-        {}
-        if report.assignment is None
-        else stored_metadata(report.assignment, components, report.name)
-    )
+    """The assignment after a change, and the version of its node; empty without one."""
+    metadata: dict[str, Any] = {}
+    if report.assignment is not None:
+        metadata = stored_metadata(report.assignment, components, report.name)
     if report.version is not None:
-        found["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
-    return found
+        path = paths.assignment(report.topology_id)
+        metadata["zookeeper"] = nodes_table({path: report.version})
+    return metadata
 
 
 def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
-    """Task id -> component of a topology, by its tasks in ZooKeeper."""
+    """Task id -> component of a topology, from its tasks in ZooKeeper."""
     tasks = ops.cluster.read_tasks(topology_id)
     return tasks.component_of() if tasks is not None else {}
 
@@ -322,7 +336,7 @@ def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
 def published_metadata(
     report: results.PublishResult, components: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Stage 5: paths and versions of what the one transaction wrote, and the tries that it took."""
+    """Stage 5: the written nodes with their versions, and the attempts."""
     return {
         **fields_of(report, "topology_id status planner attempts replanned"),
         **stored_metadata(report.assignment, components, report.name),
@@ -334,5 +348,5 @@ def published_metadata(
 
 
 def active_metadata(report: results.ActivateResult) -> dict[str, Any]:
-    """Stage 6: the status that the topology has now."""
+    """Stage 6: the current status of the topology."""
     return {**fields_of(report, "topology_id status changed"), "base_version": report.version}

@@ -1,4 +1,4 @@
-"""Context of every operation: the cluster's state, its blobs, its conf, a planner, and clocks."""
+"""Context of every operation: cluster state, blobs, conf, planner and clocks."""
 
 import json
 import logging
@@ -32,19 +32,23 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
 def encode_json(document: Any) -> bytes:
-    """The document as UTF-8 JSON without blanks. Maps keep their order: that of components decides
-    task ids.
+    """Encode the document as UTF-8 JSON without blanks.
+
+    Maps keep their order, because the order of components decides task ids.
     """
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def decode_json(raw: bytes, what: str) -> Any:
-    """The document in ``raw``; :class:`Corrupt`, naming ``what``, when it is not valid JSON."""
+def decode_json(raw: bytes, key: str) -> Any:
+    """Decode the document in ``raw``.
+
+    :class:`Corrupt`, naming ``key``, if it is not valid JSON.
+    """
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise Corrupt(
-            f"{what} is not valid JSON ({error}): it was damaged, store it again"
+            f"{key} is not valid JSON ({error}): it was damaged, store it again"
         ) from None
 
 
@@ -59,7 +63,10 @@ def no_observer(point: str) -> None:
 
 @dataclass(frozen=True)
 class OperationsContext:
-    """Handles of one process. ``now_secs`` only stamps records; it never decides who is dead."""
+    """Handles of one process.
+
+    ``now_secs`` only stamps records; it never decides whether a worker is dead.
+    """
 
     cluster: StormClusterState
     blobs: BlobStore
@@ -72,30 +79,30 @@ class OperationsContext:
         default_factory=lambda: logging.getLogger("storm_dagster.operations")
     )
     fallback: Planner = plan_placement
-    """The local planner: reassignments use it when the planner is out of reach."""
+    """The local planner: reassignments use it when the planner is unreachable."""
     epoch: int | None = None
-    """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a
-    run does.
+    """The leader's own epoch.
+
+    ``None``: each operation takes the current one when it begins, as a run does.
     """
     verb: str = ""
-    """Verb that the leader executes: each transaction of it that changes the status of a topology
-    leaves an event for Dagster (:func:`~storm_dagster.operations.transactions.note_change`).
+    """Verb that the leader executes.
+
+    Each of its transactions that changes the status of a topology leaves an event for Dagster
+    (:func:`~storm_dagster.operations.transactions.note_change`).
     """
     run: str = ""
-    """Id of the Dagster run that this process works for, which the history of an assignment
-    names.
-    """
+    """Id of the Dagster run of this process; the history of an assignment names it."""
     monotonic: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = random.random
     checkpoint: Callable[[str], None] = no_observer
-    """Called with ``before.<step>`` and ``after.<step>`` of every step
-    (:mod:`storm_dagster.operations.steps`).
+    """Observer of the steps (:mod:`storm_dagster.operations.steps`).
+
+    It is called with ``before.<step>`` and ``after.<step>`` of every step.
     """
 
     inimbus: INimbus | None = None
-    """The plug-in of ``nimbus.inimbus.class``; made here when the conf names one and none is
-    given.
-    """
+    """Plug-in of ``nimbus.inimbus.class``, by default the one that the conf names."""
 
     def __post_init__(self) -> None:
         if self.inimbus is None and self.conf.get("nimbus.inimbus.class"):
@@ -104,9 +111,9 @@ class OperationsContext:
     def values(self) -> dict[str, Any]:
         """The cluster conf as a plain map, with the scheduler that a plug-in forces."""
         forced = forced_scheduler(self.inimbus)
-        return (
-            self.conf.values if forced is None else {**self.conf.values, FORCED_SCHEDULER: forced}
-        )
+        if forced is None:
+            return self.conf.values
+        return {**self.conf.values, FORCED_SCHEDULER: forced}
 
     def limits(self) -> LivenessLimits:
         """The cluster's liveness limits."""
@@ -115,48 +122,60 @@ class OperationsContext:
     def accepting_fewer(
         self, allow_degraded: bool = True, minimum: int | None = None
     ) -> "OperationsContext":
-        """The context for somebody who ``allow_degraded``: too few copies of a blob are no error
-        for him.
+        """The context of a caller that allows a degraded topology.
+
+        Too few copies of a blob are not an error in it. Without ``allow_degraded``, or without a
+        replicated store, this context itself.
         """
         if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
             return self
         return replace(self, blobs=self.blobs.accepting_fewer(minimum))
 
     def find_blob(self, key: str) -> bytes | None:
-        """The content of the blob; ``None`` when there is none."""
+        """The content of the blob; ``None`` if it does not exist."""
         try:
             return self.blobs.read(key)
         except KeyNotFound:
             return None
 
     def current_epoch(self) -> int:
-        """The epoch that writes are fenced with; :class:`Unavailable` when nobody has ever led."""
+        """The epoch that writes are fenced with.
+
+        :class:`Unavailable` if the cluster has never had a leader.
+        """
         if self.epoch is not None:
             return self.epoch
-        found = self.cluster.epoch()
-        if found is None:
+        stored = self.cluster.epoch()
+        if stored is None:
             raise Unavailable(
                 "the cluster has no leader yet: start a nimbus, or wait until one leads"
             )
-        return found[0]
+        epoch, _ = stored
+        return epoch
 
 
 def damaged_topology(view: ClusterView, name: str) -> str | None:
-    """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is
-    damaged.
+    """The reason why the view left out a damaged topology (by name or id).
+
+    ``None`` if no record of that topology is damaged.
     """
     for path, reason in view.corrupt.items():
-        _, _, rest = path.removeprefix("/").partition("/")
-        topology_id = rest.partition("/")[0]
+        topology_id = _topology_id_of_path(path)
+        if topology_id in view.topologies:
+            continue
         try:
-            if topology_id not in view.topologies and name in (
-                topology_id,
-                topology_name_of(topology_id),
-            ):
-                return reason
+            names = (topology_id, topology_name_of(topology_id))
         except InvalidRequest:
             continue
+        if name in names:
+            return reason
     return None
+
+
+def _topology_id_of_path(path: str) -> str:
+    """The second segment of a path, ``""`` without one."""
+    segments = path.removeprefix("/").split("/")
+    return segments[1] if len(segments) > 1 else ""
 
 
 def check_name_free(
@@ -165,51 +184,62 @@ def check_name_free(
     own: Collection[str | None] = (),
     remedy: str = "kill it first, choose another name, or update it",
 ) -> None:
-    """:class:`AlreadyAlive` when a topology has the name, a damaged one included; those of the ids
-    ``own`` may.
+    """Raise :class:`AlreadyAlive` if a topology has the name, a damaged one included.
+
+    Topologies of the ids ``own`` may have it.
     """
     for topology in view.topologies.values():
         if topology.base.name == name and topology.id not in own:
             raise AlreadyAlive(
-                f"topology {name!r} is alive already (id {topology.id}, {topology.base.status}): {remedy}"
+                f"topology {name!r} is alive already "
+                f"(id {topology.id}, {topology.base.status}): {remedy}"
             )
-    if (damage := damaged_topology(view, name)) is not None:
+    damage = damaged_topology(view, name)
+    if damage is not None:
         raise AlreadyAlive(
             f"topology {name!r} exists already and is damaged ({damage}): remove it first"
         )
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:
-    """The topology of that id or name; :class:`NotAlive` otherwise, :class:`Corrupt` when it is
-    damaged.
+    """The topology of that id or name.
+
+    :class:`NotAlive` if none is alive, :class:`Corrupt` if its record is damaged.
     """
     topology = view.topologies.get(name) or view.topology_named(name)
-    if topology is None:
-        if (damage := damaged_topology(view, name)) is not None:
-            raise Corrupt(
-                f"topology {name!r} has a damaged record, nothing is decided about it: {damage}"
-            )
-        running = ", ".join(sorted(part.base.name for part in view.topologies.values())) or "none"
-        raise NotAlive(
-            f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`"
+    if topology is not None:
+        return topology
+    damage = damaged_topology(view, name)
+    if damage is not None:
+        raise Corrupt(
+            f"topology {name!r} has a damaged record, nothing is decided about it: {damage}"
         )
-    return topology
+    names = sorted(topology.base.name for topology in view.topologies.values())
+    running = ", ".join(names) or "none"
+    raise NotAlive(
+        f"topology {name!r} is not alive (alive: {running}): "
+        "check the name with `storm-dagster list`"
+    )
 
 
 def load_runnable(ctx: "OperationsContext", topology: TopologyView) -> Runnable:
-    """Conf and topology of a running topology: those of the code that it runs now. Errors as of
-    :func:`load_code`.
+    """Conf and topology of the code that a topology runs now.
+
+    Raises the errors of :func:`load_code`.
     """
     runnable = load_code(ctx, topology.code_dir)
-    recorded = topology.base.submitted_keys.get(topology.code_dir)
-    return runnable if recorded is None else replace(runnable, submitted_keys=frozenset(recorded))
+    keys = topology.base.submitted_keys.get(topology.code_dir)
+    if keys is None:
+        return runnable
+    return replace(runnable, submitted_keys=frozenset(keys))
 
 
 def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
-    """Conf and topology from the blobs of this code, with the submitted keys that its conf names.
+    """Conf and topology from the blobs of this code.
 
-    :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for
-    that), :class:`Corrupt` when they are damaged.
+    They come with the submitted keys that the conf names. :class:`Unavailable` if no process holds
+    them now (the topology is degraded, and never deleted for that), :class:`Corrupt` if they are
+    damaged.
     """
     try:
         conf = load_stored_conf(ctx, code_dir)
@@ -229,8 +259,7 @@ def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
 def load_stored_conf(ctx: "OperationsContext", code_dir: str) -> dict[str, Any]:
     """The conf that is stored with this code, not merged with the cluster's.
 
-    :class:`KeyNotFound` when no process that is reached holds it, :class:`Corrupt` when it is
-    damaged.
+    :class:`KeyNotFound` if no reachable process holds it, :class:`Corrupt` if it is damaged.
     """
     key = conf_key(code_dir)
     conf = decode_json(ctx.blobs.read(key), key)

@@ -1,7 +1,7 @@
 """The scheduling plug-in of ``nimbus.inimbus.class`` (Storm's INimbus).
 
-It is made and prepared once in each process that publishes assignments: a nimbus, or Dagster's code
-location.
+Each process that publishes assignments (a nimbus, or Dagster's code location) creates and prepares
+it once.
 """
 
 from __future__ import annotations
@@ -23,56 +23,62 @@ _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
 _METHODS = ("prepare", "assign_slots", "forced_scheduler")
 _lock = threading.Lock()
-_made: dict[tuple[str, str], INimbus] = {}
+_plugins: dict[tuple[str, str], INimbus] = {}
 
 
 class INimbus(Protocol):
-    """Interface of the named class; it is called without arguments to make the object."""
+    """Interface of the named class, which is instantiated without arguments."""
 
     def prepare(self, conf: Mapping[str, Any], directory: Path) -> None:
-        """Called once, before anything else; ``directory`` exists and is the plug-in's own."""
+        """Prepare the plug-in; called once, before the other methods.
+
+        ``directory`` exists and belongs to the plug-in.
+        """
 
     def assign_slots(self, topology_id: str, slots: Sequence[Slot]) -> None:
-        """Called after an assignment was published, with its slots (supervisor id, port) that
-        the former had not.
+        """Handle the new slots of an assignment; called after it was published.
+
+        ``slots`` (supervisor id, port) are those that the former assignment did not have.
         """
 
     def forced_scheduler(self) -> str | None:
-        """The strategy of every placement, instead of ``topology.scheduler.strategy``; ``None``:
-        theirs.
+        """The strategy of every placement, instead of ``topology.scheduler.strategy``.
+
+        ``None``: each topology's own.
         """
         ...
 
 
 def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -> INimbus | None:
-    """The prepared plug-in of the conf, the same object at each call; ``None`` without one.
+    """The prepared plug-in of the conf; ``None`` if the conf names none.
 
-    Raises :class:`InvalidRequest` when it cannot be loaded, lacks a method, or its ``prepare``
-    fails.
+    Each call returns the same object. Raises :class:`InvalidRequest` if it cannot be loaded, lacks
+    a method, or its ``prepare`` fails.
     """
     name = conf.get(_KEY)
     if not name:
         return None
     folder = directory or home_dir() / "nimbus" / "ininumbus"
     with _lock:
-        made = _made.get((name, str(folder)))
-        if made is None:
-            made = load_plugin(_KEY, name)()
-            lacking = [method for method in _METHODS if not callable(getattr(made, method, None))]
-            if lacking:
-                raise InvalidRequest(f"{_KEY} {name!r} has no method {', '.join(lacking)}: add it")
+        plugin = _plugins.get((name, str(folder)))
+        if plugin is None:
+            plugin = load_plugin(_KEY, name)()
+            missing = [method for method in _METHODS if not callable(getattr(plugin, method, None))]
+            if missing:
+                raise InvalidRequest(f"{_KEY} {name!r} has no method {', '.join(missing)}: add it")
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                made.prepare(dict(getattr(conf, "values", None) or conf), folder)
+                plugin.prepare(dict(getattr(conf, "values", None) or conf), folder)
             except Exception as error:
                 raise InvalidRequest(f"{_KEY} {name!r} cannot be prepared: {error}") from error
-            _made[name, str(folder)] = made
-    return made
+            _plugins[name, str(folder)] = plugin
+    return plugin
 
 
 def forced_scheduler(plugin: INimbus | None) -> str | None:
-    """The strategy that the plug-in demands; :class:`InvalidRequest` for one that does not
-    exist.
+    """The strategy that the plug-in demands.
+
+    :class:`InvalidRequest` if that strategy does not exist.
     """
     strategy = plugin.forced_scheduler() if plugin is not None else None
     if strategy is not None and strategy not in STRATEGIES:
@@ -83,14 +89,15 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
 
 
 def notify_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
-    """Call ``assign_slots`` with the new slots. The assignment is stored, so that an error is only
-    logged.
+    """Call ``assign_slots`` with the new slots.
+
+    An error is only logged, because the assignment is stored already.
     """
-    had = {worker.slot for worker in before.workers} if before is not None else set()
-    new = [worker.slot for worker in after.workers if worker.slot not in had]
-    if not new:
+    former_slots = {worker.slot for worker in before.workers} if before is not None else set()
+    new_slots = [worker.slot for worker in after.workers if worker.slot not in former_slots]
+    if not new_slots:
         return
     try:
-        plugin.assign_slots(after.topology_id, new)
+        plugin.assign_slots(after.topology_id, new_slots)
     except Exception:
         _log.exception("%s failed at the new slots of %s", _KEY, after.topology_id)

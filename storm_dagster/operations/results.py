@@ -1,4 +1,7 @@
-"""Results of operations, for metadata, logs and the command line. Plain frozen values."""
+"""Results of operations, for metadata, logs and the command line.
+
+All are plain frozen values.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,8 +39,9 @@ class ConfResult(TopologyResult):
 
 @dataclass(frozen=True)
 class CodeResult(TopologyResult):
-    """Stage 2: archive, conf and topology are stored under the id, or that of a later version of
-    the code.
+    """Stage 2: archive, conf and topology are stored.
+
+    They are stored under the topology's id, or under that of a later version of its code.
     """
 
     blobs: tuple[BlobMeta, ...]
@@ -47,7 +51,7 @@ class CodeResult(TopologyResult):
 
     @property
     def degraded(self) -> bool:
-        """Whether a blob is on fewer nimbuses than wanted, which the caller allowed."""
+        """True if a blob is on fewer nimbuses than configured, which the caller allowed."""
         return min(self.copies.values()) < self.wanted_copies
 
     @property
@@ -89,20 +93,21 @@ class PublishResult(TopologyResult):
     placement: TopologyPlacement
     planner: str
     versions: Mapping[str, int]
-    """ZooKeeper path -> data version that the transaction left."""
+    """ZooKeeper path -> data version after the transaction."""
     attempts: int = 1
     replanned: int = 0
-    """How often the placement was computed again because the cluster had changed; above 0 the
-    staged one was replaced.
+    """Number of recomputed placements, because the cluster had changed.
+
+    Above 0 the staged placement was replaced.
     """
     already: bool = False
-    """It had been published before; nothing was written."""
+    """True if the topology was published before, so that this call wrote no record."""
     replaced: str | None = None
 
 
 @dataclass(frozen=True)
 class ActivateResult(TopologyResult):
-    """Stage 6: the wanted status holds."""
+    """Stage 6: the topology has the requested status."""
 
     status: TopologyStatus
     changed: bool
@@ -112,34 +117,37 @@ class ActivateResult(TopologyResult):
 
 @dataclass(frozen=True)
 class LifecycleResult(TopologyResult):
-    """An activate, deactivate, kill, remove or restart."""
+    """Result of an activate, deactivate, kill, remove or restart."""
 
     status: TopologyStatus | None
-    """``None``: it is gone."""
+    """``None``: the topology no longer exists."""
     changed: bool
     delay_secs: int | None = None
     previous: TopologyStatus | None = None
     drain_secs: float | None = None
     """For a replacement: seconds until the former topology had no tuple under way."""
     swap_secs: float | None = None
-    """For a replacement: from the silence of the former topology until the new one was active and
-    the rest swept.
+    """For a replacement: seconds of the swap.
+
+    They run from the end of the former topology's drain until the new topology was active and the
+    remains of the former one were swept.
     """
 
 
 @dataclass(frozen=True)
 class ReassignResult(TopologyResult):
-    """Outcome of the causes of one topology."""
+    """Result of a reassignment for the causes of one topology."""
 
     status: str
-    """``assigned``, ``unchanged``, ``failed``, ``void`` (overtaken by a newer placement) or
-    ``gone``.
+    """``assigned``, ``unchanged``, ``failed``, ``void`` or ``gone``.
+
+    ``void``: overtaken by a newer placement.
     """
     causes: tuple[str, ...]
     """Keys of the causes."""
     moved: int = 0
     planner: str | None = None
-    """``pyspark``, or ``python`` when Spark was out of reach."""
+    """``pyspark``, or ``python`` if Spark was unreachable."""
     why_planner: str | None = None
     error: str | None = None
     assignment: Assignment | None = None
@@ -152,11 +160,14 @@ class ReassignResult(TopologyResult):
 
 @dataclass(frozen=True)
 class RebalanceResult(TopologyResult):
-    """A rebalance, or with ``dry_run`` the one that would be made."""
+    """Result of a rebalance, or with ``dry_run`` of its plan."""
 
     status: TopologyStatus
     outcome: str
-    """``assigned``, ``unchanged``, ``waiting`` (for its delay) or ``planned`` (dry run)."""
+    """``assigned``, ``unchanged``, ``waiting`` or ``planned``.
+
+    ``waiting``: for its delay; ``planned``: a dry run.
+    """
     workers: int
     executors: Mapping[str, int]
     moved: int = 0
@@ -175,7 +186,7 @@ class RebalanceResult(TopologyResult):
 
 @dataclass(frozen=True)
 class CleanResult:
-    """Garbage that a cleaning removed."""
+    """Garbage that the cleaner removed."""
 
     nodes: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()

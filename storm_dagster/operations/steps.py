@@ -1,11 +1,11 @@
-"""The named steps of every operation that takes more than one (``docs/decisions.md#crash-points``).
+"""Named steps of the operations (``docs/decisions.md#crash-points``).
 
-A step is one thing that lands or does not: a transaction, a blob stored, a blob deleted. Each
-operation declares its steps next to its code with :func:`operation`, so that the list of all crash
-points is known without running anything; the tests end a real process before and after each of
-them.
+A step is one change that is applied wholly or not at all: a transaction, a blob stored, a blob
+deleted. Each operation declares its steps next to its code with :func:`operation`, so that the list
+of all crash points is known without running an operation. The tests end a real process before and
+after each of them.
 
-Nothing here can end a process. A step only calls the observer of the context
+No code here can end a process. A step only calls the observer of the context
 (:attr:`OperationsContext.checkpoint`), which no conf key, environment variable or request can set.
 """
 
@@ -21,6 +21,7 @@ from types import MappingProxyType
 from storm_dagster.operations.context import OperationsContext, no_observer
 
 _declared: dict[str, Operation] = {}
+_NO_STEP = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,37 @@ class Operation:
 
     def points(self) -> tuple[str, ...]:
         """The crash points: ``before.<step>`` and ``after.<step>`` of each step."""
-        return tuple(f"{side}.{name}" for name in self.steps for side in ("before", "after"))
+        points: list[str] = []
+        for name in self.steps:
+            points.append(f"before.{name}")
+            points.append(f"after.{name}")
+        return tuple(points)
 
 
 def shared_steps(name: str, *parts: str | Operation) -> Operation:
-    """Steps that several operations share; an operation among ``parts`` means its steps, each
-    once.
+    """Steps that several operations share.
+
+    An operation among ``parts`` contributes its steps. Each step is in the result once.
     """
-    steps = dict.fromkeys(
-        step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
-    )
+    steps: dict[str, None] = {}
+    for part in parts:
+        part_steps = part.steps if isinstance(part, Operation) else (part,)
+        steps.update(dict.fromkeys(part_steps))
     return Operation(name, tuple(steps))
 
 
 def operation(name: str, *parts: str | Operation) -> Operation:
-    """Declare an operation made of ``parts``: each of its steps needs a scenario in the crash
-    tests.
+    """Declare an operation made of ``parts``.
 
-    :class:`ValueError` when another operation has the name, or there is no step.
+    Each of its steps needs a scenario in the crash tests. :class:`ValueError` if another operation
+    has the name, or if the operation has no steps.
     """
-    made = shared_steps(name, *parts)
-    if not made.steps or _declared.setdefault(name, made) != made:
+    declared = shared_steps(name, *parts)
+    if not declared.steps or _declared.setdefault(name, declared) != declared:
         raise ValueError(
             f"operation {name!r} is declared already, or has no step: give it a name of its own"
         )
-    return made
+    return declared
 
 
 def all_operations() -> Mapping[str, Operation]:
@@ -68,16 +75,18 @@ def all_operations() -> Mapping[str, Operation]:
 
 
 def step(ctx: OperationsContext, name: str) -> AbstractContextManager[None]:
-    """Mark the block as one step; the observer is called before, and after when it did not fail."""
+    """Mark the block as one step.
+
+    The observer is called before the block, and after it if the block did not fail.
+    """
     observer = ctx.checkpoint
-    return _NOTHING if observer is no_observer else _observed(observer, name)
-
-
-_NOTHING = nullcontext()
+    if observer is no_observer:
+        return _NO_STEP
+    return _observe(observer, name)
 
 
 @contextmanager
-def _observed(observer: Callable[[str], None], name: str) -> Iterator[None]:
+def _observe(observer: Callable[[str], None], name: str) -> Iterator[None]:
     observer(f"before.{name}")
     yield
     observer(f"after.{name}")

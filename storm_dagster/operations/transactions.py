@@ -1,10 +1,9 @@
-"""Fenced transactions: the only way in which operations write cluster state
-(``docs/decisions.md#fenced-writes``).
+"""Fenced transactions, in which operations write all cluster state.
 
-Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and
-raises the version of ``/assignments`` (an optimistic lock: one placement at a time); the loser of a
-race re-reads the cluster, decides again and tries again, until the assignment wait ends. Large
-assignments are written in parts.
+See ``docs/decisions.md#fenced-writes``. Every transaction checks the version of ``/epoch``. One
+that changes an assignment also checks and raises the version of ``/assignments`` (an optimistic
+lock: one placement at a time). The loser of a race re-reads the cluster, decides on the fresh state
+and retries, until the assignment wait ends. Large assignments are written in parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,24 +35,33 @@ T = TypeVar("T")
 
 _LOST_REPLIES = 5
 _FIRST_PAUSE_SECS = 0.05
-_LONGEST_PAUSE_SECS = 2.0
+_MAX_PAUSE_SECS = 2.0
 _DELETES_IN_ONE_TRANSACTION = 100
+
+MAX_WHY = 300
+_MAX_HISTORY = 20
+"""Entries in the history of an assignment."""
+
+_MAX_CHANGES = 32
+_MAX_NODES = 32
+_MAX_BYTES = 8192
+_Nodes = tuple[str, ...] | None
 
 
 class ReplyLost(Unavailable):
-    """ZooKeeper was lost during a commit: whether it was applied is known only after reading
-    again.
+    """ZooKeeper was lost during a commit.
+
+    Only a new read shows whether the commit was applied.
     """
 
 
 def bump_assignments_version(
     transaction: Transaction, view: ClusterView, changed: Mapping[str, Assignment | None]
 ) -> Transaction:
-    """Check ``/assignments`` against the view, raise its version and leave there what changes, in
-    one operation.
+    """Raise the version of ``/assignments`` if it is still that of the view.
 
-    ``changed``: topology id -> the assignment that the transaction writes, ``None`` when it removes
-    it.
+    The same operation records there which topologies change. ``changed``: topology id -> the
+    assignment that the transaction writes, ``None`` if it removes the assignment.
     """
     return transaction.set(
         paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version
@@ -72,16 +80,19 @@ def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> None:
 
 
 def lost_race(error: StormDagsterError) -> bool:
-    """Whether a transaction failed because a node had moved on: the error names the node."""
+    """True if another transaction changed a node first; the error names the node."""
     return isinstance(error, Conflict) and getattr(error, "path", None) is not None
 
 
-def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
-    """Run ``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
+def retry_on_conflict(
+    ctx: OperationsContext, purpose: str, attempt: Callable[[ClusterView], T]
+) -> T:
+    """Run ``attempt`` on a fresh view; retry after every lost race or lost reply.
 
-    It is called with a view loaded for it and must recognize its own earlier success in it. After a
-    lost reply ZooKeeper may be away for an election (seconds). Gives up with :class:`Unavailable`
-    after ``nimbus.assignment.wait.secs``.
+    Each call gets a view loaded for it, and ``attempt`` must recognize its own earlier success in
+    that view. After a lost reply ZooKeeper may be away for an election (seconds). Pauses between
+    retries have jitter. Gives up with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
+    ``purpose`` names the work in log lines and errors.
     """
     wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))
     deadline = ctx.monotonic() + wait
@@ -100,24 +111,25 @@ def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[Clus
             lost_replies += 1
             if lost_replies > _LOST_REPLIES or ctx.monotonic() >= deadline:
                 raise
-            ctx.log.warning("%s: ZooKeeper's reply was lost, reading again", what)
+            ctx.log.warning("%s: ZooKeeper's reply was lost, reading again", purpose)
         except Conflict as error:
             if not lost_race(error):
                 raise
             if ctx.monotonic() >= deadline:
                 raise Unavailable(
-                    f"{what}: others changed the cluster without a pause for {wait:g} s ({error.message}): try again"
+                    f"{purpose}: others changed the cluster without a pause for {wait:g} s "
+                    f"({error.message}): try again"
                 ) from error
-            ctx.log.info("%s: lost a race (%s), trying again", what, error.message)
+            ctx.log.info("%s: lost a race (%s), trying again", purpose, error.message)
         ctx.sleep(pause * (0.5 + ctx.jitter()))
-        pause = min(pause * 1.5, _LONGEST_PAUSE_SECS)
+        pause = min(pause * 1.5, _MAX_PAUSE_SECS)
 
 
 def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
-    """Delete ``path`` and all below it in fenced transactions, children first; the number of nodes.
+    """Delete ``path`` and all nodes below it in fenced transactions, children first.
 
-    Nodes that others delete at the same time do not matter. Ends with :class:`Conflict` when others
-    keep adding nodes.
+    Returns the number of deleted nodes. Nodes that other processes delete at the same time do not
+    matter. Ends with :class:`Conflict` if other processes keep adding nodes.
     """
     removed = 0
     for attempts_left in range(9, -1, -1):
@@ -139,15 +151,18 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
 
 
 def _subtree(ctx: OperationsContext, path: str) -> list[str]:
-    """``path`` and all nodes below it, children before parents; empty when it does not exist."""
+    """``path`` and all nodes below it, children before parents.
+
+    Empty if ``path`` does not exist.
+    """
     children = ctx.cluster.state.find_children(path)
     if children is None:
         return []
-    return [*(node for child in children for node in _subtree(ctx, f"{path}/{child}")), path]
-
-
-MAX_WHY = 300
-_KEPT_CHANGES = 20
+    nodes: list[str] = []
+    for child in children:
+        nodes += _subtree(ctx, f"{path}/{child}")
+    nodes.append(path)
+    return nodes
 
 
 def with_change(
@@ -159,8 +174,9 @@ def with_change(
     moved: int = 0,
     outage_secs: int = 0,
 ) -> Assignment:
-    """The assignment with one more entry in its history, which keeps the newest 20: the page of the
-    topology shows it.
+    """The assignment with one more entry in its history.
+
+    The history keeps the newest 20 entries; the page of the topology shows them.
     """
     change = AssignmentChange(
         at_secs=ctx.now_secs(),
@@ -170,7 +186,8 @@ def with_change(
         outage_secs=outage_secs,
         run=ctx.run,
     )
-    return assignment.model_copy(update={"history": (change, *assignment.history)[:_KEPT_CHANGES]})
+    history = (change, *assignment.history)[:_MAX_HISTORY]
+    return assignment.model_copy(update={"history": history})
 
 
 def append_assignment(
@@ -181,51 +198,46 @@ def append_assignment(
     assignment: Assignment,
     *ended: str,
 ) -> None:
-    """Append what creates the assignment or replaces the one in the view, and raises the version of
-    ``/assignments``.
+    """Append the writes that create an assignment or replace the one in the view.
 
-    It is also kept under the topology's name, where it survives a kill. A scheduling plug-in is
-    notified of its new slots once the transaction is committed. ``ended``: ids of topologies that
-    go in the same transaction.
+    They also raise the version of ``/assignments``, and store the assignment under the topology's
+    name, where it survives a kill. A scheduling plug-in is notified of its new slots once the
+    transaction is committed. ``ended``: ids of topologies that the same transaction ends.
     """
     bump_assignments_version(
         transaction, view, {assignment.topology_id: assignment, **dict.fromkeys(ended)}
     )
-    known = view.topologies.get(assignment.topology_id)
-    at = None if known is None else known.assignment_at
+    topology = view.topologies.get(assignment.topology_id)
+    former_at = None if topology is None else topology.assignment_at
     raw = encode_record(assignment, limit=None)
-    if (plugin := ctx.inimbus) is not None:
-        before = None if at is None else ctx.cluster.assignment_info(assignment.topology_id)
-        transaction.afterwards.append(lambda: notify_new_slots(plugin, before, assignment))
-    put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)
+    plugin = ctx.inimbus
+    if plugin is not None:
+        former = None
+        if former_at is not None:
+            former = ctx.cluster.assignment_info(assignment.topology_id)
+        transaction.afterwards.append(lambda: notify_new_slots(plugin, former, assignment))
+    path = paths.assignment(assignment.topology_id)
+    put_ops(ctx.cluster.state, transaction, path, raw, former_at)
     backup = paths.assignment_backup(name)
-    found = ctx.cluster.state.get_data_with_version(backup)
-    put_ops(
-        ctx.cluster.state,
-        transaction,
-        backup,
-        raw,
-        found[1] if found is not None and found[0] else None,
-    )
+    stored = ctx.cluster.state.get_data_with_version(backup)
+    backup_at = stored[1] if stored is not None and stored[0] else None
+    put_ops(ctx.cluster.state, transaction, backup, raw, backup_at)
 
 
 def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, Versioned | None]:
-    """The newest assignment that a topology of that name had, and the version of its node."""
+    """Newest assignment of a topology of that name, and the version of its node."""
     path = paths.assignment_backup(name)
-    found = read_sharded(ctx.cluster.state, path)
-    return (None, None) if found is None else (decode_record(Assignment, found[0], path), found[1])
-
-
-_MOST_CHANGES = 32
-_MOST_NODES = 32
-_MOST_BYTES = 8192
-_Nodes = tuple[str, ...] | None
+    stored = read_sharded(ctx.cluster.state, path)
+    if stored is None:
+        return None, None
+    raw, at = stored
+    return decode_record(Assignment, raw, path), at
 
 
 class _Change(msgspec.Struct, frozen=True):
     version: int
     nodes: Mapping[str, _Nodes]
-    """Topology id -> supervisors that it concerns; ``None``: any."""
+    """Topology id -> supervisors that the change concerns; ``None``: any."""
 
 
 class _Changes(msgspec.Struct, frozen=True):
@@ -234,43 +246,60 @@ class _Changes(msgspec.Struct, frozen=True):
 
 
 def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -> bytes:
-    """The data of ``/assignments`` that goes with these new assignments; ``None`` removes one.
+    """The data of ``/assignments`` for these new assignments; ``None`` removes one.
 
-    It names the topologies of the newest changes, and the supervisors that their old and new
-    placements name. Who remembers the version up to which it has read everything learns from one
-    read what else to read: usually nothing. A writer that leaves no record, or more changes than
-    are kept, costs its readers one full read.
+    The data names the topologies of the newest changes, and the supervisors that their old and new
+    placements name. A reader that remembers the version up to which it has read every assignment
+    learns from one read which others to read; usually there are none. A writer that leaves no
+    record, or more changes than are kept, costs its readers one full read.
     """
     nodes: dict[str, _Nodes] = {}
     for topology_id, assignment in changed.items():
-        known = view.topologies.get(topology_id)
-        placements = [each for each in (assignment, known and known.assignment) if each is not None]
-        named = {worker.node for placement in placements for worker in placement.workers}
-        nodes[topology_id] = (
-            tuple(sorted(named)) if placements and len(named) <= _MOST_NODES else None
-        )
-    kept = [
-        *_decode(view.assignment_changes).changes,
-        _Change(view.assignments_version + 1, nodes),
-    ][-_MOST_CHANGES:]
-    while len(raw := msgspec.json.encode(_Changes(tuple(kept)))) > _MOST_BYTES and kept:
-        del kept[0]
+        topology = view.topologies.get(topology_id)
+        former = None if topology is None else topology.assignment
+        nodes[topology_id] = _concerned_nodes(former, assignment)
+    change = _Change(view.assignments_version + 1, nodes)
+    newest = [*_decode(view.assignment_changes).changes, change][-_MAX_CHANGES:]
+    raw = msgspec.json.encode(_Changes(tuple(newest)))
+    while len(raw) > _MAX_BYTES and newest:
+        del newest[0]
+        raw = msgspec.json.encode(_Changes(tuple(newest)))
     return raw
 
 
-def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
-    """Topology id -> supervisors concerned, of the changes after version ``since`` up to ``now``;
-    ``None``: not known.
+def _concerned_nodes(former: Assignment | None, assignment: Assignment | None) -> _Nodes:
+    """Supervisors of both placements, sorted.
+
+    ``None`` (any) without a placement, or for more than 32.
     """
-    found: dict[str, _Nodes] = {}
-    known = {change.version: change for change in _decode(raw).changes}
-    if since > now or not all(version in known for version in range(since + 1, now + 1)):
+    if former is None and assignment is None:
         return None
+    nodes: set[str] = set()
+    for placement in (former, assignment):
+        if placement is not None:
+            nodes.update(worker.node for worker in placement.workers)
+    if len(nodes) > _MAX_NODES:
+        return None
+    return tuple(sorted(nodes))
+
+
+def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
+    """Topology id -> supervisors concerned by the changes after version ``since``.
+
+    The changes count up to version ``now``. ``None`` if the data does not hold all of them.
+    """
+    changes = {change.version: change for change in _decode(raw).changes}
+    if since > now or not all(version in changes for version in range(since + 1, now + 1)):
+        return None
+    concerned: dict[str, _Nodes] = {}
     for version in range(since + 1, now + 1):
-        for topology_id, nodes in known[version].nodes.items():
-            before = found.get(topology_id, ())
-            found[topology_id] = None if nodes is None or before is None else (*before, *nodes)
-    return found
+        for topology_id, nodes in changes[version].nodes.items():
+            earlier = concerned.get(topology_id, ())
+            if nodes is None or earlier is None:
+                concerned[topology_id] = None
+            else:
+                concerned[topology_id] = (*earlier, *nodes)
+    return concerned
 
 
 def _decode(raw: bytes) -> _Changes:
@@ -304,7 +333,7 @@ class _ActionRecord(Record):
 
 @dataclass(frozen=True)
 class PendingAction:
-    """An action that the listener was not notified of yet."""
+    """An action of which the listener was not notified yet."""
 
     node: str
     """Name of its node below ``/actions``."""
@@ -315,11 +344,11 @@ class PendingAction:
 def announce(
     ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action
 ) -> None:
-    """Append the action, as a sequential node, to the very transaction that does it; nothing
-    without a configured listener.
+    """Append the action, as a sequential node, to the transaction that performs it.
 
-    So the listener (Storm, JStorm) is notified of every action, in order, whichever process did it.
-    The leader reads the nodes, calls the listener, and deletes them.
+    So the listener (Storm, JStorm) is notified of every action, in order, whichever process
+    performed it. The leader reads the nodes, calls the listener, and deletes them. Without a
+    configured listener no node is appended.
     """
     if ctx.conf.get(NOTIFIER_KEY):
         record = _ActionRecord(topology_id=topology_id, action=action)
@@ -335,12 +364,12 @@ def note_change(
     previous: str,
     status: str,
 ) -> None:
-    """Append the event of a verb that the leader executes, as a sequential node below
-    ``/unreported``, to the transaction that changes the status. Without a verb, as in other
-    processes, no event is appended.
+    """Append the event of a status change to the transaction that makes it.
 
-    So Dagster is notified of each change that took place, also if the leader is lost right after
-    it. The leader moves the events into its record, and reports them.
+    The event is a sequential node below ``/unreported``. It is appended only for a verb that the
+    leader executes, not in other processes. So Dagster is notified of each change that took place,
+    also if the leader is lost right after it. The leader moves the events into its record, and
+    reports them.
     """
     if not ctx.verb:
         return
@@ -359,21 +388,22 @@ def note_change(
 
 
 def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
-    """The pending actions, oldest first. One that cannot be read has an empty ``action``."""
-    found = []
-    # ZooKeeper's numbers have ten digits, so that names sort as they do.
+    """The pending actions, oldest first; an unreadable one has an empty ``action``."""
+    actions: list[PendingAction] = []
+    # ZooKeeper's numbers have ten digits, so that the names sort like the numbers.
     for name, (raw, _) in read_children(ctx.cluster.state, paths.ACTIONS).items():
         try:
             record = decode_record(_ActionRecord, raw, f"{paths.ACTIONS}/{name}")
         except Corrupt:
             record = _ActionRecord(topology_id="", action="")
-        found.append(PendingAction(name, record.topology_id, record.action))
-    return found
+        actions.append(PendingAction(name, record.topology_id, record.action))
+    return actions
 
 
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
-    """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the
-    next one repeats it.
+    """Delete an action once the listener was notified.
+
+    :class:`Fenced` for a deposed leader; the next leader then repeats the notification.
     """
     transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
     with suppress(Conflict):

@@ -1,10 +1,9 @@
-"""Executor of gray upgrades: load a snapshot, let the state machine decide, write
-(``docs/decisions.md#gray-upgrade``).
+"""Executor of gray upgrades: load a snapshot, decide a transition, write it.
 
-The new code stands beside the old under a prefix of its own (``<topology id>.<number>``), so that
-nothing that runs is ever overwritten: rolling back is naming the former prefix again. The
-assignment names the topology's code all the time; while an upgrade is under way its record names
-the new one, and the workers in its two lists run that.
+See ``docs/decisions.md#gray-upgrade``. The new code is stored beside the old under its own prefix
+(``<topology id>.<number>``), so that running code is never overwritten; a rollback only names the
+former prefix. The assignment always names the topology's code. While an upgrade is under way its
+record names the new code, and the workers in its two lists run that.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -79,16 +78,18 @@ class UpgradeResult(TopologyResult):
 
     status: TopologyStatus
     outcome: str
-    """That of the transition; of a wait ``batch done``, ``completed``, ``rolled back`` or ``under
-    way``.
+    """Outcome of the transition.
+
+    Of a wait: ``batch done``, ``completed``, ``rolled back`` or ``under way``.
     """
     changed: bool
     reason: str = ""
     state: UpgradeState | None = None
     assignment: Assignment | None = None
     workers: Mapping[str, str] = field(default_factory=dict)
-    """Of a wait: ``host:port`` -> ``former``, ``upgrading``, ``upgraded`` or ``rolling back``, as
-    last seen.
+    """Of a wait: ``host:port`` -> last phase of the worker.
+
+    A phase is ``former``, ``upgrading``, ``upgraded`` or ``rolling back``.
     """
 
 
@@ -101,27 +102,33 @@ def gray_upgrade(
     token: str = "",
     allow_degraded: bool = False,
 ) -> UpgradeResult:
-    """Begin an upgrade with the uploaded code of ``handle``, or go on with the one under way (no
-    ``handle``).
+    """Begin an upgrade with the code of ``handle``.
 
-    Asks for one batch; the topology master's supervisor picks it. With an empty selection a new
-    upgrade takes that of the new code's own conf (``topology.upgrade.worker.num``, ``.component``,
-    ``.workers``). Repeated with the ``token`` that began it or asked for its newest batch, nothing
-    is done again, also when it has ended since. Everything is checked, stored and replicated before
-    the topology is touched.
+    Without ``handle``, continue the current upgrade. Requests one batch; the topology master's
+    supervisor picks its workers. With an empty selection a new upgrade takes the selection of the
+    new code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). A
+    repetition with the ``token`` that began the upgrade or requested its newest batch has no
+    further effect, also after the upgrade has ended. Code and selection are checked, stored and
+    replicated before the topology is touched.
 
-    Raises :class:`NotAlive`; :class:`Conflict` when the topology is not ACTIVE, when new code is
-    given while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
-    selection, a topology master that shares its worker, or nothing to go on with;
+    Raises :class:`NotAlive`; :class:`Conflict` if the topology is not ACTIVE, if new code is given
+    while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
+    selection, a topology master that shares its worker, or if no upgrade can be continued;
     :class:`InvalidTopology` for code that cannot run beside the old.
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     base = topology.base
-    known = snapshot.state.record or base.last_upgrade
-    if known is not None and token and token in (known.token, known.batch_token):
-        state, reason = replace(snapshot.state, record=known), known.reason or ""
+    record = snapshot.state.record or base.last_upgrade
+    if record is not None and token and token in (record.token, record.batch_token):
         return UpgradeResult(
-            topology.id, base.name, base.status, "begun", False, reason, state, snapshot.assignment
+            topology.id,
+            base.name,
+            base.status,
+            outcome="begun",
+            changed=False,
+            reason=record.reason or "",
+            state=replace(snapshot.state, record=record),
+            assignment=snapshot.assignment,
         )
     if handle is None:
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection, token=token))
@@ -138,7 +145,7 @@ def gray_upgrade(
     check_compatible(base.name, load_runnable(ctx, topology).spec, spec)
     check_uploaded_archive(ctx, archive, spec, total)
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
-    # Asked for this time; a restart of the topology is no upgrade.
+    # The keys are for this request only: a restart of the topology is not an upgrade.
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
     _sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
@@ -154,7 +161,7 @@ def gray_upgrade(
         allow_degraded=allow_degraded,
     )
     ttl = max(1, round(ttl_secs))
-    begun = GrayUpgrade(
+    new_record = GrayUpgrade(
         expires=ctx.now_secs() + ttl,
         ttl_secs=ttl,
         code_dir=code_dir,
@@ -164,7 +171,7 @@ def gray_upgrade(
     event = UpgradeEvent(
         "begin",
         selection=selection,
-        record=begun,
+        record=new_record,
         former=topology.code_dir,
         submitted_keys=keys,
     )
@@ -172,10 +179,10 @@ def gray_upgrade(
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
-    """Whether :func:`gray_upgrade` would take the request now, as far as that can be told without
-    the new code.
+    """Check if :func:`gray_upgrade` would accept the request now.
 
-    Changes nothing; raises what the call would raise.
+    Without the new code: its errors are not found. Changes no state; raises the errors that the
+    call would raise.
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     if not new:
@@ -187,19 +194,20 @@ def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, ne
 
 
 def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeResult:
-    """End the upgrade here: its code is the topology's from now on, and its record goes.
+    """End the upgrade: its code becomes the topology's, and its record is deleted.
 
     Workers that were not upgraded keep their process and get the new code at their next start.
-    :class:`Conflict` when no upgrade is under way, or when it is being rolled back.
+    :class:`Conflict` if no upgrade is under way, or if it is being rolled back.
     """
     return _execute(ctx, name, UpgradeEvent("complete"))
 
 
 def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeResult:
-    """Take every worker that was picked back to the former code. :func:`advance_upgrades` ends it.
+    """Return every picked worker to the former code.
 
-    Nothing is stored or fetched: the former code was never replaced. Rolling back what is being
-    rolled back changes nothing. :class:`Conflict` when no upgrade is under way.
+    :func:`advance_upgrades` ends the rollback. No code is stored or fetched, because the former
+    code was never replaced. A call during a rollback has no effect. :class:`Conflict` if no upgrade
+    is under way.
     """
     return _execute(ctx, name, UpgradeEvent("roll_back", reason))
 
@@ -207,51 +215,56 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
 def roll_back_if_upgraded(
     ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]
 ) -> None:
-    """Roll the upgrade back when a worker that it took was judged dead."""
+    """Roll the upgrade back if one of its workers was judged dead."""
     view = ctx.cluster.load_view()
     topology = view.topologies.get(topology_id)
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
         return
     state = ctx.cluster.read_upgrade(topology_id)
-    true = {cause.slot: cause for cause in causes_still_true(view, topology, causes)}
+    true_causes = causes_still_true(view, topology, causes)
+    cause_of_slot = {cause.slot: cause for cause in true_causes}
     for worker in topology.assignment.workers:
-        if worker.slot in true and worker_phase(worker.address, state) != "former":
-            with suppress(Conflict, NotAlive):  # It ended meanwhile.
-                roll_back(ctx, topology_id, true[worker.slot].describe())
+        if worker.slot in cause_of_slot and worker_phase(worker.address, state) != "former":
+            with suppress(Conflict, NotAlive):  # The upgrade has ended since the view was read.
+                roll_back(ctx, topology_id, cause_of_slot[worker.slot].describe())
             return
 
 
 def advance_upgrades(
-    ctx: OperationsContext, seen: dict[str, float] | None = None, view: ClusterView | None = None
+    ctx: OperationsContext,
+    memory: dict[str, float] | None = None,
+    view: ClusterView | None = None,
 ) -> list[UpgradeResult]:
-    """Do what is due about every upgrade; the results of those that it changed. For the leader and
-    the sensor.
+    """Execute the due transition of every upgrade; for the leader and the sensor.
 
-    Complete when all workers are upgraded, expire, roll back when an upgraded worker failed, end a
-    rollback. Each topology fails alone; only :class:`Fenced` ends the whole call. ``seen``: the
-    caller's memory of when it first saw each upgrade, by code; without it none expires. ``view``
-    spares a read of the cluster: each upgrade is read by itself.
+    An upgrade completes when all workers are upgraded, expires, is rolled back when an upgraded
+    worker failed; a rollback ends. Returns the results of the upgrades that changed. Each topology
+    fails alone; only :class:`Fenced` ends the whole call. ``memory``: the time at which the caller
+    first saw each upgrade, by code; without it none expires. ``view`` spares a read of the cluster;
+    each upgrade is read separately.
     """
     results: list[UpgradeResult] = []
-    before, now = dict(seen or {}), ctx.monotonic()
-    if seen is not None:
-        seen.clear()
+    first_seen = dict(memory or {})
+    now = ctx.monotonic()
+    if memory is not None:
+        memory.clear()
     for topology in (view or ctx.cluster.load_view()).topologies.values():
         if topology.base.status not in ("UPGRADING", "ROLLBACK"):
             continue
         try:
             state = ctx.cluster.read_upgrade(topology.id)
-            assignment, tasks = (
-                ctx.cluster.assignment_info(topology.id),
-                ctx.cluster.read_tasks(topology.id),
-            )
+            assignment = ctx.cluster.assignment_info(topology.id)
+            tasks = ctx.cluster.read_tasks(topology.id)
             if assignment is None or tasks is None:
                 continue
             snapshot = UpgradeSnapshot(state, assignment, tasks)
             since = now
-            if seen is not None and state.record is not None:
-                since = seen[state.record.code_dir] = before.get(state.record.code_dir, now)
-            if (event := machine.due(snapshot, age_secs=now - since)) is not None:
+            if memory is not None and state.record is not None:
+                code_dir = state.record.code_dir
+                since = first_seen.get(code_dir, now)
+                memory[code_dir] = since
+            event = machine.due(snapshot, age_secs=now - since)
+            if event is not None:
                 results.append(_execute(ctx, topology.id, event))
         except Fenced:
             raise
@@ -270,14 +283,13 @@ def await_upgrade(
     on_worker: Callable[[str, str], object],
     back: bool = False,
 ) -> UpgradeResult:
-    """Wait until no worker is changing its code any more, or with ``back`` until every worker runs
-    the former code.
+    """Wait until no worker is changing its code.
 
-    ``under way`` when ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and
-    state of each worker whose state changed. :class:`InvalidTopology` when the upgrade was rolled
-    back because of what the new code did, :class:`Conflict` when somebody asked for that,
-    :class:`NotAlive` when the topology was killed. What is due is done here as well: the leader may
-    be away.
+    With ``back``, wait until every worker runs the former code. The outcome is ``under way`` if
+    ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and phase of each
+    worker whose phase changed. :class:`InvalidTopology` if the upgrade was rolled back because of a
+    failure of the new code, :class:`Conflict` if a rollback was requested, :class:`NotAlive` if the
+    topology was killed. Due transitions are executed here as well, because the leader may be away.
     """
     deadline = ctx.monotonic() + wait_secs
     workers: Mapping[str, str] = {}
@@ -293,8 +305,9 @@ def await_upgrade(
         table = ctx.cluster.read_tasks(request.topology_id)
         state = ctx.cluster.read_upgrade(request.topology_id)
         if assignment is None or table is None or state.record is None:
-            result = _ended(ctx, replace(request, workers=workers, reason=reason), back)
-            # The end may come between two polls, with the last changes of workers.
+            last = replace(request, workers=workers, reason=reason)
+            result = _end_result(ctx, last, back)
+            # The upgrade may end between two polls, together with the last changes of workers.
             notify(result.workers)
             return result
         snapshot = UpgradeSnapshot(state, assignment, table)
@@ -315,8 +328,9 @@ def await_upgrade(
 def _load(
     ctx: OperationsContext, view: ClusterView, name: str
 ) -> tuple[TopologyView, UpgradeSnapshot]:
-    """A topology by name or id, and its upgrade; :class:`NotAlive`, :class:`Unavailable` without an
-    assignment.
+    """A topology by name or id, and its upgrade.
+
+    :class:`NotAlive` without the topology, :class:`Unavailable` without an assignment.
     """
     topology = topology_by_name(view, name)
     if topology.assignment is None or topology.tasks is None:
@@ -330,35 +344,43 @@ def _load(
 def _execute(
     ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None
 ) -> UpgradeResult:
-    """Apply the event to a fresh snapshot, again after every lost race; ``epoch``: that of the
-    writes.
+    """Apply the event to a fresh snapshot; retry after every lost race.
+
+    ``epoch``: the epoch of the writes, by default the current one.
     """
     fence = ctx.current_epoch() if epoch is None else epoch
-    sent: list[UpgradeTransition] = []
+    attempted: list[UpgradeTransition] = []
 
     def attempt(view: ClusterView) -> UpgradeResult:
         topology, snapshot = _load(ctx, view, name)
-        base, state, assignment = topology.base, snapshot.state, snapshot.assignment
-        if sent and machine.landed(sent[0], base, snapshot):
-            made = replace(sent[0], base=base)
+        base = topology.base
+        state: UpgradeState | None = snapshot.state
+        assignment = snapshot.assignment
+        if attempted and machine.landed(attempted[0], base, snapshot):
+            transition = replace(attempted[0], base=base)
         else:
-            made = machine.transition(base, snapshot, event)
-            if made.step is not None:
-                sent[:] = [made]
-                assignment = _write(ctx, fence, view, topology, snapshot, made)
-                state = None if made.record is None else replace(state, record=made.record)
-                reason = made.reason or "it was asked for"
-                ctx.log.info("gray upgrade of %s: %s (%s)", topology.id, made.outcome, reason)
-        changed = made.step is not None
+            transition = machine.transition(base, snapshot, event)
+            if transition.step is not None:
+                attempted[:] = [transition]
+                assignment = _write(ctx, fence, view, topology, snapshot, transition)
+                state = None
+                if transition.record is not None:
+                    state = replace(snapshot.state, record=transition.record)
+                ctx.log.info(
+                    "gray upgrade of %s: %s (%s)",
+                    topology.id,
+                    transition.outcome,
+                    transition.reason or "it was requested",
+                )
         return UpgradeResult(
             topology.id,
             base.name,
-            made.base.status,
-            made.outcome,
-            changed,
-            made.reason,
-            state,
-            assignment,
+            transition.base.status,
+            outcome=transition.outcome,
+            changed=transition.step is not None,
+            reason=transition.reason,
+            state=state,
+            assignment=assignment,
         )
 
     return retry_on_conflict(ctx, f"gray upgrade of {name}: {event.action}", attempt)
@@ -370,61 +392,66 @@ def _write(
     view: ClusterView,
     topology: TopologyView,
     snapshot: UpgradeSnapshot,
-    made: UpgradeTransition,
+    transition: UpgradeTransition,
 ) -> Assignment:
-    """Write a transition in one transaction; the assignment afterwards."""
-    transaction, assignment = ctx.cluster.fenced(epoch), snapshot.assignment
-    path, version = paths.topology(topology.id), topology.base_at.version
-    if made.code_dir is not None:
-        code = snapshot.state.record.code if snapshot.state.record is not None else {}
+    """Write a transition in one transaction, and return the assignment afterwards."""
+    transaction = ctx.cluster.fenced(epoch)
+    assignment = snapshot.assignment
+    former_record = snapshot.state.record
+    path = paths.topology(topology.id)
+    version = topology.base_at.version
+    if transition.code_dir is not None:
         changes = {
-            **{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"},
-            "code": code,
+            "code_dir": transition.code_dir,
+            "timestamp_ms": ctx.now_secs() * 1000,
+            "type": "Assign",
+            "code": former_record.code if former_record is not None else {},
         }
         assignment = with_change(
-            ctx, assignment.model_copy(update=changes), f"upgrade {made.outcome}", made.reason
+            ctx,
+            assignment.model_copy(update=changes),
+            f"upgrade {transition.outcome}",
+            transition.reason,
         )
         append_assignment(ctx, transaction, view, topology.base.name, assignment)
-    if made.base is topology.base:
+    if transition.base is topology.base:
         transaction.check(path, version)
     else:
-        base = (
-            made.base
-            if made.record
-            else made.base.model_copy(update={"last_upgrade": snapshot.state.record})
-        )
+        base = transition.base
+        if not transition.record:
+            base = base.model_copy(update={"last_upgrade": former_record})
         transaction.set(path, encode_record(base), version)
-    if made.record is not None or snapshot.state.record is not None:
-        put_record_ops(transaction, topology.id, snapshot.state, made.record)
-    if made.record is None:
-        # Of very long lists a rest stays, which means nothing without a record: the next upgrade
+    if transition.record is not None or former_record is not None:
+        put_record_ops(transaction, topology.id, snapshot.state, transition.record)
+    if transition.record is None:
+        # The end of very long lists stays. Without a record it has no effect, and the next upgrade
         # sweeps it.
         for node in list(listed_nodes(ctx.cluster.state, topology.id))[:_DELETES_AT_AN_END]:
             transaction.delete(node)
-    elif snapshot.state.record is None:
+    elif former_record is None:
         create_lists_ops(transaction, ctx.cluster.state, topology.id)
-    if made.action is not None:
-        announce(ctx, transaction, topology.id, made.action)
+    if transition.action is not None:
+        announce(ctx, transaction, topology.id, transition.action)
     note_change(
         ctx,
         transaction,
         topology.id,
         topology.base.name,
         previous=topology.base.status,
-        status=made.base.status,
+        status=transition.base.status,
     )
-    commit(ctx, transaction, made.step or "")
+    commit(ctx, transaction, transition.step or "")
     return assignment
 
 
-def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeResult:
-    """The end of the upgrade of which ``last`` was seen last."""
+def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeResult:
+    """Result of an upgrade that has ended; ``last`` is its state at the last poll."""
     topology = ctx.cluster.load_view().topologies.get(last.topology_id)
     if topology is None:
-        raise NotAlive(
-            f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}"
-        )
-    status, record = topology.base.status, last.state.record if last.state is not None else None
+        change = "rolled back" if back else "upgraded"
+        raise NotAlive(f"topology {last.name!r} was killed while it was {change}")
+    status = topology.base.status
+    record = last.state.record if last.state is not None else None
     if back:
         workers = dict.fromkeys(last.workers, "former")
         return replace(last, status=status, outcome="rolled back", workers=workers)
@@ -433,16 +460,19 @@ def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeRe
         return replace(last, status=status, outcome="completed", workers=workers, reason="")
     if last.reason:
         raise InvalidTopology(
-            f"the upgrade of {last.name!r} was rolled back, the former code runs again: {last.reason}"
+            f"the upgrade of {last.name!r} was rolled back, "
+            f"the former code runs again: {last.reason}"
         )
     raise Conflict(
-        f"the upgrade of {last.name!r} was rolled back by somebody else: the former code runs again"
+        f"the upgrade of {last.name!r} was rolled back by another request: "
+        "the former code runs again"
     )
 
 
 def _next_number(ctx: OperationsContext, epoch: int) -> int:
-    """A number that no other version of any code has: two operators never store under one
-    prefix.
+    """A number that no other version of any code has.
+
+    So two operators never store code under one prefix.
     """
 
     def attempt(view: ClusterView) -> int:
@@ -454,7 +484,7 @@ def _next_number(ctx: OperationsContext, epoch: int) -> int:
 
 
 def _sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
-    """Empty both lists of an upgrade that has ended. Without a record nobody acts on them."""
+    """Empty both lists of an ended upgrade; without a record they have no effect."""
 
     def attempt(view: ClusterView) -> None:
         state = ctx.cluster.read_upgrade(topology_id)

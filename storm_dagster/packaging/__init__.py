@@ -1,1 +1,1 @@
-"""From a TARGET to the topology's description and the archive that travels with it."""
+"""Description of a TARGET's topology, and the archive of its code."""

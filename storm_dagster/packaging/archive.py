@@ -1,9 +1,8 @@
-"""The archive that travels with a topology, a deterministic zip of a folder or package, and what is
-uploaded with it.
+"""The archive of a topology's code: a deterministic zip of a folder or package.
 
 The same files give the same bytes, hence the same hash, so that an unchanged program is uploaded
-once. Left out are the cluster's HOME, hidden files, virtual environments, byte code, and what
-``.gitignore`` names.
+once. The archive does not contain the cluster's HOME, hidden files, virtual environments, byte
+code, and files that ``.gitignore`` names.
 """
 
 import importlib.util
@@ -25,7 +24,7 @@ from storm_dagster.packaging.target import describe_target
 from storm_dagster.packaging.unpack import hash_file
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Most bytes of a program's own files; vendored requirements are not counted."""
+"""Maximum size of a program's own files; vendored requirements are not counted."""
 MAX_FILES = 20_000
 _DATE = (1980, 1, 1, 0, 0, 0)
 _PIP_SECS = 600.0
@@ -42,17 +41,15 @@ class Archive:
 
 
 class IgnoreRules:
-    """Ignore rules in force below one folder: those of its repository's ``.gitignore`` files, outer
-    first.
+    """Ignore rules of one folder, from the ``.gitignore`` files of its repository.
+
+    The rules of outer folders come first.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._specs: dict[Path, GitIgnoreSpec] = {}
-        # Outer .gitignore files count up to the repository's root, as in git.
-        chain = [self._root, *self._root.parents]
-        depth = next((depth for depth, folder in enumerate(chain) if (folder / ".git").exists()), 0)
-        self._outer = chain[1 : depth + 1][::-1]
+        self._outer = _outer_folders(self._root)
 
     def _spec(self, folder: Path) -> GitIgnoreSpec:
         if folder not in self._specs:
@@ -63,28 +60,46 @@ class IgnoreRules:
             self._specs[folder] = GitIgnoreSpec.from_lines(_valid_lines(text))
         return self._specs[folder]
 
-    def ignored(self, path: Path, is_folder: bool) -> bool:
-        """Whether the last rule that names ``path`` (below the root) leaves it out.
+    def is_ignored(self, path: Path, is_folder: bool) -> bool:
+        """True if the last rule that names ``path`` (below the root) ignores it.
 
-        Asked top down: the caller does not descend into an ignored folder.
+        Callers check from the top down and do not descend into an ignored folder.
         """
-        inside = path.relative_to(self._root)
-        folders = [
-            *self._outer,
-            self._root,
-            *(self._root / parent for parent in [*inside.parents][-2::-1]),
-        ]
-        ignored = False
+        folders = [*self._outer, self._root]
+        inner = self._root
+        for name in path.relative_to(self._root).parts[:-1]:
+            inner = inner / name
+            folders.append(inner)
+        is_ignored = False
         for folder in folders:
-            name = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
-            named = self._spec(folder).check_file(name).include
-            ignored = ignored if named is None else named
-        return ignored
+            name = path.relative_to(folder).as_posix()
+            if is_folder:
+                name += "/"
+            verdict = self._spec(folder).check_file(name).include
+            if verdict is not None:
+                is_ignored = verdict
+        return is_ignored
+
+
+def _outer_folders(root: Path) -> list[Path]:
+    """The folders around ``root`` up to the root of its repository, outermost first.
+
+    Their ``.gitignore`` files count, as in git. Empty outside of a repository.
+    """
+    if (root / ".git").exists():
+        return []
+    outer: list[Path] = []
+    for folder in root.parents:
+        outer.insert(0, folder)
+        if (folder / ".git").exists():
+            return outer
+    return []
 
 
 def _valid_lines(text: str) -> list[str]:
-    """The lines that ``pathspec`` can compile: git skips a broken pattern, it does not refuse the
-    file.
+    """The lines that ``pathspec`` can compile.
+
+    Git skips a broken pattern as well, and does not refuse the file.
     """
     lines: list[str] = []
     for line in text.splitlines():
@@ -97,25 +112,29 @@ def _valid_lines(text: str) -> list[str]:
 def _walk(
     folder: Path, root: Path, rules: IgnoreRules | None, skip: frozenset[Path]
 ) -> Iterator[Path]:
-    """Files below ``folder`` that travel; links to folders are followed once, cycles are cut."""
-    seen: set[Path] = set()
+    """Files below ``folder`` that are packed.
+
+    Links to folders are followed once, so that cycles end.
+    """
+    visited: set[Path] = set()
     pending = [folder]
     while pending:
-        here = pending.pop()
-        real = here.resolve()
-        if real in seen or real in skip:
+        current = pending.pop()
+        real = current.resolve()
+        if real in visited or real in skip:
             continue
-        seen.add(real)
-        if here != root and (here / "pyvenv.cfg").exists():
+        visited.add(real)
+        if current != root and (current / "pyvenv.cfg").exists():
             continue
         try:
-            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except PermissionError as error:
             raise InvalidTopology(
-                f"folder {here} cannot be read ({error.strerror}): name it in .gitignore"
+                f"folder {current} cannot be read ({error.strerror}): name it in .gitignore"
             ) from None
         for entry in entries:
-            name, path = entry.name, Path(entry.path)
+            name = entry.name
+            path = Path(entry.path)
             if rules is not None and name.startswith("."):
                 continue
             if name == "__pycache__" or name.endswith((".pyc", ".pyo")):
@@ -123,7 +142,7 @@ def _walk(
             is_folder = entry.is_dir()
             if not is_folder and not entry.is_file():
                 continue  # sockets, pipes, devices and dangling links
-            if rules is not None and rules.ignored(path, is_folder):
+            if rules is not None and rules.is_ignored(path, is_folder):
                 continue
             if is_folder:
                 pending.append(path)
@@ -134,45 +153,48 @@ def _walk(
 def collect_files(
     root: Path, include: Iterable[str] | None = None, *, leave_out: Iterable[Path] = ()
 ) -> dict[str, Path]:
-    """Archive name -> file of everything below ``root`` that travels.
+    """Archive name -> file, of all files below ``root`` that are packed.
 
-    ``include`` limits it to these names right below ``root``. Raises :class:`InvalidTopology`,
-    naming the largest files, when they exceed 64 MiB, and when there are more than 20,000.
+    ``include`` limits them to these names directly below ``root``. Raises :class:`InvalidTopology`
+    for more than 64 MiB, with the names of the largest files, and for more than 20,000 files.
     """
     root = root.absolute()
     skip = frozenset(path.resolve() for path in leave_out)
     rules = IgnoreRules(root)
     starts = [root] if include is None else [root / name for name in sorted(include)]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     total = 0
     for start in starts:
-        # What was named is taken even if a rule would leave it out.
+        # A file that ``include`` names is packed even if a rule ignores it.
         for path in [start] if start.is_file() else _walk(start, root, rules, skip):
-            found[path.relative_to(root).as_posix()] = path
+            files[path.relative_to(root).as_posix()] = path
             total += path.stat().st_size
-            if len(found) > MAX_FILES:
+            if len(files) > MAX_FILES:
                 raise InvalidTopology(
-                    f"folder {root} holds more than {MAX_FILES} files: move the topology into a folder of its own, "
-                    "or name what does not belong to it in .gitignore"
+                    f"folder {root} holds more than {MAX_FILES} files: move the topology into a "
+                    "folder of its own, or name what does not belong to it in .gitignore"
                 )
     if total > MAX_BYTES:
-        largest = sorted(found.items(), key=lambda item: -item[1].stat().st_size)[:5]
-        named = ", ".join(
-            f"{name} ({path.stat().st_size / 2**20:.1f} MiB)" for name, path in largest
-        )
         raise InvalidTopology(
-            f"the files of {root} take {total / 2**20:.1f} MiB, an archive may hold {MAX_BYTES // 2**20} MiB; "
-            f"the largest are {named}: name them in .gitignore, or move them elsewhere"
+            f"the files of {root} take {total / 2**20:.1f} MiB, "
+            f"an archive may hold {MAX_BYTES // 2**20} MiB; the largest are "
+            f"{_describe_largest(files)}: name them in .gitignore, or move them elsewhere"
         )
-    return found
+    return files
+
+
+def _describe_largest(files: dict[str, Path]) -> str:
+    """Names and sizes of the five largest files."""
+    sizes = [(path.stat().st_size, name) for name, path in files.items()]
+    sizes.sort(key=lambda entry: -entry[0])
+    return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for size, name in sizes[:5])
 
 
 def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = None) -> Archive:
-    """Write the zip of ``files`` (archive name -> file) and of everything below ``vendored`` to
-    ``out``.
+    """Write the zip of ``files`` (archive name -> file) to ``out``.
 
-    A program's own file wins over a vendored one of the same name. Entries are sorted, dated 1980
-    and carry only the executable bit.
+    It also contains the files below ``vendored``; a program's own file wins over a vendored one of
+    the same name. Entries are sorted, dated 1980 and have only the executable bit.
     """
     entries = dict(files)
     if vendored is not None:
@@ -191,8 +213,9 @@ def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = 
             info = zipfile.ZipInfo(name, date_time=_DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
-            executable = path.stat().st_mode & stat.S_IXUSR
-            info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+            is_executable = path.stat().st_mode & stat.S_IXUSR
+            mode = 0o755 if is_executable else 0o644
+            info.external_attr = (stat.S_IFREG | mode) << 16
             bundle.writestr(info, path.read_bytes())
     return Archive(out, hash_file(out), out.stat().st_size, len(entries))
 
@@ -207,17 +230,19 @@ class Bundle:
 
 
 def vendor_requirements(file: Path, into: Path) -> None:
-    """Install what ``file`` lists, with its dependencies, into the folder ``into``.
+    """Install the requirements in ``file`` into the folder ``into``.
 
-    The packages are those of this interpreter and platform: workers must run the same. Raises
-    :class:`InvalidRequest` when the file is missing, :class:`InvalidTopology` with pip's last words
-    when it fails, :class:`Unavailable` when there is no pip or it takes longer than ten minutes.
+    Their dependencies are installed as well. The packages are those of this interpreter and
+    platform: workers must run the same. Raises :class:`InvalidRequest` if the file is missing,
+    :class:`InvalidTopology` with pip's last output if it fails, :class:`Unavailable` without pip,
+    or if it takes longer than ten minutes.
     """
     if not file.is_file():
         raise InvalidRequest(f"--requirements {file}: the file does not exist")
     if importlib.util.find_spec("pip") is None:
         raise Unavailable(
-            f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
+            f"--requirements needs pip, which {sys.executable} lacks: "
+            f"run {sys.executable} -m ensurepip"
         )
     command = [
         sys.executable,
@@ -234,7 +259,7 @@ def vendor_requirements(file: Path, into: Path) -> None:
         str(file.absolute()),
     ]
     try:
-        done = subprocess.run(
+        finished = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -247,9 +272,9 @@ def vendor_requirements(file: Path, into: Path) -> None:
         raise Unavailable(
             f"pip did not finish {file} within {_PIP_SECS:g} s: try again, or vendor by hand"
         ) from None
-    if done.returncode != 0:
-        words = done.stdout.decode("utf-8", "replace").strip()[-1500:]
-        raise InvalidTopology(f"pip cannot install {file}: {words}")
+    if finished.returncode != 0:
+        output = finished.stdout.decode("utf-8", "replace").strip()[-1500:]
+        raise InvalidTopology(f"pip cannot install {file}: {output}")
 
 
 def bundle_target(
@@ -260,35 +285,33 @@ def bundle_target(
     home: Path | None = None,
     requirements: Path | None = None,
 ) -> Bundle:
-    """Describe ``target`` and build its archive inside ``folder`` (empty, the caller's to remove).
+    """Describe ``target`` and build its archive inside ``folder``.
 
-    ``home`` is left out of the archive; ``requirements`` are vendored into it. A ``.zip``, ``.jar``
-    or ``.whl`` without requirements is uploaded byte for byte. Errors as :func:`describe_target`,
-    :func:`collect_files` and :func:`vendor_requirements`.
+    ``folder`` is empty, and the caller removes it. The archive does not contain ``home``;
+    ``requirements`` are vendored into it. A ``.zip``, ``.jar`` or ``.whl`` without requirements is
+    uploaded byte for byte. Raises the errors of :func:`describe_target`, :func:`collect_files` and
+    :func:`vendor_requirements`.
     """
     unpacked = folder / "unpacked"
-    found = describe_target(target, args, unpacked=unpacked)
+    description = describe_target(target, args, unpacked=unpacked)
     vendored: Path | None = None
     if requirements is not None:
         vendored = folder / "vendored"
         vendor_requirements(requirements, vendored)
-    path = found.target.path
-    if found.target.kind != "archive" or path is None:
-        files = collect_files(
-            found.root, found.include, leave_out=[home] if home is not None else []
-        )
+    path = description.target.path
+    if description.target.kind != "archive" or path is None:
+        leave_out = [home] if home is not None else []
+        files = collect_files(description.root, description.include, leave_out=leave_out)
     elif vendored is None and not path.name.lower().endswith(".tar.gz"):
-        return Bundle(
-            found.name, found.topology, Archive(path, hash_file(path), path.stat().st_size, 0)
-        )
+        archive = Archive(path, hash_file(path), path.stat().st_size, 0)
+        return Bundle(description.name, description.topology, archive)
     else:
-        # Workers get a zip; and what is to be vendored goes into it. The user chose these files:
-        # all travel.
+        # Workers get a zip, which contains the vendored packages. The user chose the files of the
+        # archive: all of them are packed.
         files = {
             entry.relative_to(unpacked).as_posix(): entry
             for entry in sorted(unpacked.rglob("*"))
             if entry.is_file() and not entry.is_symlink()
         }
-    return Bundle(
-        found.name, found.topology, build_archive(folder / "archive.zip", files, vendored=vendored)
-    )
+    archive = build_archive(folder / "archive.zip", files, vendored=vendored)
+    return Bundle(description.name, description.topology, archive)

@@ -1,8 +1,8 @@
-"""``python -m storm_dagster.packaging.describe REQUEST REPLY``: the child that imports a user's
-module.
+"""Child process that imports a user's module, to describe its topology.
 
-The caller (:mod:`storm_dagster.packaging.target`) never imports user code itself. REQUEST and REPLY
-are JSON files, so that whatever the module prints cannot be mistaken for the answer.
+Its command line is ``python -m storm_dagster.packaging.describe REQUEST REPLY``. The caller
+(:mod:`storm_dagster.packaging.target`) never imports user code itself. REQUEST and REPLY are JSON
+files, so that the output of the module cannot be mistaken for the reply.
 """
 
 import importlib
@@ -27,12 +27,14 @@ with quick_imports():
 
 
 def _where(error: BaseException, root: str) -> str:
-    """The innermost line of the user's own code that ``error`` passed through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(root)]
+    """The innermost line of the user's own code in the traceback of ``error``."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "outside its own files"
+    frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [frame for frame in frames if frame.filename.startswith(root)]
+    if not user_frames:
+        return "outside its own files"
+    return f"{user_frames[-1].filename}, line {user_frames[-1].lineno}"
 
 
 def _text(error: BaseException) -> str:
@@ -48,33 +50,36 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(error.name + ".")):
             raise InvalidTopology(
-                f"module {module!r} is not importable from {root}: check the name, or start where its package lies"
+                f"module {module!r} is not importable from {root}: check the name, "
+                "or start where its package lies"
             ) from None
         raise InvalidTopology(
-            f"module {module!r} needs {error.name!r}, which is not installed ({_where(error, root)}): install it, "
-            "and vendor it with --requirements FILE"
+            f"module {module!r} needs {error.name!r}, which is not installed "
+            f"({_where(error, root)}): install it, and vendor it with --requirements FILE"
         ) from None
     except SystemExit as error:
         raise InvalidTopology(
-            f"module {module!r} ended the interpreter with exit code {error.code!r} while it was imported "
-            f'({_where(error, root)}): put such code under if __name__ == "__main__"'
+            f"module {module!r} ended the interpreter with exit code {error.code!r} while it was "
+            f'imported ({_where(error, root)}): put such code under if __name__ == "__main__"'
         ) from None
     except BaseException as error:
         raise InvalidTopology(
             f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})"
         ) from None
     if expected is not None:
-        found = getattr(loaded, "__file__", None)
-        if found is None or not os.path.exists(found) or not os.path.samefile(found, expected):
+        file = getattr(loaded, "__file__", None)
+        if file is None or not os.path.exists(file) or not os.path.samefile(file, expected):
             raise InvalidTopology(
-                f"{expected} would be imported as module {module!r}, which is {found or 'built in'}: rename the file"
+                f"{expected} would be imported as module {module!r}, "
+                f"which is {file or 'built in'}: rename the file"
             )
     return loaded
 
 
 def _is_topology(value: Any, module: ModuleType) -> bool:
-    """Whether a module's attribute is a topology that was made in that module (and not merely
-    imported).
+    """True if a module's attribute is a topology of that module.
+
+    A topology that is only imported does not count.
     """
     if inspect.isclass(value):
         return (
@@ -86,14 +91,12 @@ def _is_topology(value: Any, module: ModuleType) -> bool:
 
 
 def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
-    """(name, object, whether it is the only one) of the topology in ``module``."""
+    """(name, object, true if it is the only one) of the topology in ``module``."""
     candidates: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if (
-            not name.startswith("_")
-            and _is_topology(value, module)
-            and value not in candidates.values()
-        ):
+        if name.startswith("_") or not _is_topology(value, module):
+            continue
+        if value not in candidates.values():
             candidates[name] = value
     names = ", ".join(sorted(candidates)) or "none"
     if attribute is not None:
@@ -101,35 +104,36 @@ def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
             return attribute, attrgetter(attribute)(module), len(candidates) <= 1
         except AttributeError:
             raise InvalidTopology(
-                f"module {module.__name__!r} has no attribute {attribute!r}; topologies in it: {names}"
+                f"module {module.__name__!r} has no attribute {attribute!r}; "
+                f"topologies in it: {names}"
             ) from None
     if not candidates:
         raise InvalidTopology(
-            f"module {module.__name__!r} holds no topology: define a class derived from storm_dagster.Topology, a "
-            "TopologyBuilder, or name a callable that returns one (TARGET:NAME)"
+            f"module {module.__name__!r} holds no topology: define a class derived from "
+            "storm_dagster.Topology, a TopologyBuilder, or name a callable that returns one "
+            "(TARGET:NAME)"
         )
     if len(candidates) > 1:
         raise InvalidTopology(
-            f"module {module.__name__!r} holds {len(candidates)} topologies ({names}): name one, as in TARGET:"
-            f"{min(candidates)}"
+            f"module {module.__name__!r} holds {len(candidates)} topologies ({names}): "
+            f"name one, as in TARGET:{min(candidates)}"
         )
-    name, value = next(iter(candidates.items()))
+    ((name, value),) = candidates.items()
     return name, value, True
 
 
 def topology_spec_of(value: Any) -> TopologySpec | None:
-    """The spec of a Topology class (or instance), a TopologyBuilder or a spec; ``None`` for
-    anything else.
+    """The spec of a Topology class (or instance), a TopologyBuilder or a spec.
 
-    Raises :class:`InvalidTopology` when it is one and breaks a rule.
+    ``None`` for another value. Raises :class:`InvalidTopology` for a topology that breaks a rule.
     """
     if isinstance(value, TopologySpec):
         return value
+    if isinstance(value, TopologyBuilder):
+        return value.to_spec()
     if isinstance(value, Topology):
-        value = type(value)
-    if isinstance(value, TopologyBuilder) or (
-        inspect.isclass(value) and issubclass(value, Topology)
-    ):
+        return type(value).to_spec()
+    if inspect.isclass(value) and issubclass(value, Topology):
         return value.to_spec()
     return None
 
@@ -138,12 +142,12 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
     try:
         spec = topology_spec_of(value)
         if spec is None and callable(value):
-            made = value(*args)
-            spec = topology_spec_of(made)
+            result = value(*args)
+            spec = topology_spec_of(result)
             if spec is None:
                 raise InvalidTopology(
-                    f"{name} returned {type(made).__name__}, which is not a topology: return a Topology class, a "
-                    "TopologyBuilder or a TopologySpec"
+                    f"{name} returned {type(result).__name__}, which is not a topology: "
+                    "return a Topology class, a TopologyBuilder or a TopologySpec"
                 )
         elif spec is not None and args:
             raise InvalidTopology(
@@ -166,7 +170,10 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
 
 
 def _package_root(module: ModuleType) -> tuple[str, list[str]]:
-    """(folder that goes on the path, names below it that travel) for a module found on the path."""
+    """(folder on the import path, names below it to pack) of a module.
+
+    The module was found on the path.
+    """
     file = Path(inspect.getfile(module)).absolute()
     spec = importlib.util.find_spec(module.__name__.partition(".")[0])
     for location in (spec.submodule_search_locations if spec else None) or ():
@@ -177,25 +184,30 @@ def _package_root(module: ModuleType) -> tuple[str, list[str]]:
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request; raises :class:`InvalidTopology` for whatever is wrong with the
-    target.
+    """The reply to one request.
+
+    :class:`InvalidTopology` for every error of the target.
     """
     root: str | None = request["root"]
-    shown = sys.path[0] = root or request["cwd"]
+    import_root = root or request["cwd"]
+    sys.path[0] = import_root
     importlib.invalidate_caches()
-    module = _import(request["module"], shown, request["file"])
-    name, value, only = _find(module, request["attribute"])
-    spec = _spec(name, value, request["args"], shown)
+    module = _import(request["module"], import_root, request["file"])
+    name, value, is_only = _find(module, request["attribute"])
+    spec = _spec(name, value, request["args"], import_root)
     include: list[str] | None = None
     if root is None:
         root, include = _package_root(module)
-        if include == [Path(inspect.getfile(module)).name] and Path(root) == Path(request["cwd"]):
-            include = None  # a module of the present folder: its folder travels, as for file.py
-    # The name of a topology that does not name itself: its module's, unless several share that.
-    default = request["module"].rpartition(".")[2] if only else name.rpartition(".")[2]
+        is_single_file = include == [Path(inspect.getfile(module)).name]
+        if is_single_file and Path(root) == Path(request["cwd"]):
+            # A module of the current folder: the folder is packed, as for file.py.
+            include = None
+    # A topology without a name gets that of its module, or of its attribute if the module has
+    # several topologies.
+    qualified_name = request["module"] if is_only else name
     return {
         "topology": json.loads(spec.to_json()),
-        "name": spec.name or default,
+        "name": spec.name or qualified_name.rpartition(".")[2],
         "attribute": name,
         "root": root,
         "include": include,
@@ -203,11 +215,11 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer the request file that the first argument names into the second."""
+    """Write the reply to the request file (first argument) into the second file."""
     request_path, reply_path = sys.argv[1:3]
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     os.chdir(request["cwd"])
-    # Argument parsers of the target must not see ours.
+    # Argument parsers of the target must not see the arguments of this process.
     sys.argv = [request["file"] or request["module"], *request["args"]]
     try:
         reply = {"ok": describe(request)}
@@ -216,7 +228,7 @@ def main() -> None:
     write_atomically(Path(reply_path), json.dumps(reply))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads that the module started must not keep the answer waiting.
+    # Threads that the module started must not delay the reply.
     os._exit(0)
 
 

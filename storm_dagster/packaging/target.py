@@ -1,9 +1,9 @@
-"""TARGET strings of ``submit``: parsed, checked against the disk, and described by a child process
-with a deadline.
+"""TARGET strings of ``submit``: their parser, checks and description.
 
-``file.py[:Name]``, ``package.module[:Name]``, or an archive (``.zip``, ``.jar``, ``.whl``,
-``.tar.gz``) ``::module[:Name]``. The target of a run launched by hand must lie in certain folders,
-which is found out without importing or running anything.
+A target is ``file.py[:Name]``, ``package.module[:Name]``, or an archive (``.zip``, ``.jar``,
+``.whl``, ``.tar.gz``) ``::module[:Name]``. A child process with a deadline describes it. The target
+of a run launched by hand must lie in certain folders, which is checked without importing or running
+code.
 """
 
 import contextlib
@@ -29,11 +29,17 @@ from storm_dagster.packaging.unpack import unpack_archive
 ARCHIVE_SUFFIXES = (".zip", ".jar", ".whl", ".tar.gz")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Of an environment in the project's folder: what others wrote."""
+"""Folders of an environment in the project's folder, with code of others."""
 _EXAMPLES = Path(__file__).parents[2] / "examples"
-_REMEDY = "submit it with `storm-dagster submit`, or set dagster.target.roots in the conf of the code location"
+_REMEDY = (
+    "submit it with `storm-dagster submit`, "
+    "or set dagster.target.roots in the conf of the code location"
+)
 DESCRIBING = "STORM_DAGSTER_DESCRIBING"
-"""Set in the child's environment: a module that submits while it is described is refused."""
+"""Variable in the child's environment.
+
+It marks the process, so that a submission by the described module is refused.
+"""
 _MAX_REPLY = 64 * 1024 * 1024
 
 
@@ -43,19 +49,17 @@ class Target:
 
     kind: Literal["file", "module", "archive"]
     module: str
-    """Name under which it is imported, in submit and worker alike; a file's is its stem."""
+    """Name for its import, in submit and worker alike; for a file its stem."""
     attribute: str | None = None
-    """The topology in it, or a callable that makes it; ``None``: the only one there is."""
+    """The topology in it, or a callable that makes it; ``None``: the only topology."""
     path: Path | None = None
     """The file or archive, absolute."""
 
     def __str__(self) -> str:
-        where = (
-            f"{self.path}::{self.module}"
-            if self.kind == "archive"
-            else str(self.path or self.module)
-        )
-        return f"{where}:{self.attribute}" if self.attribute else where
+        text = str(self.path or self.module)
+        if self.kind == "archive":
+            text = f"{self.path}::{self.module}"
+        return f"{text}:{self.attribute}" if self.attribute else text
 
 
 def _attribute(text: str, target: str) -> str | None:
@@ -81,15 +85,15 @@ def _existing(path: Path, target: str) -> Path:
 
 
 def parse_target(text: str) -> Target:
-    """The target that ``text`` names; :class:`InvalidRequest` names the problem."""
+    """Parse a TARGET; :class:`InvalidRequest` names the problem."""
     if "::" in text:
-        archive, _, rest = text.partition("::")
+        archive, _, member = text.partition("::")
         if not archive.lower().endswith(ARCHIVE_SUFFIXES):
             raise InvalidRequest(
                 f"target {text!r}: {archive!r} is not an archive ({', '.join(ARCHIVE_SUFFIXES)}): "
                 "write archive.zip::module:Name, or file.py:Name"
             )
-        module, _, name = rest.partition(":")
+        module, _, name = member.partition(":")
         if not _DOTTED.fullmatch(module):
             raise InvalidRequest(
                 f"target {text!r}: {module!r} is not a module name: write {archive}::module:Name"
@@ -99,9 +103,12 @@ def parse_target(text: str) -> Target:
         raise InvalidRequest(
             f"target {text!r} names no module in the archive: write {text}::module[:Name]"
         )
-    head, _, name = text.rpartition(":") if re.search(r"\.py:[^/]*$", text) else (text, "", "")
-    if head.endswith(".py"):
-        path = _existing(Path(head), text)
+    file = text
+    name = ""
+    if re.search(r"\.py:[^/]*$", text):
+        file, _, name = text.rpartition(":")
+    if file.endswith(".py"):
+        path = _existing(Path(file), text)
         if "." in path.stem:
             raise InvalidRequest(
                 f"target {text!r}: {path.name} cannot be imported: rename it without the inner dot"
@@ -110,14 +117,16 @@ def parse_target(text: str) -> Target:
     module, _, name = text.partition(":")
     if not _DOTTED.fullmatch(module):
         raise InvalidRequest(
-            f"target {text!r} is neither file.py[:Name], package.module[:Name] nor archive.zip::module[:Name]"
+            f"target {text!r} is neither file.py[:Name], package.module[:Name] "
+            "nor archive.zip::module[:Name]"
         )
     return Target("module", module, _attribute(name, text))
 
 
 def _is_project(folder: Path) -> bool:
-    """Whether a folder may be a root by default: the whole disk, a login folder and shared folders
-    such as /tmp may not.
+    """True if a folder may be a root by default.
+
+    The root of the disk, a login folder and shared folders such as /tmp must not.
     """
     if folder == Path(folder.anchor) or folder == Path.home():
         return False
@@ -128,81 +137,88 @@ def _is_project(folder: Path) -> bool:
 
 
 def target_roots(conf: Any) -> list[Path]:
-    """``dagster.target.roots``; by default the present folder, if it is a project's, and the
-    examples beside this package.
+    """Folders that may contain targets: ``dagster.target.roots``.
+
+    By default the current folder, if it is a project's, and the examples beside this package.
     """
-    if (given := conf.get("dagster.target.roots")) is not None:
-        return [Path(root).expanduser().resolve() for root in given]
+    configured = conf.get("dagster.target.roots")
+    if configured is not None:
+        return [Path(root).expanduser().resolve() for root in configured]
     return [folder for folder in (Path.cwd(), _EXAMPLES) if _is_project(folder)]
 
 
 def check_inside(text: str, roots: Iterable[Path], home: Path) -> None:
-    """Refuse a TARGET with a file outside ``roots``, or in the cluster's ``home``, where other
-    topologies' code lies.
+    """Refuse a TARGET with a file outside ``roots`` or in the cluster's ``home``.
 
-    :class:`InvalidRequest` names the file and the roots. Packages are looked up on disk; nothing is
-    imported.
+    ``home`` has the code of other topologies. :class:`InvalidRequest` names the file and the roots.
+    Packages are searched on disk, without an import.
     """
-    target, roots = parse_target(text), list(roots)
+    target = parse_target(text)
+    roots = list(roots)
     for file in _files(target):
         real = file.resolve()
-        inside = any(
-            real.is_relative_to(root) and not _INSTALLED & {*real.relative_to(root).parts}
-            for root in roots
-        )
-        if not inside or real.is_relative_to(home.resolve()):
-            shown = ", ".join(map(str, roots)) or "none"
+        is_inside = any(_is_project_file(real, root) for root in roots)
+        if not is_inside or real.is_relative_to(home.resolve()):
+            root_list = ", ".join(map(str, roots)) or "none"
             raise InvalidRequest(
-                f"target {text!r}: {real} is not in a folder of targets ({shown}): {_REMEDY}"
+                f"target {text!r}: {real} is not in a folder of targets ({root_list}): {_REMEDY}"
             )
+
+
+def _is_project_file(file: Path, root: Path) -> bool:
+    """True if the file is below ``root``, and not below an environment in it."""
+    if not file.is_relative_to(root):
+        return False
+    return not _INSTALLED & {*file.relative_to(root).parts}
 
 
 def _files(target: Target) -> list[Path]:
-    """The file of a target; of a module those of the packages around it, too, which are imported
-    before it.
+    """The file of a target; for a module also those of the packages around it.
+
+    The packages are imported before the module.
     """
     if target.path is not None:
         return [target.path]
-    found: list[Path] = []
-    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    files: list[Path] = []
+    locations: list[str] = [str(Path.cwd()), *sys.path]
     parts = target.module.split(".")
     for end in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:end]), places) if places else None
+        spec = PathFinder.find_spec(".".join(parts[:end]), locations) if locations else None
         if spec is None:
             raise InvalidRequest(
-                f"target {str(target)!r}: module {target.module!r} is in no folder of the path: {_REMEDY}"
+                f"target {str(target)!r}: module {target.module!r} is in no folder of the path: "
+                f"{_REMEDY}"
             )
-        places = (
-            list(spec.submodule_search_locations)
-            if spec.submodule_search_locations is not None
-            else None
-        )
+        locations = list(spec.submodule_search_locations or ())
         if spec.has_location and spec.origin:
-            found.append(Path(spec.origin))
+            files.append(Path(spec.origin))
         elif end == len(parts):
             raise InvalidRequest(
                 f"target {str(target)!r}: {target.module!r} has no file: {_REMEDY}"
             )
-    return found
+    return files
 
 
 @dataclass(frozen=True)
 class Description:
-    """Description of a target, and the files that travel with it."""
+    """Description of a target, and its files to pack."""
 
     target: Target
     topology: TopologySpec
     name: str
-    """Its own name; else its module's, or the attribute's when the module holds several."""
+    """Its own name, else its module's.
+
+    If the module has several topologies, the name of the attribute.
+    """
     root: Path
     """The folder that is on the import path, in submit and worker alike."""
     include: list[str] | None
-    """Names right below ``root`` that travel; ``None``: everything."""
+    """Names directly below ``root`` to pack; ``None``: all."""
 
 
 def _environment() -> dict[str, str]:
     env = {**os.environ, DESCRIBING: "1"}
-    # The child starts in another folder than its caller.
+    # The child starts in another folder than its caller, so that relative paths would be wrong.
     paths = [os.path.abspath(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if paths:
         env["PYTHONPATH"] = os.pathsep.join(paths)
@@ -210,19 +226,18 @@ def _environment() -> dict[str, str]:
 
 
 def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float) -> Any:
-    """The child's reply document; :class:`InvalidTopology` when it hangs, crashes or answers
-    nonsense.
+    """The child's reply document.
+
+    :class:`InvalidTopology` if the child hangs, crashes or writes no usable reply.
     """
-    request_path, reply_path, output = (
-        scratch / "request.json",
-        scratch / "reply.json",
-        scratch / "output",
-    )
+    request_path = scratch / "request.json"
+    reply_path = scratch / "reply.json"
+    output = scratch / "output"
     request_path.write_text(json.dumps(request), encoding="utf-8")
     empty = scratch / "empty"
     empty.mkdir()
     with output.open("wb") as stream:
-        # Started in an empty folder: nothing there can shadow a module that the child itself needs.
+        # Started in an empty folder, so that no file can shadow a module that the child needs.
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -238,30 +253,36 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
             env=_environment(),
             start_new_session=True,
         )
-        late = threading.Event()
-        # A wait with a timeout would only look every 50 ms.
-        patience = threading.Timer(timeout, lambda: (late.set(), child.kill()))
-        patience.start()
+        is_late = threading.Event()
+
+        def end_late_child() -> None:
+            is_late.set()
+            child.kill()
+
+        # A wait with a timeout would only poll every 50 ms.
+        timer = threading.Timer(timeout, end_late_child)
+        timer.start()
         try:
             code = child.wait()
         finally:
-            patience.cancel()
-            # Whatever the module started goes with it.
+            timer.cancel()
+            # Processes that the module started end with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    if late.is_set():
+    if is_late.is_set():
         raise InvalidTopology(
-            f"target {target} was not described within {timeout:g} s: its import (or callable) hangs; put long "
-            'work into initialize() or under if __name__ == "__main__"'
+            f"target {target} was not described within {timeout:g} s: "
+            "its import (or callable) hangs; put long work into initialize() "
+            'or under if __name__ == "__main__"'
         )
-    tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
     if not reply_path.is_file() or reply_path.stat().st_size > _MAX_REPLY:
-        how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        raise InvalidTopology(
-            f"target {target} could not be described: the interpreter {how}"
-            + (f"; its last output: {tail}" if tail else "")
-        )
+        end = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
+        message = f"target {target} could not be described: the interpreter {end}"
+        if tail:
+            message += f"; its last output: {tail}"
+        raise InvalidTopology(message)
     return json.loads(reply_path.read_bytes())
 
 
@@ -272,13 +293,14 @@ def describe_target(
     *,
     unpacked: Path | None = None,
 ) -> Description:
-    """The topology that ``target`` names, described by a child process within ``timeout`` seconds.
+    """Describe the topology of ``target`` in a child process.
 
-    User code is never imported here. A callable target is called with ``args`` (strings). An
-    archive is unpacked, safely, into ``unpacked`` (default: a temporary folder that is gone
-    afterwards, so that ``root`` is only a name then). Raises :class:`InvalidRequest` when the
-    target's text names nothing, and :class:`InvalidTopology` when it is not importable, has no such
-    attribute, holds several topologies or none, raises, is no topology, crashes or hangs.
+    The child has ``timeout`` seconds. User code is never imported in this process. A callable
+    target is called with ``args`` (strings). An archive is unpacked, safely, into ``unpacked``
+    (default: a temporary folder that is removed, so that ``root`` is then only a name). Raises
+    :class:`InvalidRequest` for a text that is not a target, and :class:`InvalidTopology` if the
+    target is not importable, has no such attribute, has several topologies or none, raises, is not
+    a topology, crashes or hangs.
     """
     parsed = parse_target(target) if isinstance(target, str) else target
     with tempfile.TemporaryDirectory(prefix="storm-dagster-describe-") as text:
@@ -299,6 +321,11 @@ def describe_target(
     if "ok" not in reply:
         error = error_from_document(reply)
         raise type(error)(f"target {parsed}: {error.message}")
-    found = reply["ok"]
-    topology = decode_topology(json.dumps(found["topology"]))
-    return Description(parsed, topology, found["name"], Path(found["root"]), found["include"])
+    document = reply["ok"]
+    return Description(
+        parsed,
+        topology=decode_topology(json.dumps(document["topology"])),
+        name=document["name"],
+        root=Path(document["root"]),
+        include=document["include"],
+    )

@@ -1,9 +1,9 @@
-"""Unpacking of archives that are not trusted: zip, jar, whl and tar.gz.
+"""Unpacking of untrusted archives: zip, jar, whl and tar.gz.
 
-Nothing in an archive is trusted: names are checked against one grammar, only plain files and
-folders are taken, and bytes are counted as they come out, not as headers promise. An archive that
-breaks a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and leaves
-nothing behind.
+No part of an archive is trusted: names are checked against one grammar, only plain files and
+folders are accepted, and the unpacked bytes are counted, not those that headers state. An archive
+that breaks a rule is refused completely with :class:`InvalidTopology`, which names the entry, and
+leaves no files.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from storm_dagster.model.errors import InvalidTopology
 _CHUNK = 256 * 1024
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _HEADER_BYTES = 1024**2
-"""Most bytes of a tar's headers before one entry."""
+"""Maximum size of a tar's headers before one entry."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class UnpackLimits:
     """Limits of one archive."""
 
     entries: int = 100_000
-    """Most files and folders."""
+    """Maximum number of files and folders."""
     total_bytes: int = 4 * 1024**3
-    """Most bytes of all files together, unpacked."""
+    """Maximum size of all unpacked files together."""
     ratio: int = 200
-    """Most bytes unpacked for each byte of the archive ..."""
+    """Maximum of unpacked bytes per byte of the archive."""
     ratio_from_bytes: int = 32 * 1024**2
-    """... judged once this many bytes have come out (short text compresses far better)."""
+    """Unpacked bytes from which the ratio counts (short text compresses far better)."""
     path_bytes: int = 1024
-    """Longest path of an entry, UTF-8."""
+    """Maximum length of an entry's path in UTF-8 bytes."""
 
     def too_many(self, archive: str) -> InvalidTopology:
         """The error for an archive with more entries."""
@@ -71,8 +71,9 @@ def hash_file(path: Path) -> str:
 
 
 def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
-    """The kind of the file, by its content: jar and whl are zips. :class:`InvalidTopology` for
-    anything else.
+    """The kind of the file, by its content: jar and whl are zips.
+
+    :class:`InvalidTopology` for another file.
     """
     with path.open("rb") as stream:
         magic = stream.read(4)
@@ -86,34 +87,34 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
 
 
 def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> None:
-    """Unpack into ``target``, which must not exist; it appears complete or not at all.
+    """Unpack into ``target``, which must not exist.
 
-    Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk
-    does not take it. The folder beside ``target`` that the files are written to first is removed in
-    both cases.
+    The folder appears complete or not at all. Raises :class:`InvalidTopology` for an archive that
+    breaks a rule, and ``OSError`` if it cannot be written. In both cases the folder beside
+    ``target``, to which the files are written first, is removed.
     """
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unpacking")
-    fresh.mkdir(parents=True)
+    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unpacking")
+    scratch.mkdir(parents=True)
     try:
-        _walk(path, limits or UnpackLimits(), fresh)
-        os.rename(fresh, target)
+        _walk(path, limits or UnpackLimits(), scratch)
+        os.rename(scratch, target)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 
 @dataclass
 class _Names:
-    """Checks names, and that no two entries meet in one place on any file system."""
+    """Check of names; no two entries may have the same path on any file system."""
 
     archive: str
     limits: UnpackLimits
     files: dict[str, str] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)
 
-    def refuse(self, name: str, why: str) -> InvalidTopology:
+    def refuse(self, name: str, problem: str) -> InvalidTopology:
         return InvalidTopology(
-            f"archive {self.archive}: entry {name!r:.200} {why}: pack it again without"
+            f"archive {self.archive}: entry {name!r:.200} {problem}: pack it again without"
         )
 
     def take(self, name: str, *, folder: bool) -> tuple[str, ...]:
@@ -141,10 +142,12 @@ class _Names:
         return parts
 
     def _claim(self, name: str, parts: tuple[str, ...], folder: bool) -> None:
-        # Case and Unicode forms: two names that one file system holds apart are one on another.
+        # Case and Unicode forms: names that differ on one file system are equal on another.
         folded = [unicodedata.normalize("NFC", part).casefold() for part in parts]
-        for depth in range(1, len(parts) + (1 if folder else 0)):
-            key, real = "/".join(folded[:depth]), "/".join(parts[:depth])
+        folder_depth = len(parts) if folder else len(parts) - 1
+        for depth in range(1, folder_depth + 1):
+            key = "/".join(folded[:depth])
+            real = "/".join(parts[:depth])
             if key in self.files:
                 raise self.refuse(name, f"lies below {self.files[key]!r:.80}, which is a file")
             if self.folders.setdefault(key, real) != real:
@@ -153,11 +156,11 @@ class _Names:
                 )
         if not folder:
             key = "/".join(folded)
-            other = self.files.get(key) or self.folders.get(key)
-            if other is not None:
-                raise self.refuse(name, f"collides with {other!r:.80}")
+            namesake = self.files.get(key) or self.folders.get(key)
+            if namesake is not None:
+                raise self.refuse(name, f"collides with {namesake!r:.80}")
             self.files[key] = name
-        # A path may imply hundreds of folders that are no entries.
+        # A path may imply hundreds of folders that are not entries.
         if len(self.files) + len(self.folders) > self.limits.entries:
             raise self.limits.too_many(self.archive)
 
@@ -168,8 +171,8 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
     total = 0
     entries_of = _zip_entries if archive_kind(path) == "zip" else _tar_entries
     try:
-        for seen, entry in enumerate(entries_of(path, limits, names)):
-            if seen >= limits.entries:
+        for number, entry in enumerate(entries_of(path, limits, names)):
+            if number >= limits.entries:
                 raise limits.too_many(path.name)
             parts = names.take(entry.name, folder=entry.stream is None)
             if entry.stream is None:
@@ -185,8 +188,7 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
             f"archive {path.name} is damaged ({error}): pack and upload it again"
         ) from None
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
-        # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no
-        # sense.
+        # zipfile: an unknown compression or an encrypted entry; tarfile: impossible numbers.
         raise InvalidTopology(
             f"archive {path.name} cannot be read ({error}): pack it again"
         ) from None
@@ -194,7 +196,7 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
 
 def _create(path: Path, executable: bool) -> IO[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # O_EXCL and O_NOFOLLOW: a file is only ever made, nothing that exists there is written through.
+    # O_EXCL and O_NOFOLLOW: a file is only created; an existing file or link is never written.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o755 if executable else 0o644), "wb")
 
@@ -202,40 +204,42 @@ def _create(path: Path, executable: bool) -> IO[bytes]:
 def _check_size(archive: str, name: str, total: int, packed: int, limits: UnpackLimits) -> None:
     if total > limits.total_bytes:
         raise InvalidTopology(
-            f"archive {archive}: with entry {name!r:.200} it unpacks to more than {limits.total_bytes} bytes: "
-            "leave out what is not needed"
+            f"archive {archive}: with entry {name!r:.200} it unpacks to more than "
+            f"{limits.total_bytes} bytes: leave out what is not needed"
         )
     if total > limits.ratio_from_bytes and total > limits.ratio * max(packed, 1):
         raise InvalidTopology(
-            f"archive {archive}: entry {name!r:.200} unpacks to more than {limits.ratio} times the archive's "
-            "size: it looks like a decompression bomb, leave it out"
+            f"archive {archive}: entry {name!r:.200} unpacks to more than {limits.ratio} times "
+            "the archive's size: it looks like a decompression bomb, leave it out"
         )
 
 
 class _Directory:
-    """A zip's file while its directory is read, which zipfile does in one piece, wherever it found
-    it.
+    """A zip's file while its directory is read.
+
+    zipfile reads the directory in one piece, wherever it finds it.
     """
 
     def __init__(self, stream: IO[bytes], archive: str, limits: UnpackLimits) -> None:
         self._stream = stream
         self._archive = archive
         self._limits = limits
-        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+        self.seek = stream.seek
+        self.tell = stream.tell
+        self.seekable = stream.seekable
 
     def read(self, size: int = -1) -> bytes:
         # The longest directory: each entry with a name of the longest path.
-        data = self._stream.read(
-            min(size if size >= 0 else 1 << 62, self._limits.entries * 2048 + 1024**2)
-        )
+        max_size = self._limits.entries * 2048 + 1024**2
+        data = self._stream.read(max_size if size < 0 else min(size, max_size))
         if data.count(b"PK\x01\x02") > self._limits.entries:
             raise self._limits.too_many(self._archive)
         return data
 
 
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
-    # The directory is counted before an object is made of each of its entries, which are then read
-    # from the file itself.
+    # The entries of the directory are counted before objects are made of them. The content is then
+    # read from the file itself.
     with (
         path.open("rb") as stream,
         zipfile.ZipFile(_Directory(stream, path.name, limits)) as archive,
@@ -258,10 +262,10 @@ def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
 
 
 class _Bounded:
-    """A decompressed stream that gives no more than it may, and never much at once.
+    """A decompressed stream with limits of its total size and of each header.
 
-    tarfile reads extended headers in one piece of whatever size they state, before a member is
-    seen.
+    tarfile reads extended headers in one piece of any size that they state, before it returns a
+    member.
     """
 
     def __init__(
@@ -269,21 +273,20 @@ class _Bounded:
     ) -> None:
         self._stream = stream
         self._archive = archive
-        # Headers and padding come on top of what the files hold.
-        slack = 2048 * limits.entries + 1024**2
-        self._most = (
-            min(limits.total_bytes, max(limits.ratio * packed, limits.ratio_from_bytes)) + slack
-        )
+        content_bytes = max(limits.ratio * packed, limits.ratio_from_bytes)
+        # Headers and padding are not part of the content.
+        overhead_bytes = 2048 * limits.entries + 1024**2
+        self._max_position = min(limits.total_bytes, content_bytes) + overhead_bytes
         self.header_bytes: int | None = 0
-        """Read for the next member's headers, ``None`` while contents are read."""
+        """Bytes read for the next member's headers; ``None`` while contents are read."""
 
     def read(self, size: int = -1) -> bytes:
         if self.header_bytes is not None:
             self.header_bytes += size if size >= 0 else _HEADER_BYTES + 1
             if self.header_bytes > _HEADER_BYTES:
                 raise InvalidTopology(
-                    f"archive {self._archive} has more than {_HEADER_BYTES} bytes of headers before an entry: it is "
-                    "damaged or forged, pack it again"
+                    f"archive {self._archive} has more than {_HEADER_BYTES} bytes of headers "
+                    "before an entry: it is damaged or forged, pack it again"
                 )
         data = self._stream.read(size)
         self._check(self._stream.tell())
@@ -298,10 +301,10 @@ class _Bounded:
         return self._stream.tell()
 
     def _check(self, position: int) -> None:
-        if position > self._most:
+        if position > self._max_position:
             raise InvalidTopology(
-                f"archive {self._archive} unpacks to more than {self._most} bytes: it looks like a "
-                "decompression bomb, leave out what is not needed"
+                f"archive {self._archive} unpacks to more than {self._max_position} bytes: "
+                "it looks like a decompression bomb, leave out what is not needed"
             )
 
 
@@ -312,7 +315,7 @@ def _tar_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
         with tarfile.open(fileobj=bounded, mode="r:") as archive:  # type: ignore[arg-type]
             while (member := archive.next()) is not None:
                 bounded.header_bytes = None
-                # tarfile remembers every member that it has seen, and what global headers say.
+                # tarfile remembers every member, and the content of global headers.
                 archive.members.clear()  # type: ignore[attr-defined]
                 archive.pax_headers.clear()
                 yield _tar_entry(archive, member, names)
@@ -323,8 +326,8 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo, names: _Names)
     if member.isdir():
         return _Entry(member.name, False, None)
     if not member.isreg():
-        what = "a link" if member.issym() or member.islnk() else "a device, pipe or unknown kind"
-        raise names.refuse(member.name, f"is {what}, only files and folders may be packed")
+        kind = "a link" if member.issym() or member.islnk() else "a device, pipe or unknown kind"
+        raise names.refuse(member.name, f"is {kind}, only files and folders may be packed")
     if member.issparse():
         raise names.refuse(member.name, "is a sparse file")
     content = archive.extractfile(member)

@@ -1,8 +1,9 @@
-"""The link to a Spark Connect server: reachability, retries, and the end of sessions.
+"""Link to a Spark Connect server: reachability, retries, end of sessions.
 
-Placements and Spark components open sessions of different kinds, and share what keeps a process
-from hanging when their server is gone: pyspark alone retries for ten minutes, also at its exit. It
-imports pyspark only when a session is there, so that components can import it anywhere.
+Placements and Spark components open sessions of different kinds. They share the functions that keep
+a process from hanging while their server is unreachable: pyspark alone retries for ten minutes,
+also at its exit. This module imports pyspark only for an open session, so that components can
+import it anywhere.
 """
 
 import atexit
@@ -23,40 +24,42 @@ SESSION_GONE = (
     "SESSION_CHANGED",
     "incorrect server side session identifier",
 )
-"""Strings by which a server says that it has dropped the session. Over Connect they are in
-exceptions of several classes, grpc's among them.
+"""Strings in the errors of a server that has dropped the session.
+
+Over Connect they are in exceptions of several classes, grpc's among them.
 """
 RELEASE_SECS = 0.7
-"""Time that an exiting process gives the server to release a session: a worker is killed soon
-after.
+"""Time that the server has to release a session of an exiting process.
+
+It is short, because a worker is killed soon after.
 """
 
 
 def probe(remote: str, timeout_secs: float = 5.0) -> None:
-    """Return when a server listens at the URL; ``OSError`` when none does, :class:`Unavailable` for
-    a URL that names none.
+    """Check that a server listens at the URL.
 
-    gRPC alone would go on trying for ten minutes.
+    ``OSError`` if none does, :class:`Unavailable` for a URL without a server. gRPC alone would
+    retry for ten minutes.
     """
     host, port = host_and_port(remote)
     socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
 
 
 def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
-    """As :func:`probe`, with :class:`Unavailable` when no server listens."""
+    """Check as :func:`probe`, with :class:`Unavailable` if no server listens."""
     try:
         probe(remote, timeout_secs)
     except OSError as error:
         raise Unavailable(
-            f"Spark at {mask_text(remote)} is out of reach ({error}): start it (storm-dagster dev, storm-dagster daemon spark), "
-            "or correct spark.remote"
+            f"Spark at {mask_text(remote)} is out of reach ({error}): "
+            "start it (storm-dagster dev, storm-dagster daemon spark), or correct spark.remote"
         ) from None
 
 
 def limit_retries(session: Any) -> None:
-    """Retry calls of a session for seconds only.
+    """Limit the retries of a session's calls to seconds.
 
-    Without this a server that died is tried again for ten minutes, also by threads that an ending
+    Otherwise pyspark retries calls to a dead server for ten minutes, also in threads that an ending
     process waits for.
     """
     from pyspark.sql.connect.client.retries import DefaultPolicy
@@ -71,10 +74,13 @@ def is_session_gone(error: BaseException) -> bool:
 
 
 def forget_session(session: Any, *, release: bool = False) -> None:
-    """Close this process's side of a session; the server's side lives on unless it is released."""
+    """Close this process's side of a session.
+
+    With ``release`` also the server's side.
+    """
     client = getattr(session, "client", None)
     if client is not None:
-        # It is being thrown away because it does not work.
+        # Errors are expected: the session is dropped because it does not work.
         with suppress(Exception):
             if release:
                 client.release_session()
@@ -82,10 +88,10 @@ def forget_session(session: Any, *, release: bool = False) -> None:
 
 
 def release_session(session: Any, remote: str, timeout_secs: float = RELEASE_SECS) -> None:
-    """Release a session with its plans and artifacts on the server, if that answers at ``remote``,
-    and close this process's side.
+    """Release a session with its plans and artifacts on the server.
 
-    It takes at most ``timeout_secs``: otherwise the server drops the idle session by itself.
+    The server must respond at ``remote``. This process's side is closed in any case. It takes at
+    most ``timeout_secs``; after it the server drops the idle session at its expiry.
     """
 
     def release() -> None:
@@ -97,21 +103,21 @@ def release_session(session: Any, remote: str, timeout_secs: float = RELEASE_SEC
 
 
 def close_at_exit(session: Any, release: str = "", release_secs: float = RELEASE_SECS) -> None:
-    """Close this process's side of the session when the process ends; ``release``: the server's
-    too, if that URL answers within ``release_secs``.
+    """Close this process's side of the session when the process ends.
 
-    pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone;
-    it leaves closed sessions alone, and hooks run in reverse order of registration.
+    ``release``: also the server's side, if that URL responds within ``release_secs``. pyspark's own
+    exit hook sends a request to the server first, and retries for ten minutes if that is
+    unreachable. It ignores closed sessions, and hooks run in reverse order of registration.
     """
-    kept = weakref.ref(session)
+    reference = weakref.ref(session)
 
     def close() -> None:
-        opened = kept()
-        if opened is None:
+        live_session = reference()
+        if live_session is None:
             return
         if release:
-            release_session(opened, release, release_secs)
+            release_session(live_session, release, release_secs)
         else:
-            forget_session(opened)
+            forget_session(live_session)
 
     atexit.register(close)

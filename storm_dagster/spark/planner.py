@@ -1,9 +1,10 @@
-"""The planner of operations: placement on Spark, over a pinned Connect session or a classic master.
+"""The planner of operations: placement on Spark.
 
-A pinned session is one on the server that many processes attach to in turn. A process that attaches
-to a session that lives already finds its Python workers and plans warm; a session of its own would
-cost more than a second before the first Python function runs. The id is kept where all processes of
-the cluster find it, and replaced by compare and set when the server has dropped the session.
+It uses a pinned Connect session or a classic master. Many processes attach to the pinned session on
+the server in turn. A process that attaches to a live session finds its Python workers and plans
+warm; a new session would need more than a second before the first Python function runs. All
+processes of the cluster can read the stored id. It is replaced by compare and set when the server
+has dropped the session.
 """
 
 import hashlib
@@ -34,25 +35,31 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 OpenSession = Callable[[Mapping[str, str]], "SparkSession"]
-"""Opens the session of a Spark conf: ``{"spark.remote": url}`` or ``{"spark.master": url}``."""
+"""Opener of a session from a Spark conf.
+
+The conf is ``{"spark.remote": url}`` or ``{"spark.master": url}``.
+"""
 
 DEADLINE_SECS = 120.0
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class ClusterSessionIds:
-    """The id in ZooKeeper, at ``/spark_sessions/placement``; ``state`` is a ``zk.ClusterState``."""
+    """Store of the id in ZooKeeper, at ``/spark_sessions/placement``.
+
+    ``state`` is a ``zk.ClusterState``.
+    """
 
     def __init__(self, state: Any) -> None:
         self._state = state
         self._path = paths.spark_session("placement")
 
     def read(self) -> tuple[str, int] | None:
-        """The id and its data version; :class:`Corrupt` when the node holds something else."""
-        found = self._state.get_data_with_version(self._path)
-        if found is None:
+        """The id and its data version; :class:`Corrupt` if the node has no session id."""
+        stored = self._state.get_data_with_version(self._path)
+        if stored is None:
             return None
-        raw, at = found
+        raw, at = stored
         try:
             return str(uuid.UUID(raw.decode("ascii"))), at.version
         except (UnicodeDecodeError, ValueError):
@@ -61,8 +68,9 @@ class ClusterSessionIds:
             ) from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        """Keep another id if the version is still this one (``None``: if there is none); whether it
-        was.
+        """Store another id if the version is still ``version``; true if it was.
+
+        ``None``: if no id is stored.
         """
         data = session_id.encode("ascii")
         try:
@@ -76,16 +84,16 @@ class ClusterSessionIds:
 
 
 class FixedSessionIds:
-    """An id that is agreed upon beforehand, for one process; a replacement is known to it alone."""
+    """Store of a fixed id for one process; only this process knows a replacement."""
 
     def __init__(self, session_id: str) -> None:
-        self._kept = (session_id, 0)
+        self._current = (session_id, 0)
 
     def read(self) -> tuple[str, int]:
-        return self._kept
+        return self._current
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        self._kept = (session_id, (version or 0) + 1)
+        self._current = (session_id, (version or 0) + 1)
         return True
 
 
@@ -94,27 +102,29 @@ SessionIds = ClusterSessionIds | FixedSessionIds
 
 
 def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:
-    """The stored id, created when there is none, and replaced when it is the one that is ``gone``.
+    """The stored id; a new one if none is stored, or if the stored one is ``gone``.
 
-    Of several processes that find it gone one writes, the others take what that one wrote.
+    ``gone`` is the id of a session that the server has dropped. Of several processes that replace
+    it one writes the new id, and the others use that.
     """
     for _ in range(10):
-        kept = ids.read()
-        if kept is not None and kept[0] != gone:
-            return kept[0]
-        fresh = str(uuid.uuid4())
-        if ids.replace(fresh, kept[1] if kept is not None else None):
-            return fresh
+        stored = ids.read()
+        if stored is not None and stored[0] != gone:
+            return stored[0]
+        new_id = str(uuid.uuid4())
+        version = stored[1] if stored is not None else None
+        if ids.replace(new_id, version):
+            return new_id
     raise Conflict("the id of the pinned Spark session changed ten times in a row: try again")
 
 
 @dataclass(eq=False)
 class ConnectPlanner:
-    """Planner over Spark Connect, in the pinned session; callable with a batch, from any thread.
+    """Planner over Spark Connect, in the pinned session.
 
-    The first call opens the session, later ones use it on. A session that the server has dropped is
-    replaced once. Raises :class:`Unavailable` when Spark is out of reach, fails, or takes longer
-    than ``deadline_secs``.
+    It is callable with a batch, from any thread. The first call opens the session, later ones reuse
+    it. A session that the server has dropped is replaced once. Raises :class:`Unavailable` if Spark
+    is unreachable, fails, or takes longer than ``deadline_secs``.
     """
 
     remote: str
@@ -123,7 +133,10 @@ class ConnectPlanner:
     deadline_secs: float = DEADLINE_SECS
     home: Path | None = None
     token: str | None = None
-    """Of the server; without it that of the state folder ``home``, else of STORM_DAGSTER_HOME."""
+    """Token of the server; by default that of the state folder ``home``.
+
+    Without ``home`` it is that of STORM_DAGSTER_HOME.
+    """
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,13 +155,13 @@ class ConnectPlanner:
                 raise
 
     def close(self, *, release: bool = False) -> None:
-        """Close this process's side of the session; with ``release`` the server's side too."""
+        """Close this process's side of the session; with ``release`` also the server's."""
         if self._session is not None:
             link.forget_session(self._session[1], release=release)
             self._session = None
 
     def _plan(self, batch: PlacementBatch) -> PlacementResult:
-        # Imports are neither the session's time nor the assignment's.
+        # Here, so that imports count neither to the session's time nor to the assignment's.
         from storm_dagster.spark.assignment.pipeline import plan_with_spark
 
         gone: str | None = None
@@ -156,7 +169,7 @@ class ConnectPlanner:
             started = time.monotonic()
             session_id = pinned_id(self.ids, gone=gone)
             try:
-                session = self._attached(session_id)
+                session = self._attach(session_id)
                 session_secs = time.monotonic() - started
                 result = plan_with_spark(session, batch)
                 return result.model_copy(update={"session_secs": session_secs})
@@ -167,7 +180,8 @@ class ConnectPlanner:
                 self.close()
                 gone = session_id
 
-    def _attached(self, session_id: str) -> "SparkSession":
+    def _attach(self, session_id: str) -> "SparkSession":
+        """The open session of that id, opened if necessary."""
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
@@ -177,11 +191,9 @@ class ConnectPlanner:
         if self.open_session is not None:
             session = self.open_session({"spark.remote": url})
             link.close_at_exit(session)
-            if (
-                f"session_id={session_id}" in url
-                and getattr(session, "session_id", None) != session_id
-            ):
-                # The opener returned a session that the process had already, which other code uses.
+            is_requested = getattr(session, "session_id", None) == session_id
+            if f"session_id={session_id}" in url and not is_requested:
+                # The opener returned an existing session of the process, which other code uses.
                 session = None
         if session is None:
             session = sessions.open_connect(url)
@@ -191,8 +203,9 @@ class ConnectPlanner:
 
 
 def _ship_package(session: "SparkSession", remote: str) -> None:
-    """Send this package to a server elsewhere, whose Python workers cannot import it; loopback
-    shares ours.
+    """Send this package to a server whose Python workers cannot import it.
+
+    It is on another host. Workers on loopback use the package of this host.
     """
     if spark_remote.host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
@@ -203,8 +216,9 @@ def _ship_package(session: "SparkSession", remote: str) -> None:
 def plan_classic(
     get_session: "Callable[[], SparkSession]", batch: PlacementBatch
 ) -> PlacementResult:
-    """Place the batch on a classic session, whose driver is in this process; :class:`Unavailable`
-    when it fails or takes too long.
+    """Place the batch on a classic session, whose driver is in this process.
+
+    :class:`Unavailable` if it fails or takes too long.
     """
 
     def plan() -> PlacementResult:
@@ -212,8 +226,9 @@ def plan_classic(
 
         started = time.monotonic()
         session = get_session()
-        opened = time.monotonic() - started
-        return plan_with_spark(session, batch).model_copy(update={"session_secs": opened})
+        session_secs = time.monotonic() - started
+        result = plan_with_spark(session, batch)
+        return result.model_copy(update={"session_secs": session_secs})
 
     return sessions.within(DEADLINE_SECS, "Spark", plan)
 
@@ -229,31 +244,36 @@ def plan_on_cluster(
     open_session: OpenSession | None = None,
     home: Path | None = None,
 ) -> PlacementResult:
-    """Place the batch on the ``spark.remote`` of the cluster's conf, else on its ``spark.master``.
+    """Place the batch on the cluster's Spark.
 
-    ``cluster`` is the :class:`StormClusterState` whose ``state`` keeps the pinned session's id;
-    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). Spark's
-    token follows from the conf's ``storm.secret``, else it lies in the state folder ``home``,
-    STORM_DAGSTER_HOME without it. A process attaches once. Raises :class:`Unavailable`, also when
-    the conf names no Spark.
+    It is the ``spark.remote`` of the cluster's conf, else its ``spark.master``. ``cluster`` is the
+    :class:`StormClusterState` whose ``state`` stores the pinned session's id; ``open_session``
+    opens a session from a Spark conf (dagster-pyspark's resource does). Spark's token is derived
+    from the conf's ``storm.secret``, else it is in the state folder ``home``, by default
+    STORM_DAGSTER_HOME. A process attaches once. Raises :class:`Unavailable`, also if the conf names
+    no Spark.
     """
-    remote, master = conf.get("spark.remote"), conf.get("spark.master")
+    remote = conf.get("spark.remote")
+    master = conf.get("spark.master")
     if remote:
         ids = ClusterSessionIds(cluster.state)
-        # Keyed by process: a gRPC channel does not survive a fork.
+        # The key has the process, because a gRPC channel does not survive a fork.
         planner = _planners.setdefault(
             (os.getpid(), str(remote), home),
             ConnectPlanner(str(remote), ids, open_session=open_session, home=home),
         )
-        planner.ids, planner.token = ids, spark_remote.derived_spark_token(conf)
+        planner.ids = ids
+        planner.token = spark_remote.derived_spark_token(conf)
         return planner(batch)
     if master:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        where = {"spark.master": str(master)}
-        return plan_classic(
-            lambda: open_session(where) if open_session else sessions.open_classic(str(master)),
-            batch,
-        )
+
+        def get_session() -> "SparkSession":
+            if open_session is None:
+                return sessions.open_classic(str(master))
+            return open_session({"spark.master": str(master)})
+
+        return plan_classic(get_session, batch)
     raise Unavailable(
         "the cluster's conf names no Spark: set spark.remote (sc://host:port) or spark.master, "
         "or run storm-dagster dev, which starts one"
@@ -263,17 +283,17 @@ def plan_on_cluster(
 def planner_for(
     conf: ClusterConf | Conf, session_id: str | None = None
 ) -> Callable[[PlacementBatch], PlacementResult]:
-    """The planner of ``plan``: the cluster's Spark when there is one, else one in this process, on
-    all its cores.
+    """The planner of ``plan``.
 
-    ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it,
-    what-if planning has a session of its own under an id that all users of that server's URL agree
-    on, so that it is warm from the second call on and nothing is written anywhere.
+    It uses the cluster's Spark, else one in this process on all its cores. ``session_id`` is the
+    cluster's pinned session, to which the planner attaches without ever replacing it. Without it,
+    what-if planning has a separate session. Its id is derived from the server's URL and equal for
+    all users of it, so that the session is warm from the second call on and no state is written.
     """
     remote = conf.get("spark.remote")
     if remote:
-        agreed = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
-        ids = FixedSessionIds(session_id or str(agreed))
+        common_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
+        ids = FixedSessionIds(session_id or str(common_id))
         sessions.await_start(str(remote))
         return ConnectPlanner(str(remote), ids, token=spark_remote.derived_spark_token(conf))
     master = str(conf.get("spark.master") or "local[*]")
@@ -281,16 +301,17 @@ def planner_for(
 
 
 def package_archive(folder: Path) -> Path:
-    """A zip of the modules that the assignment's functions import, made in ``folder`` and named by
-    its content.
+    """Write a zip of the modules that the assignment imports into ``folder``.
+
+    Its name has the hash of its content.
     """
     root = Path(__file__).resolve().parents[1]
+    modules = [root / "__init__.py"]
+    for package in ("model", "core", "spark"):
+        modules += (root / package).rglob("*.py")
     target = folder / "package.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        folders = (root / "model", root / "core", root / "spark")
-        for path in sorted(
-            [root / "__init__.py", *(path for folder in folders for path in folder.rglob("*.py"))]
-        ):
+        for path in sorted(modules):
             name = str(path.relative_to(root.parent))
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes())
     digest = hashlib.sha256(target.read_bytes()).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""Spark's Python daemon with its libraries loaded: a forked Python worker starts in milliseconds.
+"""Spark's Python daemon with loaded libraries, for fast starts of Python workers.
 
-Spark ends Python workers that idle for a minute, and forks new ones from a daemon that has imported
-nothing, because pandas and pyarrow start threads when they are imported and threads do not survive
-a fork. Those threads can be turned off. This module does so, imports, makes sure that it is still
-alone in its process, and then is ``pyspark.daemon``. Started by Spark as ``python -m``, by
-``spark.python.daemon.module``.
+A forked Python worker starts in milliseconds. Spark ends Python workers that idle for a minute, and
+forks new ones from a daemon that has imported no library, because pandas and pyarrow start threads
+at their import and threads do not survive a fork. Those threads can be turned off. This module does
+so, imports, checks that its process has only one thread, and then becomes ``pyspark.daemon``. Spark
+starts it as ``python -m``, by ``spark.python.daemon.module``.
 """
 
 import contextlib
@@ -28,19 +28,28 @@ _LIBRARIES = (
 )
 
 
-def main() -> None:
-    """Preload and serve; serve without preloading where threads cannot be counted or would be
-    left.
+def _load_libraries() -> None:
+    """Import the libraries that this pyspark has.
+
+    The worker loads, or misses, the others.
     """
-    # What users' functions run in has the environment that the server was given.
+    for name in _LIBRARIES:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+
+def main() -> None:
+    """Preload and serve.
+
+    Without preloading if threads cannot be counted, or if the libraries start threads.
+    """
+    # The block restores the server's environment, in which users' functions run.
     with without_library_threads():
-        for name in _LIBRARIES if threads() == 1 else ():
-            # A library that this pyspark does not have is loaded, or missed, by the worker itself.
-            if importlib.util.find_spec(name.partition(".")[0]) is not None:
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
+        if threads() == 1:
+            _load_libraries()
         if threads() != 1:
-            # A forked thread-holder may hang: start again as Spark's own daemon.
+            # A fork of a process with threads may hang: restart as Spark's own daemon.
             os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
     # Objects from before the fork stay shared between workers.
     gc.freeze()

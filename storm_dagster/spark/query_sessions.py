@@ -1,5 +1,6 @@
-"""The end of queries whose worker was killed and whose topology is gone: else they run until their
-session expires.
+"""The end of the queries of killed workers whose topology was removed.
+
+Otherwise they run until their session expires.
 """
 
 import subprocess
@@ -16,47 +17,48 @@ from storm_dagster.security.spark_remote import (
 from storm_dagster.spark.link import check_reachable, is_session_gone
 from storm_dagster.spark.session import open_connect
 
-_MOST_SECS = 60.0
+_MAX_SECS = 60.0
 
 
 def end_query_session(
     remote: str, code: str, servers: Sequence[str] = (), token: str | None = None
 ) -> None:
-    """End the session that the queries of that code share, and what runs in it;
-    :class:`Unavailable` if Spark does not.
+    """End the session that the queries of that code share, with the queries.
 
-    ``servers`` are those of the cluster's conf, which get its token; ``token`` is the one derived
-    of its secret. A session that the URL names itself goes on. Spark's client takes 150 MB, so that
-    it runs in a process of its own.
+    :class:`Unavailable` if Spark fails to. ``servers`` are those of the cluster's conf, which get
+    its token; ``token`` is derived from its secret. A session that the URL names itself is not
+    ended. Spark's client needs 150 MB, and therefore runs in a separate process.
     """
     if ";session_id=" in remote:
         return
     check_reachable(remote)
-    # The URL may hold a token, and every user can read a command line.
+    # By its input, because the URL may contain a token, and every user can read a command line.
     url = with_spark_token(remote, servers, derived=token)
     command = [sys.executable, "-m", __name__, code]
     try:
-        done = subprocess.run(
-            command, input=url, capture_output=True, text=True, timeout=_MOST_SECS, check=False
-        )
-        reason = (
-            (done.stderr.strip().splitlines() or ["it names no reason"])[-1]
-            if done.returncode
-            else ""
+        finished = subprocess.run(
+            command, input=url, capture_output=True, text=True, timeout=_MAX_SECS, check=False
         )
     except subprocess.TimeoutExpired:
-        reason = f"it takes more than {_MOST_SECS:g} s"
-    if reason:
-        raise Unavailable(
-            mask_text(
-                f"Spark did not end the queries of {code} ({reason}): restart it if they matter"
-            )
-        )
+        reason = f"it takes more than {_MAX_SECS:g} s"
+    else:
+        if finished.returncode == 0:
+            return
+        lines = finished.stderr.strip().splitlines()
+        reason = lines[-1] if lines else "it names no reason"
+    raise Unavailable(
+        mask_text(f"Spark did not end the queries of {code} ({reason}): restart it if they matter")
+    )
 
 
 def main() -> None:
-    """``python -m`` with the code as its argument and the server's URL as its input."""
-    url, code, number = sys.stdin.read(), sys.argv[1], 0
+    """End the session of the code in the first argument.
+
+    The input is the server's URL.
+    """
+    url = sys.stdin.read()
+    code = sys.argv[1]
+    number = 0
     while True:
         session = open_connect(remote_with_session(url, query_session_id(code, number)))
         try:

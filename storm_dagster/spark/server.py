@@ -1,7 +1,7 @@
-"""The embedded Spark Connect server, and Spark standalone clusters: pyspark's own jars, bound to
-loopback.
+"""The embedded Spark Connect server, and Spark standalone clusters, on loopback.
 
-Found without importing pyspark, so that the daemon that only watches it stays small.
+They use pyspark's own jars. The jars are found without an import of pyspark, so that the daemon
+that only watches the server stays small.
 """
 
 import base64
@@ -17,20 +17,21 @@ from typing import Any, Literal
 from storm_dagster.host.java import class_data_options, java_command
 from storm_dagster.model.errors import Unavailable
 
-_OURS = (
+_RESERVED_KEYS = (
     "spark.remote",
     "spark.master",
     "spark.connect.port",
     "spark.connect.master",
     "spark.driver.memory",
 )
-_GUARDED = (
+_RESERVED_PREFIXES = (
     "spark.connect.grpc.binding.",
     "spark.connect.authenticate.",
     "spark.driver.host",
     "spark.driver.bindAddress",
 )
-_LONGEST_SOCKET_FOLDER = 60  # Spark refuses a setting of more, whatever the system takes.
+_MAX_SOCKET_FOLDER = 60
+"""Longest path that Spark accepts; the system's limit may be higher."""
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _ENCRYPTION = {
     "spark.network.crypto.enabled": "true",
@@ -40,8 +41,9 @@ _FILTER = "org.apache.spark.ui.JWSFilter"
 
 
 def spark_home() -> Path:
-    """Folder of the installed pyspark, with its ``jars`` and ``bin``; :class:`Unavailable` when
-    there is none.
+    """Folder of the installed pyspark, with its ``jars`` and ``bin``.
+
+    :class:`Unavailable` if pyspark is not installed with its jars.
     """
     spec = importlib.util.find_spec("pyspark")
     for location in (spec.submodule_search_locations if spec else None) or ():
@@ -61,18 +63,19 @@ def spark_connect_command(
     conf: Mapping[str, str] | None = None,
     master: str = "local[*]",
 ) -> list[str]:
-    """The command line that runs a Spark Connect server on ``host:port`` in the foreground.
+    """The command line of a Spark Connect server on ``host:port`` in the foreground.
 
     Its jobs run on ``master``; for a standalone one (``spark://``), ``conf`` has
     ``spark.authenticate.secret``.
 
-    ``memory`` is the driver's heap (Java notation), ``local_dir`` takes shuffle files, the
-    warehouse, the settings (a file of this user's own, since every user can read a command line)
-    and the temporary files of the JVM, which leaves them when it is killed
-    (:func:`sweep_local_dir`). Start it with :func:`spark_environment`, so that its Python workers
-    can import this package. Raises :class:`Unavailable` when pyspark or Java is missing.
+    ``memory`` is the driver's heap (Java notation). ``local_dir`` contains shuffle files, the
+    warehouse, the settings (a file of this user alone, because every user can read a command line)
+    and the temporary files of the JVM, which a killed JVM leaves (:func:`sweep_local_dir`). Start
+    it with :func:`spark_environment`, so that its Python workers can import this package. Raises
+    :class:`Unavailable` if pyspark or Java is missing.
     """
-    java, home = java_command(), spark_home()
+    java = java_command()
+    home = spark_home()
     cores = os.cpu_count() or 2
     settings = {
         "spark.connect.grpc.binding.address": host,
@@ -86,13 +89,13 @@ def spark_connect_command(
         "spark.python.daemon.module": "storm_dagster.spark.python_daemon",
         # Few rows in many small jobs: the default of 200 partitions would be all overhead.
         "spark.sql.shuffle.partitions": str(max(2, 2 * cores)),
-        # A pinned session that idles over night is still there in the morning.
+        # A pinned session survives an idle night.
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
         # Each session keeps its last plans, with the rows of local tables in them: sixteen
-        # micro-batches of 20,000 tuples are 40 MB, and what a killed worker's session keeps stays
+        # micro-batches of 20,000 tuples are 40 MB, and the plans of a killed worker's session stay
         # for those 24 hours.
         "spark.connect.session.planCache.maxSize": "3",
-        # Its other ports deserialize what they are sent; Spark makes the secret by itself.
+        # The server's other ports deserialize their input; Spark makes the secret itself.
         "spark.authenticate": "true",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.local.dir": str(local_dir),
@@ -100,36 +103,40 @@ def spark_connect_command(
     }
     if master.startswith("spark://"):
         settings.update(_ENCRYPTION)
-        # An executor works in a folder of its own, which its worker removes.
+        # An executor works in its own folder, which its worker removes.
         settings["spark.executor.defaultJavaOptions"] = "-Djava.io.tmpdir=."
-    sockets = str(local_dir)
-    if (
-        len(sockets) > _LONGEST_SOCKET_FOLDER
-        and master.startswith("local")
-        and os.path.isdir("/proc/self/fd")
-    ):
-        # A short name of it, as long as this process lives, or what it becomes.
-        local_dir.mkdir(parents=True, exist_ok=True)
-        folder = os.open(local_dir, os.O_RDONLY)
-        os.set_inheritable(folder, True)
-        sockets = f"/proc/{os.getpid()}/fd/{folder}"
-    if len(sockets) <= _LONGEST_SOCKET_FOLDER:
-        # A port of its Python daemon forks a process for whoever connects, before any proof.
+    sockets = _socket_folder(local_dir, master)
+    if len(sockets) <= _MAX_SOCKET_FOLDER:
+        # A port of the Python daemon would fork a process for every client, before any proof.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = sockets
     options = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
     options.append(f"-Djava.io.tmpdir={local_dir}")
-    # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.
+    # Spark adds a cluster's spark.driver.extraJavaOptions to the options of this key.
     settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
     settings.update(conf or {})
+    properties = _write_properties(local_dir, settings)
     command = [str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
     command += ["--name", "storm-dagster", "--class", _CLASS]
-    command += [
-        "--load-spark-defaults",
-        "--properties-file",
-        str(_write_properties(local_dir, settings)),
-    ]
-    return [*command, "spark-internal"]
+    command += ["--load-spark-defaults", "--properties-file", str(properties)]
+    command.append("spark-internal")
+    return command
+
+
+def _socket_folder(local_dir: Path, master: str) -> str:
+    """A path of ``local_dir`` for sockets, short if possible.
+
+    A short path is valid while this process lives, or the program that replaces it.
+    """
+    path = str(local_dir)
+    if len(path) <= _MAX_SOCKET_FOLDER or not master.startswith("local"):
+        return path
+    if not os.path.isdir("/proc/self/fd"):
+        return path
+    local_dir.mkdir(parents=True, exist_ok=True)
+    folder = os.open(local_dir, os.O_RDONLY)
+    os.set_inheritable(folder, True)
+    return f"/proc/{os.getpid()}/fd/{folder}"
 
 
 def standalone_command(
@@ -142,14 +149,13 @@ def standalone_command(
     ui_port: int | None = None,
     worker: tuple[str, int, str] = ("", 1, "1g"),
 ) -> list[str]:
-    """The command line that runs a master or a worker of a Spark standalone cluster on
-    ``host:port`` in the foreground.
+    """The command line of a master or worker of a Spark standalone cluster.
 
-    ``worker`` is the master's URL, and the cores and the memory that the worker offers.
-    ``local_dir`` takes what the process keeps, its settings with the secret, and the executors'
-    folders. Start it with :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens
-    Spark's web UI on loopback. Raises :class:`Unavailable` when the web UI would be open without
-    that.
+    It listens on ``host:port`` and runs in the foreground. ``worker`` is the master's URL, and the
+    cores and the memory that the worker offers. ``local_dir`` contains the files of the process,
+    its settings with the secret, and the executors' folders. Start it with
+    :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens Spark's web UI on
+    loopback. Raises :class:`Unavailable` if the web UI would be open without ``ui_port``.
     """
     home = spark_home()
     settings = {
@@ -160,7 +166,7 @@ def standalone_command(
         "spark.worker.timeout": "20",
         "spark.ui.killEnabled": "false",
         "spark.master.rest.enabled": "false",
-        # A master that starts again knows the workers and applications of the one before.
+        # A restarted master knows the workers and applications of the former one.
         "spark.deploy.recoveryMode": "FILESYSTEM",
         "spark.deploy.recoveryDirectory": str(local_dir / "recovery"),
         "spark.worker.cleanup.enabled": "true",
@@ -168,44 +174,34 @@ def standalone_command(
         "spark.executor.logs.rolling.maxRetainedFiles": "9",
     }
     if ui_port is None:
-        # Spark cannot omit it: it stays on loopback, and a key that nobody gets refuses every
-        # request.
+        # Spark cannot omit the web UI: it stays on loopback, and requires a key that no client has.
         if not any((home / "jars").glob("jjwt-impl-*.jar")):
             raise Unavailable(
-                "pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port"
+                "pyspark has no jjwt jars, which close Spark's web UI: "
+                "use a newer one, or --ui-port"
             )
+        key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
         settings["spark.ui.filters"] = _FILTER
-        settings[f"spark.{_FILTER}.param.secretKey"] = base64.urlsafe_b64encode(
-            secrets.token_bytes(32)
-        ).decode()
-    command = [
-        str(home / "bin" / "spark-class"),
-        f"org.apache.spark.deploy.{role}.{role.title()}",
-        "--host",
-        host,
-    ]
+        settings[f"spark.{_FILTER}.param.secretKey"] = key
+    properties = _write_properties(local_dir, settings)
+    command = [str(home / "bin" / "spark-class")]
+    command += [f"org.apache.spark.deploy.{role}.{role.title()}", "--host", host]
     command += ["--port", str(port), "--webui-port", str(ui_port or 0)]
-    command += ["--properties-file", str(_write_properties(local_dir, settings))]
-    offer = [
-        "--work-dir",
-        str(local_dir),
-        "--cores",
-        str(worker[1]),
-        "--memory",
-        worker[2],
-        worker[0],
-    ]
-    return [*command, *offer] if role == "worker" else command
+    command += ["--properties-file", str(properties)]
+    if role == "worker":
+        master_url, cores, memory = worker
+        command += ["--work-dir", str(local_dir), "--cores", str(cores), "--memory", memory]
+        command.append(master_url)
+    return command
 
 
 def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
-    """A file of Java properties that only its owner may read."""
+    """Write a file of Java properties that only its owner may read."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spark.properties"
     path.unlink(missing_ok=True)
-    with os.fdopen(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         for key, value in settings.items():
             escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
             file.write(f"{key}={escaped}\n")
@@ -213,69 +209,64 @@ def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
 
 
 def sweep_local_dir(local_dir: Path) -> None:
-    """Create the folder, and remove what servers and executors that were killed left in it."""
+    """Create the folder, and remove the files of killed processes from it.
+
+    They are servers and executors.
+    """
     local_dir.mkdir(parents=True, exist_ok=True)
     for pattern in ("artifacts-*", "spark-*", "blockmgr-*", "app-*"):
-        for left in local_dir.glob(pattern):
-            shutil.rmtree(left, ignore_errors=True)
+        for folder in local_dir.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:
-    """The ``spark.*`` keys of a cluster's conf that are the embedded server's, such as
-    ``spark.jars.packages``.
+    """The ``spark.*`` keys of a cluster's conf for the embedded server.
 
-    Not where it listens and whom it believes: that is checked elsewhere.
+    An example is ``spark.jars.packages``. The addresses and the authentication of the server are
+    not among them, because they are checked elsewhere.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, value in conf.items():
-        if (
-            not key.startswith("spark.")
-            or key in _OURS
-            or key.startswith(_GUARDED)
-            or value is None
-        ):
+        if not key.startswith("spark.") or value is None:
             continue
-        found[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    return found
+        if key in _RESERVED_KEYS or key.startswith(_RESERVED_PREFIXES):
+            continue
+        settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return settings
 
 
 def _home_without_sources(local_dir: Path) -> Path:
-    """A Spark home without the archive of pyspark's sources, which Spark puts before the installed
-    package.
+    """Create a Spark home without the archive of pyspark's sources.
 
-    Python compiles what it imports from an archive each time: 2.5 s of a core for each process,
-    instead of 1.0.
+    Spark puts that archive before the installed package, and Python compiles imports from an
+    archive each time: 2.5 s of a core for each process, instead of 1.0.
     """
-    made = local_dir / "home"
-    made.mkdir(parents=True, exist_ok=True)
+    home = local_dir / "home"
+    home.mkdir(parents=True, exist_ok=True)
     for part in ("bin", "sbin", "jars"):
-        link = made / part
+        link = home / part
         link.unlink(missing_ok=True)
         link.symlink_to(spark_home() / part)
-    return made
+    return home
 
 
 def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for :func:`spark_connect_command`: this interpreter, and this package
-    importable.
+    """The environment for :func:`spark_connect_command`.
 
-    Spark's function shipping names functions of this package by module, so its Python workers
-    import it.
+    It has this interpreter, and this package is importable: Spark names shipped functions of this
+    package by module, so that its Python workers import it.
     """
     environment = dict(os.environ if base is None else base)
     root = str(Path(__file__).resolve().parents[2])
-    present = [
-        part
-        for part in environment.get("PYTHONPATH", "").split(os.pathsep)
-        if part and part != root
-    ]
+    former_path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    python_path = [root, *(part for part in former_path if part and part != root)]
     environment.update(
         SPARK_HOME=str(_home_without_sources(local_dir)),
-        # Of the JVM that only works out the server's command line.
+        # For the JVM that only computes the server's command line.
         SPARK_LAUNCHER_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         SPARK_LOCAL_IP="127.0.0.1",
         PYSPARK_PYTHON=sys.executable,
-        PYTHONPATH=os.pathsep.join([root, *present]),
+        PYTHONPATH=os.pathsep.join(python_path),
     )
     # A remote for clients would make the server connect to another server.
     for name in (
@@ -289,7 +280,10 @@ def spark_environment(local_dir: Path, base: Mapping[str, str] | None = None) ->
 
 
 def standalone_environment(local_dir: Path) -> dict[str, str]:
-    """The environment for :func:`standalone_command`, which executors inherit from their worker."""
+    """The environment for :func:`standalone_command`.
+
+    Executors inherit it from their worker.
+    """
     options = f'-XX:+UseSerialGC "-Djava.io.tmpdir={local_dir}"'
     return {
         **spark_environment(local_dir),

@@ -37,9 +37,7 @@ _OTHER_RELEASE = re.compile(
 
 
 def await_start(remote: str, home: Path | None = None) -> None:
-    """Return when the server at the URL is not being started by the ``dev`` of ``home`` (any
-    more).
-    """
+    """Wait while the ``dev`` of ``home`` is starting the server at the URL."""
 
     def is_not_starting() -> bool:
         cluster = ClusterFile.read(home_dir(home))
@@ -51,9 +49,10 @@ def await_start(remote: str, home: Path | None = None) -> None:
 
 
 def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
-    """Spark's version, from a session that is released; :class:`Unavailable` with the reason.
+    """Spark's version, from a session that is released.
 
-    ``remote`` is the server of the cluster's conf, which gets the cluster's token.
+    :class:`Unavailable` with the reason. ``remote`` is the server of the cluster's conf, which gets
+    the cluster's token.
     """
 
     def ask() -> str:
@@ -68,28 +67,28 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
 
 
 def open_connect(remote: str) -> SparkSession:
-    """Open a session at the URL without making it the process's default, so that no other code uses
-    it.
+    """Open a session at the URL that does not become the process's default.
 
-    The URL has the token, if the server asks for one
+    So no other code uses it. The URL has the token, if the server requires one
     (:func:`~storm_dagster.security.spark_remote.with_spark_token`).
     """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it
-    # too.
+    # Without it pyspark.sql.functions look for a classic context. pyspark's own builder sets it as
+    # well.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     session = ConnectSession(connection=remote)
     limit_retries(session)
-    # Stopping it in one process must not end it for the others.
+    # The stop in one process must not end the session of the others.
     session.release_session_on_close = False
     close_at_exit(session)
     return session  # pyright: ignore[reportReturnType]
 
 
 def open_classic(master: str) -> SparkSession:
-    """The process's classic session on a master URL; starts a driver in this process when there is
-    none.
+    """The process's classic session on a master URL.
+
+    Starts a driver in this process if it has none.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
@@ -106,40 +105,59 @@ def open_classic(master: str) -> SparkSession:
     return builder.config(map=settings).getOrCreate()
 
 
-def within(seconds: float, what: str, function: Callable[[], T]) -> T:
-    """The function's result, or the typed error for what it raises; :class:`Unavailable` after that
-    many seconds.
+def within(seconds: float, subject: str, function: Callable[[], T]) -> T:
+    """Call the function with a deadline, and return its result.
 
-    The function goes on in a thread of its own, which nothing waits for any more.
+    Raises the typed error for its exception, and :class:`Unavailable` after ``seconds``. The
+    function then continues in its thread, whose end is not waited for. ``subject`` is the subject
+    of the error.
     """
     outcome = in_thread("storm-spark-call", function)
     if not wait([outcome], seconds).done:
         raise Unavailable(
-            f"{mask_text(what)} did not answer within {seconds:g} s: see the server's log, try again"
+            f"{mask_text(subject)} did not answer within {seconds:g} s: "
+            "see the server's log, try again"
         )
     try:
         return outcome.result()
     except Exception as error:
-        raise as_unavailable(error, what) from error
+        raise as_unavailable(error, subject) from error
 
 
-def as_unavailable(error: Exception, what: str) -> StormDagsterError:
+def as_unavailable(error: Exception, subject: str) -> StormDagsterError:
     """The typed error for an error of Spark."""
     if isinstance(error, StormDagsterError):
         return error
-    # An error of gRPC prints its whole state, also where pyspark wraps it; two of its lines have
-    # the cause.
-    status, details = _STATUS.search(str(error)), _DETAILS.search(str(error))
-    lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
-    cause = ": ".join(found[1] for found in (status, details) if found) or lines[0]
+    text = str(error)
+    status = _STATUS.search(text)
+    cause = _cause_of(error)
     remedy = "see the Spark server's log, try again"
-    missing = _OTHER_RELEASE.search(str(error))
-    if missing is not None:
-        cause = f"its Python workers have another release of {missing[2]}"
+    other_release = _OTHER_RELEASE.search(text)
+    if other_release is not None:
+        cause = f"its Python workers have another release of {other_release[2]}"
         remedy = "restart Spark (storm-dagster daemon spark, storm-dagster dev) with this release"
     if status is not None and status[1] in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         remedy = (
-            "its token follows from the cluster's storm.secret (set storm.secret.file to the same here), without one it "
-            "is HOME/spark.token (name that HOME in STORM_DAGSTER_HOME)"
+            "its token follows from the cluster's storm.secret "
+            "(set storm.secret.file to the same here), without one it is HOME/spark.token "
+            "(name that HOME in STORM_DAGSTER_HOME)"
         )
-    return Unavailable(mask_text(f"{what} failed ({cause:.300}): {remedy}"))
+    return Unavailable(mask_text(f"{subject} failed ({cause:.300}): {remedy}"))
+
+
+def _cause_of(error: Exception) -> str:
+    """The cause of an error of Spark in a few words.
+
+    An error of gRPC prints its complete state, also where pyspark wraps it. Two of its lines have
+    the cause.
+    """
+    text = str(error)
+    causes: list[str] = []
+    for pattern in (_STATUS, _DETAILS):
+        match = pattern.search(text)
+        if match is not None:
+            causes.append(match[1])
+    if causes:
+        return ": ".join(causes)
+    lines = text.strip().splitlines()
+    return lines[0] if lines else type(error).__name__

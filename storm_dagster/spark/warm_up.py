@@ -1,4 +1,7 @@
-"""Warm-up of a new Spark server with its first jobs, so that no submission waits for them."""
+"""Warm-up of a new Spark server with its first jobs.
+
+So no submission waits for them.
+"""
 
 import math
 import time
@@ -24,51 +27,58 @@ WARM_BATCH = PlacementBatch(
         _NEW.model_copy(update={"name": "b", "event": "rebalance", "workers": 2, "old": (_OLD,)}),
     ),
 )
-"""One topology of each kind of computation: new, and with a past."""
+"""One topology of each kind of computation: new, and with a history."""
 
 
 _DEADLINE_SECS = 180.0
-_MOST_ROUNDS = 12
-_LONGEST_SECS = 8.0
+_MAX_ROUNDS = 12
+_MAX_SECS = 8.0
 _FASTER = 0.85
-"""A round that takes less than this part of the best one before means that the server is still
-compiling.
+"""Ratio of a round's time to the former best one.
+
+Below it the server is still compiling.
 """
 _IDLE_ROUNDS = 2
 
 
 def warm_planner(
-    planner: Callable[[PlacementBatch], object], placed: Callable[[], None] = lambda: None
+    planner: Callable[[PlacementBatch], object], on_placed: Callable[[], None] = lambda: None
 ) -> None:
-    """Run the assignment through every stage; with the cluster's planner its pinned session becomes
-    warm.
+    """Run the assignment through every stage, to warm the planner's session.
 
-    ``placed`` is called after the first one, by far the slowest. A submission takes the plain way,
-    and healing the way of what has a past: both are repeated until the plain one gets no faster,
-    twelve times and eight seconds at most.
+    With the cluster's planner that is the pinned session. ``on_placed`` is called after each of the
+    first three placements, of which the first is by far the slowest. A submission uses the plan
+    without a history, healing the one with a history: both are repeated until the former gets no
+    faster, at most twelve times and eight seconds.
     """
-    plain = PlacementBatch(supervisors=WARM_BATCH.supervisors, topologies=WARM_BATCH.topologies[:1])
-    for batch in (plain, plain, WARM_BATCH):
+    new_batch = PlacementBatch(
+        supervisors=WARM_BATCH.supervisors, topologies=WARM_BATCH.topologies[:1]
+    )
+    for batch in (new_batch, new_batch, WARM_BATCH):
         planner(batch)
-        placed()
-    best, idle = math.inf, 0
-    until = time.monotonic() + _LONGEST_SECS
-    for _ in range(_MOST_ROUNDS):
+        on_placed()
+    best_secs = math.inf
+    idle_rounds = 0
+    deadline = time.monotonic() + _MAX_SECS
+    for _ in range(_MAX_ROUNDS):
         began = time.monotonic()
-        if began >= until or idle >= _IDLE_ROUNDS:
+        if began >= deadline or idle_rounds >= _IDLE_ROUNDS:
             return
-        planner(plain)
-        taken = time.monotonic() - began
-        idle = 0 if taken < best * _FASTER else idle + 1
-        best = min(best, taken)
+        planner(new_batch)
+        round_secs = time.monotonic() - began
+        if round_secs < best_secs * _FASTER:
+            idle_rounds = 0
+        else:
+            idle_rounds += 1
+        best_secs = min(best_secs, round_secs)
         planner(WARM_BATCH)
 
 
 def warm_up(remote: str) -> None:
-    """Run the first jobs on the server at the URL: its JVM has compiled what placements use
-    afterwards.
+    """Run the first jobs on the server at the URL.
 
-    A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`.
+    Then its JVM has compiled the plans of placements. A URL that names a session also warms that
+    session's Python workers. Raises :class:`Unavailable`.
     """
     planner = ConnectPlanner(
         remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS

@@ -1,1 +1,4 @@
-"""Dagster's web application behind our guard and authentication: ``storm-dagster daemon web``."""
+"""Dagster's web application behind guard and authentication.
+
+It is the daemon of ``storm-dagster daemon web``.
+"""

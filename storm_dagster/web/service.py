@@ -1,5 +1,7 @@
-"""Service of Dagster's web application, made by internals that are imported here alone: guard,
-authentication, and JSON as the only way to change something.
+"""Service of Dagster's web application.
+
+It has a guard, authentication, and accepts changes only as JSON. The internals of Dagster that it
+needs are imported only here.
 """
 
 import threading
@@ -21,20 +23,22 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.settings import Security
 
-# Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: as
-# the stock server has them.
+# Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: the
+# values of the stock server.
 _STORAGE = (15_000, 3_600, 20)
 _POLL_MS = 2_000
-_MOST_BODY_BYTES = 8 << 20
-"""Dagster holds a whole body in memory, many times over."""
+_MAX_BODY_BYTES = 8 << 20
+"""Dagster has a complete body in memory, many times over."""
+# Dagster's pages have their own policy for scripts.
+_HEADERS = [(b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"same-origin")]
 
 
 @contextmanager
 def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
-    """Dagster's web application for a workspace file, without any server.
+    """Dagster's web application for a workspace file, without a server.
 
-    :class:`Unavailable` for a Dagster that does not fit: then there is no UI, for the stock server
-    asks nobody.
+    :class:`Unavailable` for a Dagster that does not fit. Then no UI starts, because the stock
+    server has no authentication.
     """
     try:
         from dagster._core.workspace.context import WorkspaceProcessContext
@@ -60,28 +64,30 @@ def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
 
 def _unfit(error: Exception) -> Unavailable:
     return Unavailable(
-        f"Dagster's web application does not fit: Dagster {dg.__version__} ({error}). The UI does not start, because the "
-        f"stock dagster-webserver lets everybody in: install dagster {TESTED_DAGSTER}, or "
-        "protect the stock server yourself (docs/security.md) and set dagster.graphql.url"
+        f"Dagster's web application does not fit: Dagster {dg.__version__} ({error}). "
+        "The UI does not start, because the stock dagster-webserver lets everybody in: "
+        f"install dagster {TESTED_DAGSTER}, or protect the stock server yourself "
+        "(docs/security.md) and set dagster.graphql.url"
     )
 
 
-# Dagster's pages have a policy of their own for scripts.
-_HEADERS = [(b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"same-origin")]
-
-
 class JsonOnly:
-    """Refuses what a page of another site can make a browser send without asking: links that
-    execute GraphQL, and forms.
+    """Refusal of the requests that a page of another site can make a browser send.
+
+    They are links that execute GraphQL, and forms.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else error_response(refusal))(scope, receive, send)
+        """Serve or refuse one request."""
+        app = self._app
+        if scope["type"] == "http":
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                app = error_response(refusal)
+        await app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> InvalidRequest | None:
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -91,45 +97,45 @@ class JsonOnly:
                 )
             return None
         headers = dict(reversed(scope["headers"]))
-        kind, length = headers.get(b"content-type", b""), headers.get(b"content-length", b"")
-        # In small letters: for any other type Dagster executes the address.
-        if kind.partition(b";")[0].strip() != b"application/json":
+        content_type = headers.get(b"content-type", b"")
+        length = headers.get(b"content-length", b"")
+        # Only in lower case: for any other type Dagster executes the address.
+        if content_type.partition(b";")[0].strip() != b"application/json":
             return InvalidRequest(f"a {scope['method']} needs the content type application/json")
-        if (
-            b"transfer-encoding" in headers
-            or not length.isdigit()
-            or int(length) > _MOST_BODY_BYTES
-        ):
+        has_length = b"transfer-encoding" not in headers and length.isdigit()
+        if not has_length or int(length) > _MAX_BODY_BYTES:
             return InvalidRequest(
-                f"a {scope['method']} needs a Content-Length, and at most {_MOST_BODY_BYTES} bytes"
+                f"a {scope['method']} needs a Content-Length, and at most {_MAX_BODY_BYTES} bytes"
             )
         return None
 
 
 def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
-    """``app`` for pages of its own origin and programs; with a secret or TLS for administrators
-    alone.
+    """``app`` for pages of its own origin and for programs.
+
+    With a secret or TLS it is only for administrators.
     """
-    named = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
+    configured_host = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
     security = Security.of(conf)
-    asked = Authentication(
+    authenticated = Authentication(
         JsonOnly(app), security, conf, lambda name: None, challenge=BASIC, administrators_only=True
     )
-    return Guard(asked, hosts=allowed_hosts([host, named]), headers=_HEADERS)
+    return Guard(authenticated, hosts=allowed_hosts([host, configured_host]), headers=_HEADERS)
 
 
 def serve(conf: Any, workspace: Path, host: str | None, port: int, stop: threading.Event) -> None:
-    """Serve until ``stop``. Without a secret or TLS: on loopback, to this user alone."""
+    """Serve until ``stop``; without a secret or TLS on loopback, to this user alone."""
     security = Security.of(conf)
     host = check_exposure(conf, "Dagster's web application", "secret or tls", host)
+    tls = None
+    if security.tls:
+        tls = security.server_context(client_certificate=security.http_needs_certificate)
     with dagster_application(workspace) as app:
         service = HttpService(
             guard_application(app, conf, host),
             listen(host, port, "--port"),
             name="dagster-web",
-            tls=security.server_context(client_certificate=security.http_needs_certificate)
-            if security.tls
-            else None,
+            tls=tls,
             websockets=True,
             own_user_only=not security.configured,
         )

@@ -17,7 +17,12 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from storm_dagster.defs.declared.checks import TopologyAlerts, check_results
-from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
+from storm_dagster.defs.declared.declaration import (
+    Declaration,
+    RunningTopology,
+    TargetDescription,
+    differences,
+)
 from storm_dagster.defs.declared.deploy import read_actual
 from storm_dagster.defs.declared.topology import workers_markdown
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -323,27 +328,27 @@ def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:
 
 def test_drift_is_found_in_every_part() -> None:
     declared = Declaration("shop", "shop.py", workers=3, parallelism={"count": 4})
-    described = Described(code_version="new")
-    same = Actual("shop-1-1", "ACTIVE", 3, {"count": 4}, "new")
+    described = TargetDescription(code_version="new")
+    same = RunningTopology("shop-1-1", "ACTIVE", 3, {"count": 4}, "new")
     assert differences(declared, described, same) == {}
     assert set(differences(declared, described, None)) == {"running"}
-    other = Actual("shop-1-1", "INACTIVE", 2, {"count": 1}, "old")
+    other = RunningTopology("shop-1-1", "INACTIVE", 2, {"count": 1}, "old")
     assert set(differences(declared, described, other)) == {
         "code",
         "workers",
         "parallelism.count",
         "status",
     }
-    foreign = Actual("shop-1-1", "ACTIVE", 3, {"count": 4}, None)
+    foreign = RunningTopology("shop-1-1", "ACTIVE", 3, {"count": 4}, None)
     assert "not deployed from here" in differences(declared, described, foreign)["code"]
 
 
 def test_nothing_runs_once_it_was_killed_though_its_workers_still_do() -> None:
     document = {"id": "shop-1-1", "status": "KILLED", "tasks": [{"id": 1, "status": "running"}]}
-    killed = Actual("shop-1-1", "KILLED", 1, {}, "v")
+    killed = RunningTopology("shop-1-1", "KILLED", 1, {}, "v")
     found = check_results(
         Declaration("shop", "x"),
-        Described(code_version="v"),
+        TargetDescription(code_version="v"),
         killed,
         document,
         TopologyAlerts(errors=1),
@@ -362,10 +367,10 @@ def test_limits_are_judged_by_what_spouts_did() -> None:
         },
         "errors": [{}],
     }
-    running = Actual("shop-1-1", "ACTIVE", 1, {}, "v")
+    running = RunningTopology("shop-1-1", "ACTIVE", 1, {}, "v")
     alerts = TopologyAlerts(complete_ms=19, failed_ratio=0.1, errors=0)
     found = check_results(
-        Declaration("shop", "x"), Described(code_version="v"), running, document, alerts
+        Declaration("shop", "x"), TargetDescription(code_version="v"), running, document, alerts
     )
     assert {name: verdict.passed for name, verdict in found.items()} == {
         "all_tasks_run": True,
@@ -389,7 +394,7 @@ def test_the_actual_state_is_read_from_zookeeper_and_blobs(world: DagsterWorld) 
     assert actual is not None
     assert (actual.workers, actual.executors["count"], actual.code_version) == (2, 2, "abc")
     wanted = Declaration("wc", "wc.py", workers=3, parallelism={"count": 2})
-    assert set(differences(wanted, Described(code_version="abc"), actual)) == {"workers"}
+    assert set(differences(wanted, TargetDescription(code_version="abc"), actual)) == {"workers"}
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 
-from storm_dagster.defs.declared.declaration import Actual, Declaration, Described
+from storm_dagster.defs.declared.declaration import Declaration, RunningTopology, TargetDescription
 from storm_dagster.defs.declared.deploy import next_batch
 from storm_dagster.defs.declared.runs import deploy_request
 
@@ -23,14 +23,14 @@ ELSEWHERE = RemoteRepositoryOrigin(
     GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"
 )
 DECLARED = Declaration("wc", "wc.py")
-NEW = Described(code_version="new")
+NEW = TargetDescription(code_version="new")
 
 
-def running(version: str = "old", status: str = "ACTIVE", **more: Any) -> Actual:
-    return Actual("wc-1-1", status, 2, {}, version, **{"code_dir": "wc-1-1", **more})
+def running(version: str = "old", status: str = "ACTIVE", **more: Any) -> RunningTopology:
+    return RunningTopology("wc-1-1", status, 2, {}, version, **{"code_dir": "wc-1-1", **more})
 
 
-def ask(instance: dg.DagsterInstance, actual: Actual | None, later: float = 0.0) -> Any:
+def ask(instance: dg.DagsterInstance, actual: RunningTopology | None, later: float = 0.0) -> Any:
     return deploy_request(
         instance,
         dg.AssetKey(["topologies", "wc"]),
@@ -63,7 +63,7 @@ def launched(
     ids=["nothing runs", "as declared", "killed", "rolled back", "somebody upgrades it"],
 )
 def test_nothing_is_asked_for_when_there_is_nothing_to_deploy_onto(
-    instance: dg.DagsterInstance, actual: Actual | None
+    instance: dg.DagsterInstance, actual: RunningTopology | None
 ) -> None:
     assert ask(instance, actual) is None
 

@@ -26,7 +26,7 @@ from storm_dagster.defs.declared.checks import (
     TopologyAlerts,
 )
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
-from storm_dagster.defs.declared.deploy import alone
+from storm_dagster.defs.declared.deploy import deploy_lock
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
@@ -357,13 +357,13 @@ def test_one_deploy_at_a_time_and_the_same_version_is_left_to_the_first(shop: Sh
     def second() -> None:
         with shop.topology.zookeeper.cluster() as cluster:
             began.set()
-            with alone(cluster, "wc", "v2", "run-3", said.append) as mine:
+            with deploy_lock(cluster, "wc", "v2", "run-3", said.append) as mine:
                 assert mine
                 done.set()
 
     with shop.topology.zookeeper.cluster() as one, shop.topology.zookeeper.cluster() as two:
-        with alone(one, "wc", "v1", "run-1", said.append) as first:
-            with alone(two, "wc", "v1", "run-2", said.append) as same:
+        with deploy_lock(one, "wc", "v1", "run-1", said.append) as first:
+            with deploy_lock(two, "wc", "v1", "run-2", said.append) as same:
                 assert (first, same) == (True, False)
             assert "run-1" in said[0]
             thread = threading.Thread(target=second)
@@ -372,7 +372,7 @@ def test_one_deploy_at_a_time_and_the_same_version_is_left_to_the_first(shop: Sh
             assert not done.wait(0.5), "another version waits"
         assert done.wait(30)
         thread.join(30)
-        with alone(two, "wc", "v1", "run-4", said.append) as later:
+        with deploy_lock(two, "wc", "v1", "run-4", said.append) as later:
             assert later
 
 
@@ -382,7 +382,7 @@ def test_a_run_that_meets_a_deploy_of_the_same_version_is_green_and_changes_noth
     version = shop.topology.described.code_version
     with (
         shop.topology.zookeeper.cluster() as cluster,
-        alone(cluster, "wc", version, "run-1", print),
+        deploy_lock(cluster, "wc", version, "run-1", print),
     ):
         result = shop.defs.resolve_job_def("deploy_wc").execute_in_process(instance=shop.instance)
     assert result.success and shop.world.topology("wc") is None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from storm_dagster.defs.declared.deploy import alone
+from storm_dagster.defs.declared.deploy import deploy_lock
 from storm_dagster.model import paths
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
@@ -23,7 +23,7 @@ def test_a_deploy_that_lost_its_session_leaves_the_next_ones_node(
     other = StormClusterState.open(zk_conf)
     path = paths.deploy("wc")
     try:
-        with alone(other, "wc", "1", "run-1", print) as first:
+        with deploy_lock(other, "wc", "1", "run-1", print) as first:
             assert first
             zk_expire(other.session)
             eventually(lambda: not zk_cluster.state.exists(path), 10)

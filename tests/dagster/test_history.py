@@ -80,7 +80,7 @@ def test_old_runs_of_ours_go_and_others_stay(
     assert prune_runs(sqlite, NAMES, datetime.now(tz=timezone.utc) - timedelta(days=1)) == 0
     here = {theirs, shown, elsewhere, unfinished}
     assert prune_runs(sqlite, NAMES, tomorrow(), repository="__repository__@storm") == 0
-    assert prune_runs(sqlite, NAMES, tomorrow(), most=3) == 3
+    assert prune_runs(sqlite, NAMES, tomorrow(), max_deleted=3) == 3
     assert left(sqlite) >= here
     prune_runs(sqlite, NAMES, tomorrow())
     assert left(sqlite) == here - {elsewhere}

@@ -186,10 +186,10 @@ def test_a_restart_is_done_when_every_worker_is_a_new_process(
 ) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
-    monkeypatch.setattr(jobs, "_LONGEST_START_SECS", 0.5)
+    monkeypatch.setattr(jobs, "_MAX_START_SECS", 0.5)
     config = op("restart_topology", name="wc")
     assert failure_type(world.run("restart_topology", config=config)) == "Unavailable"
-    monkeypatch.setattr(jobs, "_LONGEST_START_SECS", 60.0)
+    monkeypatch.setattr(jobs, "_MAX_START_SECS", 60.0)
 
     def replace() -> None:
         eventually(lambda: world.topology("wc").assignment.restarts == 2, what="the restart")

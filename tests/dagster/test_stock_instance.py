@@ -119,7 +119,7 @@ def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
 def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
+    monkeypatch.setattr(heartbeat_sensor, "_MAX_QUEUE_SECS", 0.0)
     running(world, "wc")
     cursor = tick(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")
@@ -164,8 +164,8 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
 def test_a_queued_run_of_any_age_is_not_asked_for_again(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
-    monkeypatch.setattr(heartbeat_sensor, "_LONGEST_RUN_SECS", 0.0)
+    monkeypatch.setattr(heartbeat_sensor, "_MAX_QUEUE_SECS", 0.0)
+    monkeypatch.setattr(heartbeat_sensor, "_MAX_RUN_SECS", 0.0)
     running(world, "wc")
     cursor = tick(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")

@@ -46,12 +46,12 @@ EVIDENCE = {
 
 GUARDED: dict[str, dict[str, str]] = {
     "defs/declared/deploy.py": {
-        "alone.claim_ephemeral_node": SESSION,
-        "alone.delete_node": SESSION,
+        "deploy_lock.claim_ephemeral_node": SESSION,
+        "deploy_lock.delete_node": SESSION,
     },
     "defs/healing/heartbeat_sensor.py": {
-        "_Watch.hold.claim_ephemeral_node": SESSION,
-        "_Watch.hold.delete_node": SESSION,
+        "_Watch.hold_healer.claim_ephemeral_node": SESSION,
+        "_Watch.release_healer.delete_node": SESSION,
         "_Watch.publish_alarm.set_data": SESSION,
     },
     "nimbus/blobs/registry.py": {

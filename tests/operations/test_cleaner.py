@@ -178,7 +178,7 @@ def test_an_emptied_root_deletes_no_blob(world: World) -> None:
 
 @pytest.mark.zookeeper
 def test_backups_of_assignments_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleaner, "_MOST_BACKUPS", 3)
+    monkeypatch.setattr(cleaner, "_MAX_BACKUPS", 3)
     for name in ("old", "a", "b", "c", "d"):
         world.submit(name)
         if name != "a":

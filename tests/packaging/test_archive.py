@@ -144,7 +144,7 @@ def test_ignore_patterns_mean_what_they_mean_to_git(
     tmp_path: Path, line: str, path: str, folder: bool, named: bool
 ) -> None:
     (tmp_path / ".gitignore").write_text(line + "\n", encoding="utf-8")
-    assert IgnoreRules(tmp_path).ignored(tmp_path / path, folder) is named
+    assert IgnoreRules(tmp_path).is_ignored(tmp_path / path, folder) is named
 
 
 def test_the_innermost_rule_wins_and_a_broken_line_is_skipped(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_rules_of_outer_folders_count_up_to_the_repository(tmp_path: Path) -> No
     (tmp_path / "repo" / ".gitignore").write_text("*.bin\n", encoding="utf-8")
     tree(tmp_path / "repo" / "src", "a.py", "a.bin")
     rules = IgnoreRules(tmp_path / "repo" / "src")
-    assert rules.ignored(tmp_path / "repo" / "src" / "a.bin", False)
-    assert not rules.ignored(tmp_path / "repo" / "src" / "a.py", False)
+    assert rules.is_ignored(tmp_path / "repo" / "src" / "a.bin", False)
+    assert not rules.is_ignored(tmp_path / "repo" / "src" / "a.py", False)
 
 
 def test_an_archive_travels_byte_for_byte(tmp_path: Path) -> None:

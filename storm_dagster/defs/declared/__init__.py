@@ -1,1 +1,1 @@
-"""Topologies declared in `defs.yaml`: their component, assets, checks, deploys and sensor."""
+"""Topologies declared in `defs.yaml`: component, assets, checks, deploys, sensor."""

@@ -1,15 +1,14 @@
-"""The assets of one declared topology: the topology itself, and its spouts and bolts in the
-lineage.
-"""
+"""The assets of one declared topology: itself, its spouts and its bolts."""
 
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.declared.declaration import Declaration, Described, edges
+from storm_dagster.defs.declared.declaration import Declaration, TargetDescription, edges
 from storm_dagster.defs.metadata import components_table, table
 from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.conf import mask
@@ -19,7 +18,7 @@ from storm_dagster.packaging.target import parse_target
 
 def topology_assets(
     declaration: Declaration,
-    described: Described,
+    described: TargetDescription,
     *,
     prefix: Sequence[str],
     description: str | None,
@@ -28,24 +27,22 @@ def topology_assets(
     automation_condition: dg.AutomationCondition | None,
     **common: Any,
 ) -> list[StormAsset]:
-    """The topology first, then its components; only the topology when its target cannot be
-    described.
+    """The assets of the topology, and of its components.
 
-    ``common`` are attributes of all: group name, owners and tags. Spouts depend on the topology,
-    bolts on the components whose streams they read.
+    The topology is first; it is alone if its target cannot be described. ``common`` are attributes
+    of all assets: group name, owners and tags. Spouts depend on the topology, bolts on the
+    components whose streams they read.
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
     text = description or f"The topology {name}: a job that never ends, run by Storm."
+    conf_rows: list[tuple[str, str]] = []
+    for conf_key, value in sorted(mask(declaration.submitted_conf).items()):
+        conf_text = value if isinstance(value, str) else json.dumps(value, default=str)
+        conf_rows.append((conf_key, conf_text))
     metadata: dict[str, Any] = {
         "target": declaration.target,
-        "conf": table(
-            "key value",
-            [
-                (key, value if isinstance(value, str) else json.dumps(value, default=str))
-                for key, value in sorted(mask(declaration.submitted_conf).items())
-            ],
-        ),
+        "conf": table("key value", conf_rows),
         "parallelism": table("component executors:int", sorted(declaration.parallelism.items())),
     }
     if described.problem is not None:
@@ -62,53 +59,52 @@ def topology_assets(
         deps=[dg.AssetKey.from_user_string(dep) for dep in deps],
         automation_condition=automation_condition,
         code_version=described.code_version,
-        # A run that changes nothing materializes nothing.
+        # A run without a change materializes no asset.
         skippable=True,
         metadata=metadata,
         **common,
     )
-    found = [StormAsset("topology", topology, topology=name)]
+    assets = [StormAsset("topology", topology, topology=name)]
     if described.spec is None:
-        return found
-    reads = edges(described.spec)
+        return assets
+    inputs_of = edges(described.spec)
     for component, kind, part in described.spec.components():
-        inputs = reads[component]
-        own = dg.AssetKey([*prefix, name, component])
-        outside = [
-            dg.AssetKey(each.split("/"))
-            for each in part.conf.get("topology.component.assets") or ()
-        ]
-        upstream = [
-            dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)
-        ] or [key]
+        inputs = inputs_of[component]
+        component_key = dg.AssetKey([*prefix, name, component])
+        paths = part.conf.get("topology.component.assets") or ()
+        external_keys = [dg.AssetKey(path.split("/")) for path in paths]
+        sources = dict.fromkeys(source for source, _, _ in inputs)
+        upstream = [dg.AssetKey([*prefix, name, source]) for source in sources] or [key]
+        outputs = [(stream, ", ".join(out.fields)) for stream, out in part.outputs.items()]
         spec = dg.AssetSpec(
-            key=own,
-            deps=[*upstream, *outside] if kind == "spout" else upstream,
+            key=component_key,
+            deps=[*upstream, *external_keys] if kind == "spout" else upstream,
             description=f"The {kind} {component} of topology {name}: {_code(part)}.",
             kinds={"storm", _kind(part)},
             metadata={
                 "executors": declaration.parallelism.get(component, part.parallelism),
                 "inputs": table("from stream grouping", inputs),
-                "outputs": table(
-                    "stream fields", [(s, ", ".join(out.fields)) for s, out in part.outputs.items()]
-                ),
+                "outputs": table("stream fields", outputs),
                 "dagster/column_schema": _columns(part),
                 **_code_reference(described, part.object.python),
             },
             **common,
         )
-        found.append(StormAsset(kind, spec, topology=name, component=component))
-        for written in outside if kind == "bolt" else ():
-            # Below the bolt: others may write it, too, or have an asset for it.
+        assets.append(StormAsset(kind, spec, topology=name, component=component))
+        if kind != "bolt":
+            continue
+        for external_key in external_keys:
+            # Below the bolt's key: other writers may exist, or another asset for it.
             target = dg.AssetSpec(
-                key=dg.AssetKey([*own.path, *written.path]),
-                deps=[own],
-                description=f"{written.to_user_string()}, written by {component} of topology {name}.",
-                kinds={"storm", written.path[0]},
+                key=dg.AssetKey([*component_key.path, *external_key.path]),
+                deps=[component_key],
+                description=f"{external_key.to_user_string()}, written by {component} "
+                f"of topology {name}.",
+                kinds={"storm", external_key.path[0]},
                 **common,
             )
-            found.append(StormAsset("target", target, topology=name))
-    return found
+            assets.append(StormAsset("target", target, topology=name))
+    return assets
 
 
 def _code(part: ComponentSpec) -> str:
@@ -116,28 +112,42 @@ def _code(part: ComponentSpec) -> str:
 
 
 def _columns(part: ComponentSpec) -> dg.TableSchema:
-    """The declared fields; those of streams other than the default one under the stream's name."""
-    return dg.TableSchema(
-        columns=[
-            dg.TableColumn(field if stream == "default" else f"{stream}.{field}", type=kind)
-            for stream, out in part.outputs.items()
-            for field, kind in zip(out.fields, out.types or ["any"] * len(out.fields), strict=True)
-        ]
-    )
+    """The declared fields; a field of a named stream has the stream's name as prefix."""
+    columns: list[dg.TableColumn] = []
+    for stream, out in part.outputs.items():
+        types = out.types or ["any"] * len(out.fields)
+        for field, kind in zip(out.fields, types, strict=True):
+            name = field if stream == "default" else f"{stream}.{field}"
+            columns.append(dg.TableColumn(name, type=kind))
+    return dg.TableSchema(columns=columns)
 
 
-def _code_reference(described: Described, python: str | None) -> dict[str, Any]:
-    """Location of ``module:Name`` among the files of the target; nothing when it is elsewhere."""
+def _code_reference(described: TargetDescription, python: str | None) -> dict[str, Any]:
+    """Metadata with the location of ``module:Name`` among the files of the target.
+
+    Empty if the module is not among them.
+    """
     module, _, name = (python or "").partition(":")
     end = f"/{module.replace('.', '/')}.py"
-    path = next((path for path in sorted(described.stamps) if path.as_posix().endswith(end)), None)
-    if path is None:
-        return {}
+    for path in sorted(described.stamps):
+        if path.as_posix().endswith(end):
+            line = _definition_line(path, name.rpartition(".")[2])
+            reference = dg.LocalFileCodeReference(file_path=str(path), line_number=line)
+            value = dg.CodeReferencesMetadataValue(code_references=[reference])
+            return {"dagster/code_references": value}
+    return {}
+
+
+def _definition_line(path: Path, name: str) -> int:
+    """Line of the class or function ``name``, 1 without it."""
+    if not name:
+        return 1
+    pattern = re.compile(rf"\s*(class|def)\s+{re.escape(name)}\b")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    head = re.compile(rf"\s*(class|def)\s+{re.escape(name.rpartition('.')[2])}\b")
-    line = next((number for number, text in enumerate(lines, 1) if name and head.match(text)), 1)
-    reference = dg.LocalFileCodeReference(file_path=str(path), line_number=line)
-    return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
+    for number, line in enumerate(lines, 1):
+        if pattern.match(line):
+            return number
+    return 1
 
 
 def _kind(part: ComponentSpec) -> str:

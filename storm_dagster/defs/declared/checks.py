@@ -1,4 +1,4 @@
-"""Checks of a declared topology: it runs, it is as declared, and it keeps its limits."""
+"""Checks of a declared topology: its tasks, its drift and its limits."""
 
 import math
 from collections.abc import Mapping
@@ -9,8 +9,13 @@ import dagster as dg
 from pydantic import ConfigDict
 
 from storm_dagster.core.snapshot.windows import Totals, read_totals, sum_totals
-from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
-from storm_dagster.defs.keys import catalog, described
+from storm_dagster.defs.declared.declaration import (
+    Declaration,
+    RunningTopology,
+    TargetDescription,
+    differences,
+)
+from storm_dagster.defs.keys import catalog, catalog_field
 from storm_dagster.defs.metadata import table
 
 
@@ -21,79 +26,78 @@ class _Strict(dg.Model, dg.Resolvable):
 class ScheduleAttributes(_Strict):
     """Schedule of a periodic action. Empty: never."""
 
-    deploy: str | None = described("schedule.deploy", default=None)
-    rebalance: str | None = described("schedule.rebalance", default=None)
-    timezone: str | None = described("schedule.timezone", default=None)
+    deploy: str | None = catalog_field("schedule.deploy", default=None)
+    rebalance: str | None = catalog_field("schedule.rebalance", default=None)
+    timezone: str | None = catalog_field("schedule.timezone", default=None)
 
 
 class TopologyAlerts(_Strict):
-    """Limits beyond which a check fails. Empty: not looked at."""
+    """Limits beyond which a check fails; an empty limit is not checked."""
 
-    complete_ms: float | None = described("alerts.complete_ms", default=None, gt=0)
-    failed_ratio: float | None = described("alerts.failed_ratio", default=None, ge=0, le=1)
-    errors: int | None = described("alerts.errors", default=None, ge=0)
+    complete_ms: float | None = catalog_field("alerts.complete_ms", default=None, gt=0)
+    failed_ratio: float | None = catalog_field("alerts.failed_ratio", default=None, ge=0, le=1)
+    errors: int | None = catalog_field("alerts.errors", default=None, ge=0)
 
 
 class GrayAttributes(_Strict):
     """Batches of a gray upgrade."""
 
-    number: int = described("gray.number", default=1, ge=1)
-    component: str | None = described("gray.component", default=None)
+    number: int = catalog_field("gray.number", default=1, ge=1)
+    component: str | None = catalog_field("gray.component", default=None)
 
 
 class FreshnessAttributes(_Strict):
-    """Limits of the check `fresh`: minutes since all tasks of the topology were last seen
-    running.
-    """
+    """Limits of the check `fresh`: minutes since all tasks were last seen running."""
 
-    warn_minutes: int = described("freshness.warn_minutes", default=10, ge=6)
-    fail_minutes: int = described("freshness.fail_minutes", default=20, ge=7)
+    warn_minutes: int = catalog_field("freshness.warn_minutes", default=10, ge=6)
+    fail_minutes: int = catalog_field("freshness.fail_minutes", default=20, ge=7)
 
 
 LAST_UPDATED = "dagster/last_updated_timestamp"
-"""Dagster's metadata key for the time of which an observation speaks."""
+"""Dagster's metadata key for the time of an observation's content."""
 
 _LIMITS = {
     "latency_within_limit": "complete_ms",
     "failures_within_limit": "failed_ratio",
     "errors_within_limit": "errors",
 }
-"""Check -> the limit of ``alerts`` that it holds."""
+"""Check -> its limit of ``alerts``."""
 
 
-def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
-    """Check name -> its rule; of the limits only those that are set."""
-    words = catalog()["declared_checks"].items()
-    return {
-        name: text
-        for name, text in words
-        if name not in _LIMITS or getattr(alerts, _LIMITS[name]) is not None
-    }
+def configured_checks(alerts: TopologyAlerts) -> dict[str, str]:
+    """Check name -> its rule; without the checks whose limit is not set."""
+    checks: dict[str, str] = {}
+    for name, rule in catalog()["declared_checks"].items():
+        limit = _LIMITS.get(name)
+        if limit is None or getattr(alerts, limit) is not None:
+            checks[name] = rule
+    return checks
 
 
 def check_results(
     declaration: Declaration,
-    described: Described,
-    actual: Actual | None,
+    described: TargetDescription,
+    actual: RunningTopology | None,
     document: Mapping[str, Any] | None,
     alerts: TopologyAlerts,
     *,
     newer: bool = False,
     measured: bool = True,
 ) -> dict[str, dg.AssetCheckResult]:
-    """Results of all wanted checks but `fresh`. ``document`` is `show`, ``None`` when nothing runs.
+    """Results of all configured checks but `fresh`.
 
-    With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the
-    document has no statistics, and limits are not checked.
+    ``document`` is that of `show`, ``None`` if the topology does not run. With ``newer`` the files
+    on disk are not those of the declaration. Without ``measured`` the document has no statistics,
+    and limits are not checked.
     """
     if actual is None or actual.status == "KILLED":
         document = None
-    found = {
+    results = {
         "all_tasks_run": _all_tasks_run(declaration.name, document),
         "as_declared": _as_declared(declaration, described, actual, newer),
     }
     if document is not None and not measured:
-        return found
+        return results
     spouts = spout_totals(document)
     values = {
         "complete_ms": round(spouts.complete_ms, 3),
@@ -101,21 +105,24 @@ def check_results(
         "errors": float(len((document or {}).get("errors", ()))),
     }
     for name, limit_name in _LIMITS.items():
-        value, limit = values[limit_name], getattr(alerts, limit_name)
-        if limit is not None:
-            found[name] = dg.AssetCheckResult(
-                passed=document is not None and value <= limit,
-                description=f"{limit_name} is {value:g}, the limit is {limit:g}"
-                if document is not None
-                else f"topology {declaration.name!r} does not run",
-                severity=dg.AssetCheckSeverity.WARN,
-                metadata={limit_name: value, "limit": float(limit)},
-            )
-    return found
+        limit = getattr(alerts, limit_name)
+        if limit is None:
+            continue
+        value = values[limit_name]
+        description = f"topology {declaration.name!r} does not run"
+        if document is not None:
+            description = f"{limit_name} is {value:g}, the limit is {limit:g}"
+        results[name] = dg.AssetCheckResult(
+            passed=document is not None and value <= limit,
+            description=description,
+            severity=dg.AssetCheckSeverity.WARN,
+            metadata={limit_name: value, "limit": float(limit)},
+        )
+    return results
 
 
 def spout_totals(document: Mapping[str, Any] | None) -> Totals:
-    """Statistics of all spouts of a `show` document, of all time."""
+    """All-time statistics of all spouts of a `show` document."""
     components: Mapping[str, Any] = (document or {}).get("components") or {}
     spouts = [part for part in components.values() if part.get("type") == "spout"]
     return sum_totals(read_totals(part.get("stats") or {}) for part in spouts)
@@ -140,38 +147,50 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetChe
     )
 
 
-def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> dg.AssetCheckResult:
-    """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in
-    epoch seconds.
+def check_freshness(
+    last_running: float | None, now: float, limits: FreshnessAttributes
+) -> dg.AssetCheckResult:
+    """Result of the check `fresh`: it passes if all tasks were seen running lately.
+
+    ``last_running`` and ``now`` are epoch seconds; ``None``: the tasks were never seen running.
     """
-    age = math.inf if seen is None else max(0.0, now - seen) / 60
+    age_minutes = math.inf
+    description = "all tasks were never seen running"
+    metadata: dict[str, Any] = {}
+    if last_running is not None:
+        age_minutes = max(0.0, now - last_running) / 60
+        time = datetime.fromtimestamp(last_running, timezone.utc)
+        description = f"all tasks were last seen running {time:%Y-%m-%d %H:%M:%S} UTC"
+        metadata[LAST_UPDATED] = dg.MetadataValue.timestamp(last_running)
+    severity = dg.AssetCheckSeverity.WARN
+    if age_minutes > limits.fail_minutes:
+        severity = dg.AssetCheckSeverity.ERROR
     return dg.AssetCheckResult(
-        passed=age <= limits.warn_minutes,
-        description=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-        if seen is not None
-        else "all tasks were never seen running",
-        severity=dg.AssetCheckSeverity.ERROR
-        if age > limits.fail_minutes
-        else dg.AssetCheckSeverity.WARN,
-        metadata={} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)},
+        passed=age_minutes <= limits.warn_minutes,
+        description=description,
+        severity=severity,
+        metadata=metadata,
     )
 
 
 def _as_declared(
-    declaration: Declaration, described: Described, actual: Actual | None, newer: bool
+    declaration: Declaration,
+    described: TargetDescription,
+    actual: RunningTopology | None,
+    newer: bool,
 ) -> dg.AssetCheckResult:
     differ = differences(declaration, described, actual)
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"
-    # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no
-    # fault.
-    heavy = [
-        part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")
-    ]
+    # Changed code that waits for a reload or a deploy, and an upgrade under way, are not errors.
+    severity = dg.AssetCheckSeverity.WARN
+    for part in differ:
+        if part not in ("code", "disk") and not part.startswith("conf."):
+            severity = dg.AssetCheckSeverity.ERROR
+    sentences = [f"{part}: {text}" for part, text in differ.items()]
     return dg.AssetCheckResult(
         passed=not differ,
-        description="; ".join(f"{part}: {text}" for part, text in differ.items())
-        or "everything is as declared",
-        severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
+        description="; ".join(sentences) or "everything is as declared",
+        severity=severity,
         metadata={"drift": table("what how", list(differ.items())), "differences": len(differ)},
     )

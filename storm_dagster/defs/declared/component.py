@@ -15,6 +15,7 @@
 import logging
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +35,7 @@ from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, de
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
-from storm_dagster.defs.keys import OWNER, described
+from storm_dagster.defs.keys import OWNER, catalog_field
 from storm_dagster.defs.observe.history import DECLARED, remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
@@ -43,18 +44,20 @@ from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.names import check_topology_name
 
-_FEW = 20
-"""Up to so many declared topologies of a project have jobs of their own: three hundred jobs help
-nobody.
-"""
+_MAX_WITH_OWN_JOBS = 20
+"""Maximum of declared topologies of a project for which each has its own jobs.
 
+A list of hundreds of jobs would not be usable.
+"""
+_SCAFFOLDED = Path(__file__).with_name("scaffolded_topology.txt")
 
 _loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
 
 
 def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
-    """Topologies that the project has declared so far in this load; each load has a component tree
-    of its own.
+    """The topologies that the project has declared up to now in this load.
+
+    Each load has its own component tree.
     """
     global _loaded
     if _loaded[0] is not tree:
@@ -62,22 +65,20 @@ def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
     return _loaded[1]
 
 
-_SCAFFOLDED = Path(__file__).with_name("scaffolded_topology.txt")
-
-
 class StormTopologyScaffolder(Scaffolder):
-    """Scaffolder of ``dg``: a word count under the name of the folder, and a ``defs.yaml`` that
-    declares it.
+    """Scaffolder of ``dg``: a word count, and the ``defs.yaml`` that declares it.
+
+    The topology has the name of the folder.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Write both; files that exist are not overwritten."""
+        """Write both files; existing files are not overwritten."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", request.target_path.name)
         words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
         class_name = "".join(word[:1].upper() + word[1:] for word in words) or "Words"
         if class_name[0].isdigit():
             class_name = f"Topology{class_name}"
-        # Imported under its stem, so that it must not be called as anything that is installed.
+        # Imported under its stem, so that it must not have the name of an installed module.
         module = re.sub(r"\W", "_", f"{name}_topology").lower()
         if module[0].isdigit():
             module = f"topology_{module}"
@@ -96,49 +97,52 @@ class StormTopologyScaffolder(Scaffolder):
 
 @scaffold_with(StormTopologyScaffolder)
 class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A topology that is to run.
+    """A declared topology.
 
-    Yields the asset ``topologies/<name>`` (materializing it brings about what is declared), an
-    asset for each spout and bolt, checks that all tasks run and that what runs is what is declared,
-    and the jobs ``submit_<name>``, ``deploy_<name>`` and ``kill_<name>``. The first one of a
-    project also yields what they share: the sensor ``declared_topologies_sensor`` and the jobs
-    ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``. Changes are runs in the code
-    location of the cluster. Loading connects to nothing; a target that cannot be imported is shown
-    as such.
+    It yields the asset ``topologies/<name>`` (its materialization applies the declaration), an
+    asset for each spout and bolt, checks that all tasks run and that the running topology is as
+    declared, and the jobs ``submit_<name>``, ``deploy_<name>`` and ``kill_<name>``. The first one
+    of a project also yields the shared definitions: the sensor ``declared_topologies_sensor`` and
+    the jobs ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``. Changes are runs in
+    the code location of the cluster. Loading opens no connection; the asset of a target that cannot
+    be imported shows the error.
     """
 
-    # What the fields mean stands in catalog.yaml. Defaults are values: Dagster 1.12 takes no
-    # factories. pydantic copies them for each instance.
+    # catalog.yaml describes the fields. Defaults are values, because Dagster 1.12 accepts no
+    # factories; pydantic copies them for each instance.
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    name: str = described("topology.name")
-    target: str = described("topology.target")
-    args: list[str] = described("topology.args", default=[])
-    conf: dict[str, Any] = described("topology.conf", default={})
-    workers: int | None = described("topology.workers", default=None, ge=1)
-    parallelism: dict[str, int] = described("topology.parallelism", default={})
-    inactive: bool = described("topology.inactive", default=False)
-    deploy: Literal["hot", "gray", "manual"] = described("topology.deploy", default="manual")
-    gray: GrayAttributes = described("topology.gray", default=GrayAttributes())
-    schedule: ScheduleAttributes = described("topology.schedule", default=ScheduleAttributes())
-    alerts: TopologyAlerts = described("topology.alerts", default=TopologyAlerts())
-    freshness: FreshnessAttributes = described("topology.freshness", default=FreshnessAttributes())
-    home: str | None = described("topology.home", default=None)
-    conf_dir: str | None = described("topology.conf_dir", default=None)
-    key_prefix: list[str] = described("topology.key_prefix", default=["topologies"])
-    group: str = described("topology.group", default="topologies")
-    description: str | None = described("topology.description", default=None)
-    owners: list[str] = described("topology.owners", default=[OWNER])
-    tags: dict[str, str] = described("topology.tags", default={})
-    kinds: list[str] = described("topology.kinds", default=["storm", "python"])
-    deps: list[str] = described("topology.deps", default=[])
+    name: str = catalog_field("topology.name")
+    target: str = catalog_field("topology.target")
+    args: list[str] = catalog_field("topology.args", default=[])
+    conf: dict[str, Any] = catalog_field("topology.conf", default={})
+    workers: int | None = catalog_field("topology.workers", default=None, ge=1)
+    parallelism: dict[str, int] = catalog_field("topology.parallelism", default={})
+    inactive: bool = catalog_field("topology.inactive", default=False)
+    deploy: Literal["hot", "gray", "manual"] = catalog_field("topology.deploy", default="manual")
+    gray: GrayAttributes = catalog_field("topology.gray", default=GrayAttributes())
+    schedule: ScheduleAttributes = catalog_field("topology.schedule", default=ScheduleAttributes())
+    alerts: TopologyAlerts = catalog_field("topology.alerts", default=TopologyAlerts())
+    freshness: FreshnessAttributes = catalog_field(
+        "topology.freshness", default=FreshnessAttributes()
+    )
+    home: str | None = catalog_field("topology.home", default=None)
+    conf_dir: str | None = catalog_field("topology.conf_dir", default=None)
+    key_prefix: list[str] = catalog_field("topology.key_prefix", default=["topologies"])
+    group: str = catalog_field("topology.group", default="topologies")
+    description: str | None = catalog_field("topology.description", default=None)
+    owners: list[str] = catalog_field("topology.owners", default=[OWNER])
+    tags: dict[str, str] = catalog_field("topology.tags", default={})
+    kinds: list[str] = catalog_field("topology.kinds", default=["storm", "python"])
+    deps: list[str] = catalog_field("topology.deps", default=[])
     automation_condition: Annotated[
         dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
-    ] = described("topology.automation_condition", default=None)
+    ] = catalog_field("topology.automation_condition", default=None)
     own_jobs: bool | None = Field(
         default=None,
-        description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. Empty: where the project "
-        f"declares at most {_FEW} topologies; the jobs that all share are always there.",
+        description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. "
+        f"Empty: where the project declares at most {_MAX_WITH_OWN_JOBS} topologies; "
+        "the jobs that all share are always there.",
     )
 
     @classmethod
@@ -151,8 +155,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def get_translator(self) -> StormTranslator:
-        """Override it to rename or annotate the assets of the topology, its spouts and its
-        bolts.
+        """The translator of the topology's assets, and of those of its spouts and bolts.
+
+        Override it to rename or annotate them.
         """
         return StormTranslator()
 
@@ -161,51 +166,20 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         return self.get_translator().get_asset_spec(asset)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The definitions.
+        """The definitions of the topology, and those that the project's topologies share.
 
         A wrong name, an unknown conf key (with the nearest known one), and a name that another
-        ``defs.yaml`` of the project declares are errors; a target that cannot be described and a
-        cluster out of reach are not.
+        ``defs.yaml`` of the project declares are errors; a target that cannot be described and an
+        unreachable cluster are not.
         """
-        check_topology_name(self.name)
-        place = context.path / "defs.yaml"
-        conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {place}")
+        path = context.path / "defs.yaml"
         topologies = _topologies_of(context.component_tree)
-        other = topologies[self.name].declaration.declared_in if self.name in topologies else None
-        if other not in (None, place):
-            raise Conflict(
-                f"topology {self.name!r} is declared twice: in {other} and in {place}: rename one of them, or remove it"
-            )
-        if self.workers is not None and "topology.workers" in self.conf:
-            raise InvalidRequest(
-                f"{place} names topology.workers in conf and workers: leave one of them out"
-            )
-        chosen = {
-            key: value
-            for key, value in conf.items()
-            if key in self.conf and key != "topology.workers"
-        }
-        if self.deploy == "gray":
-            # Workers are upgraded one by one under a topology master that shares a worker with
-            # nobody.
-            chosen.setdefault("topology.master.single.worker", True)
-        declaration = Declaration(
-            name=self.name,
-            target=_absolute_target(self.target, context.path),
-            args=tuple(self.args),
-            conf=chosen,
-            workers=self.workers if self.workers is not None else self.conf.get("topology.workers"),
-            parallelism=dict(self.parallelism),
-            inactive=self.inactive,
-            home=self.home,
-            declared_in=place,
-        )
+        declaration = self._declaration(context.path, topologies)
         described = describe_declared(declaration)
         if described.problem is not None:
-            # The location loads all the same; `dg check defs` and its log are where people look
-            # first.
+            # The location loads all the same. Its log and `dg check defs` show the warning.
             logging.getLogger("dagster.storm_dagster").warning(
-                f"topology {self.name!r} of {place} cannot be deployed: {described.problem}"
+                f"topology {self.name!r} of {path} cannot be deployed: {described.problem}"
             )
         assets = topology_assets(
             declaration,
@@ -222,7 +196,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         translation = translate(self, assets)
         cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
         specs = [translation.specs[asset.spec.key] for asset in assets]
-        topology = topologies[self.name] = DeclaredTopology(
+        topology = DeclaredTopology(
             declaration=declaration,
             described=described,
             files=LoadedFiles(declaration, described),
@@ -242,30 +216,74 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             blobstore=BlobStoreResource(**cluster),
             nimbus=NimbusResource(**cluster),
         )
-        few = len(context.component_tree.get_all_components(StormTopologyComponent)) <= _FEW
-        # The jobs of a topology named `declared` would have the names of the shared ones.
-        own_jobs = (
-            few if self.own_jobs is None else self.own_jobs
-        ) and topology.identifier != "declared"
-        own = topology_definitions(topology, own_jobs=own_jobs)
-        first = next(iter(topologies)) == self.name
-        made = dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
-        return remember_own(DECLARED, made)
+        topologies[self.name] = topology
+        own_jobs = self.own_jobs
+        if own_jobs is None:
+            components = context.component_tree.get_all_components(StormTopologyComponent)
+            own_jobs = len(components) <= _MAX_WITH_OWN_JOBS
+        if topology.identifier == "declared":
+            # Its jobs would have the names of the shared ones.
+            own_jobs = False
+        definitions = topology_definitions(topology, own_jobs=own_jobs)
+        is_first = next(iter(topologies)) == self.name
+        if is_first:
+            definitions = dg.Definitions.merge(definitions, shared_definitions(topologies))
+        return remember_own(DECLARED, definitions)
+
+    def _declaration(self, folder: Path, topologies: Mapping[str, DeclaredTopology]) -> Declaration:
+        """The declaration of the fields in the ``defs.yaml`` of ``folder``."""
+        check_topology_name(self.name)
+        path = folder / "defs.yaml"
+        conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {path}")
+        namesake = topologies.get(self.name)
+        other_path = None if namesake is None else namesake.declaration.declared_in
+        if other_path not in (None, path):
+            raise Conflict(
+                f"topology {self.name!r} is declared twice: in {other_path} and in {path}: "
+                "rename one of them, or remove it"
+            )
+        if self.workers is not None and "topology.workers" in self.conf:
+            raise InvalidRequest(
+                f"{path} names topology.workers in conf and workers: leave one of them out"
+            )
+        declared_conf = {
+            key: value
+            for key, value in conf.items()
+            if key in self.conf and key != "topology.workers"
+        }
+        if self.deploy == "gray":
+            # Workers are upgraded one by one under a topology master with its own worker.
+            declared_conf.setdefault("topology.master.single.worker", True)
+        workers = self.workers
+        if workers is None:
+            workers = self.conf.get("topology.workers")
+        return Declaration(
+            name=self.name,
+            target=_absolute_target(self.target, folder),
+            args=tuple(self.args),
+            conf=declared_conf,
+            workers=workers,
+            parallelism=dict(self.parallelism),
+            inactive=self.inactive,
+            home=self.home,
+            declared_in=path,
+        )
 
 
 def _identifier(name: str) -> str:
-    """The name as a Dagster identifier; a short hash keeps ``a-b`` and ``a.b`` apart."""
+    """The name as a Dagster identifier.
+
+    A short hash distinguishes ``a-b`` and ``a.b``.
+    """
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return plain if plain == name else f"{plain}_{zlib.crc32(name.encode()):08x}"
 
 
 def _absolute_target(target: str, folder: Path) -> str:
-    """A file beside the ``defs.yaml`` by its absolute path; anything else as it is."""
+    """The target with an absolute path, if it is a file beside the ``defs.yaml``."""
     for separator in ("::", ":"):
-        file, found, rest = target.partition(separator)
-        if (
-            file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz"))
-            and not Path(file).is_absolute()
-        ):
-            return f"{(folder / file).absolute()}{found}{rest}"
+        file = target.split(separator, 1)[0]
+        is_file = file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz"))
+        if is_file and not Path(file).is_absolute():
+            return f"{(folder / file).absolute()}{target[len(file) :]}"
     return target

@@ -1,8 +1,7 @@
-"""A topology as ``defs.yaml`` declares it, what its target turns out to be, and how what runs
-differs from it.
+"""Declaration of a topology in ``defs.yaml``, and its differences from the state.
 
-Targets are described in a child process, never imported here. Descriptions are kept on disk under
-the hash of the code they were made from, because every run loads the definitions again.
+Targets are described in a child process, never imported here. Descriptions are cached on disk under
+the hash of their code, because every run loads the definitions.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.groupings import GroupingSpec
-from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.model.topology import ComponentSpec, TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target
 
@@ -48,29 +47,32 @@ class Declaration:
 
     @property
     def submitted_conf(self) -> dict[str, Any]:
-        """The conf that goes with a submission, but for the code version."""
-        return {**self.conf, **({} if self.workers is None else {"topology.workers": self.workers})}
+        """The conf of a submission, without the code version."""
+        if self.workers is None:
+            return dict(self.conf)
+        return {**self.conf, "topology.workers": self.workers}
 
 
 @dataclass(frozen=True)
-class Described:
-    """Description of the target as it is now."""
+class TargetDescription:
+    """Description of the current target."""
 
     spec: TopologySpec | None = None
     """``None``: it cannot be described, ``problem`` has the reason."""
     code_version: str | None = None
-    """Hash of the code that travels and of the conf; ``None`` when the target does not even
-    exist.
-    """
+    """Hash of the packed code and of the conf; ``None`` if the target does not exist."""
     problem: str | None = None
     on_disk: str | None = None
-    """Hash of the files that it was described from, the ``defs.yaml`` included."""
+    """Hash of the described files, the ``defs.yaml`` included."""
     stamps: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
-    """Those files and their folders -> modification time and size, read before their content."""
+    """Described files and their folders -> modification time and size.
+
+    They are read before the content.
+    """
 
 
 @dataclass(frozen=True)
-class Actual:
+class RunningTopology:
     """A running topology, from ZooKeeper and the blob store."""
 
     topology_id: str
@@ -82,22 +84,23 @@ class Actual:
     conf: Mapping[str, Any] = field(default_factory=dict)
     """The conf that it was deployed with."""
     code_dir: str = ""
-    """Prefix of its code's blobs: another one for every deploy, whatever the code."""
+    """Prefix of its code's blobs; every deploy has a new one, also of the same code."""
     upgrading_to: str | None = None
-    """Version of the code that a gray upgrade under way brings; ``None``: none is, or it is not
-    from here.
+    """Code version of the current gray upgrade.
+
+    ``None`` without one, or if its code was not deployed from a declaration.
     """
     upgraded: int = 0
-    """Workers that it has upgraded."""
+    """Workers that the gray upgrade has upgraded."""
 
     @property
     def data_version(self) -> str:
-        """Version of the asset: another one for each deploy that changed something."""
+        """Version of the asset; every deploy with a change has a new one."""
         return f"{self.topology_id}.{self.code_version or 'unknown'}"
 
     @property
     def version_tags(self) -> dict[str, str]:
-        """Dagster's tags of a materialization: of which code and data it is."""
+        """Dagster's tags of a materialization: the versions of its code and data."""
         return {
             "dagster/code_version": self.code_version or "unknown",
             DATA_VERSION_TAG: self.data_version,
@@ -105,20 +108,24 @@ class Actual:
 
 
 class LoadedFiles:
-    """The files that a declaration was loaded from, compared with what stands on disk."""
+    """The files of a loaded declaration, compared with those on disk."""
 
-    def __init__(self, declaration: Declaration, described: Described) -> None:
-        self._declaration, self._on_disk = declaration, described.on_disk
-        self._stamps, self._changed = described.stamps, False
+    def __init__(self, declaration: Declaration, described: TargetDescription) -> None:
+        self._declaration = declaration
+        self._on_disk = described.on_disk
+        self._stamps = described.stamps
+        self._changed = False
 
     def changed(self) -> bool:
-        """Whether their content differs. It is read only after a modification time, size or folder
-        changed.
+        """True if the content differs.
+
+        It is read only after a modification time, size or folder changed.
         """
         if not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
-            # A target that could not be found has no files to look at: it is looked for each time.
-            now = describe_files(self._declaration)
-            self._stamps, self._changed = now.stamps, now.on_disk != self._on_disk
+            # A missing target has no files: it is searched at each call.
+            current = describe_files(self._declaration)
+            self._stamps = current.stamps
+            self._changed = current.on_disk != self._on_disk
         return self._changed
 
 
@@ -131,182 +138,217 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _files_of(target: Target, home: Path | None) -> list[Path]:
-    """Files whose content decides what the target is, found without importing anything."""
+    """Files whose content defines the target, found without an import."""
     if target.path is not None and target.kind == "archive":
         return [target.path]
+    include: list[str] | None = None
     if target.path is not None:
-        root, include = target.path.parent, None
+        root = target.path.parent
     else:
         top = target.module.partition(".")[0]
         spec = importlib.util.find_spec(top)
         if spec is None or not (spec.origin or spec.submodule_search_locations):
             raise InvalidTopology(
-                f"module {top!r} of target {target} is not installed here: install it, or put it on PYTHONPATH"
+                f"module {top!r} of target {target} is not installed here: install it, "
+                "or put it on PYTHONPATH"
             )
         if not spec.submodule_search_locations:
             return [Path(str(spec.origin))]
         package = Path(next(iter(spec.submodule_search_locations)))
-        root, include = package.parent, [package.name]
-    found = collect_files(root, include, leave_out=[home] if home is not None else [])
-    return [Path(path) for _, path in sorted(found.items())]
+        root = package.parent
+        include = [package.name]
+    files = collect_files(root, include, leave_out=[home] if home is not None else [])
+    return [Path(path) for _, path in sorted(files.items())]
 
 
 def _fingerprint(declaration: Declaration, target: Target, files: Sequence[Path]) -> str:
     digest = hashlib.sha256(json.dumps([str(target), declaration.args, sys.executable]).encode())
     for path in files:
         if path.name == "defs.yaml":
-            continue  # What it declares is compared by itself: more workers are no other code.
+            continue  # The declaration is compared separately: more workers are not other code.
         digest.update(f"{path.name}:{hash_file(path)}\n".encode())
     return digest.hexdigest()
 
 
 def _version(fingerprint: str, conf: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in conf.items() if key != "topology.workers"}
-    text = fingerprint + json.dumps(rest, sort_keys=True, default=str)
+    code_conf = {key: value for key, value in conf.items() if key != "topology.workers"}
+    text = fingerprint + json.dumps(code_conf, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _load_cached(path: Path) -> Described | None:
+def _load_cached(path: Path) -> TargetDescription | None:
     try:
         document = json.loads(path.read_bytes())
         if "problem" in document:
-            # It may have been the environment: a package that was missing is there now.
-            fresh = 0 <= time.time() - float(document["at"]) < _FAILURE_LASTS_SECS
-            return Described(problem=str(document["problem"])) if fresh else None
-        return Described(spec=decode_topology(json.dumps(document["topology"])))
+            # The environment may have been the reason: a missing package may be installed now.
+            age_secs = time.time() - float(document["at"])
+            if not 0 <= age_secs < _FAILURE_LASTS_SECS:
+                return None
+            return TargetDescription(problem=str(document["problem"]))
+        return TargetDescription(spec=decode_topology(json.dumps(document["topology"])))
     except (OSError, ValueError, KeyError, TypeError, StormDagsterError):
         return None
 
 
-def _keep(path: Path, found: Described) -> None:
-    spec, failed = found.spec, {"problem": found.problem, "at": time.time()}
-    document = failed if spec is None else {"topology": json.loads(spec.to_json())}
+def _store_cached(path: Path, description: TargetDescription) -> None:
+    if description.spec is None:
+        document = {"problem": description.problem, "at": time.time()}
+    else:
+        document = {"topology": json.loads(description.spec.to_json())}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(document))
     except OSError:
-        return  # A home that cannot be written costs a second at each load, nothing else.
+        return  # A read-only home only costs a second at each load.
 
 
 @lru_cache(maxsize=256)
-def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> Described:
+def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> TargetDescription:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     path = cache / "storm-dagster" / "described" / f"{fingerprint}.json"
-    found = _load_cached(path)
-    if found is None:
+    description = _load_cached(path)
+    if description is None:
         try:
-            found = Described(spec=describe_target(target, args, _DESCRIBE_SECS).topology)
+            topology = describe_target(target, args, _DESCRIBE_SECS).topology
+            description = TargetDescription(spec=topology)
         except StormDagsterError as error:
-            found = Described(problem=error.message)
-        _keep(path, found)
-    return found
+            description = TargetDescription(problem=error.message)
+        _store_cached(path, description)
+    return description
 
 
-def describe_declared(declaration: Declaration) -> Described:
-    """Describe the target; whatever is wrong with it is the ``problem``, nothing is raised.
+def describe_declared(declaration: Declaration) -> TargetDescription:
+    """Describe the target.
 
-    A description is made once for each content of the code (and each interpreter); a failure is
-    tried again after five minutes, or when the code changes.
+    An error of the target is the ``problem`` and is not raised. A description is made once for each
+    content of the code (and each interpreter); a failure is retried after five minutes, or when the
+    code changes.
     """
     files = describe_files(declaration)
     if files.problem is not None or files.code_version is None:
         return files
-    found = _describe(declaration.target, tuple(declaration.args), files.code_version)
+    target = _describe(declaration.target, tuple(declaration.args), files.code_version)
     version = _version(files.code_version, declaration.conf)
-    problem = found.problem or _wrong_names(declaration, found.spec)
-    return replace(
-        files, spec=None if found.problem else found.spec, code_version=version, problem=problem
-    )
+    if target.problem:
+        return replace(files, spec=None, code_version=version, problem=target.problem)
+    problem = _unknown_components(declaration, target.spec)
+    return replace(files, spec=target.spec, code_version=version, problem=problem)
 
 
-def describe_files(declaration: Declaration) -> Described:
-    """The target's files alone, their hash in place of the code version; what cannot be read is the
-    ``problem``.
+def describe_files(declaration: Declaration) -> TargetDescription:
+    """The description of the target's files alone.
+
+    Their hash is in place of the code version; an unreadable file is the ``problem``.
     """
-    place = declaration.declared_in
+    declared_in = declaration.declared_in
     try:
         target = parse_target(declaration.target)
         files = _files_of(target, Path(declaration.home) if declaration.home else None)
-        stamps = {path: _stamp(path) for path in {*files, *(file.parent for file in files)}}
-        stamps |= {place: _stamp(place)} if place else {}
+        paths = {*files, *(file.parent for file in files)}
+        if declared_in:
+            paths.add(declared_in)
+        stamps = {path: _stamp(path) for path in paths}
         fingerprint = _fingerprint(declaration, target, files)
-        declared = hash_file(place) if place and place.exists() else ""
+        declared_hash = ""
+        if declared_in and declared_in.exists():
+            declared_hash = hash_file(declared_in)
     except StormDagsterError as error:
-        return Described(problem=error.message)
+        return TargetDescription(problem=error.message)
     except (OSError, ValueError) as error:
-        return Described(problem=f"target {declaration.target} cannot be read: {error}")
-    return Described(code_version=fingerprint, on_disk=fingerprint + declared, stamps=stamps)
+        return TargetDescription(problem=f"target {declaration.target} cannot be read: {error}")
+    return TargetDescription(
+        code_version=fingerprint, on_disk=fingerprint + declared_hash, stamps=stamps
+    )
 
 
-def _wrong_names(declaration: Declaration, spec: TopologySpec | None) -> str | None:
-    known = set() if spec is None else {*spec.spouts, *spec.bolts}
-    unknown = sorted(set(declaration.parallelism) - known)
-    if spec is None or not unknown:
+def _unknown_components(declaration: Declaration, spec: TopologySpec | None) -> str | None:
+    """Problem of a ``parallelism`` with unknown components; ``None`` without one."""
+    if spec is None:
+        return None
+    components = {*spec.spouts, *spec.bolts}
+    unknown = sorted(set(declaration.parallelism) - components)
+    if not unknown:
         return None
     return (
-        f"parallelism names {', '.join(unknown)}, which topology {declaration.name!r} does not have: it has "
-        f"{', '.join(sorted(known))}"
+        f"parallelism names {', '.join(unknown)}, which topology {declaration.name!r} "
+        f"does not have: it has {', '.join(sorted(components))}"
     )
 
 
 def differences(
-    declaration: Declaration, described: Described, actual: Actual | None
+    declaration: Declaration, described: TargetDescription, actual: RunningTopology | None
 ) -> dict[str, str]:
-    """Differences from the declaration: part -> text; empty when there are none.
+    """Differences from the declaration: part -> text.
 
     Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
-    ``parallelism.<component>``. A conf that differs is a difference of the code as well: both
-    travel together.
+    ``parallelism.<component>``. A conf that differs is a difference of the code as well, because
+    both are deployed together.
     """
-    found: dict[str, str] = {}
+    differ: dict[str, str] = {}
     if described.problem is not None:
-        found["target"] = described.problem
+        differ["target"] = described.problem
     if actual is None or actual.status == "KILLED":
-        found["running"] = f"topology {declaration.name!r} does not run"
-        return found
+        differ["running"] = f"topology {declaration.name!r} does not run"
+        return differ
     if described.code_version is not None and actual.code_version != described.code_version:
-        runs = actual.code_version or "code that was not deployed from here"
-        found["code"] = f"declared {described.code_version}, running {runs}"
-        for key, value in sorted(declaration.conf.items()) if actual.conf else ():
-            if actual.conf.get(key) != value:
-                found[f"conf.{key}"] = (
-                    f"declared {mask(value, key)}, running {mask(actual.conf.get(key), key)}"
-                )
+        version = actual.code_version or "code that was not deployed from here"
+        differ["code"] = f"declared {described.code_version}, running {version}"
+        differ.update(_conf_differences(declaration, actual))
     if declaration.workers is not None and actual.workers != declaration.workers:
-        found["workers"] = f"declared {declaration.workers}, running {actual.workers}"
+        differ["workers"] = f"declared {declaration.workers}, running {actual.workers}"
     for component, count in sorted(declaration.parallelism.items()):
-        now = actual.executors.get(component)
-        if now != count:
-            found[f"parallelism.{component}"] = (
-                f"declared {count}, running {now if now is not None else 'none'}"
-            )
+        running_count = actual.executors.get(component)
+        if running_count != count:
+            running_text = "none" if running_count is None else running_count
+            differ[f"parallelism.{component}"] = f"declared {count}, running {running_text}"
     status = "INACTIVE" if declaration.inactive else "ACTIVE"
     if actual.status in ("ACTIVE", "INACTIVE") and actual.status != status:
-        found["status"] = f"declared {status}, it is {actual.status}"
-    return found
+        differ["status"] = f"declared {status}, it is {actual.status}"
+    return differ
+
+
+def _conf_differences(declaration: Declaration, actual: RunningTopology) -> dict[str, str]:
+    """Differences of the declared conf keys: ``conf.<key>`` -> text.
+
+    Empty if the running conf is unknown.
+    """
+    if not actual.conf:
+        return {}
+    differ: dict[str, str] = {}
+    for key, value in sorted(declaration.conf.items()):
+        running_value = actual.conf.get(key)
+        if running_value != value:
+            text = f"declared {mask(value, key)}, running {mask(running_value, key)}"
+            differ[f"conf.{key}"] = text
+    return differ
 
 
 def with_parallelism(spec: TopologySpec, parallelism: Mapping[str, int]) -> TopologySpec:
     """The topology with the declared numbers of executors."""
 
-    def changed(parts: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: part.model_copy(update={"parallelism": parallelism[name]})
-            if name in parallelism
-            else part
-            for name, part in parts.items()
-        }
+    def scale(components: Mapping[str, ComponentSpec]) -> dict[str, ComponentSpec]:
+        scaled = dict(components)
+        for name, component in components.items():
+            if name in parallelism:
+                update = {"parallelism": parallelism[name]}
+                scaled[name] = component.model_copy(update=update)
+        return scaled
 
-    return spec.model_copy(update={"spouts": changed(spec.spouts), "bolts": changed(spec.bolts)})
+    return spec.model_copy(update={"spouts": scale(spec.spouts), "bolts": scale(spec.bolts)})
 
 
 def edges(spec: TopologySpec) -> dict[str, Sequence[tuple[str, str, str]]]:
-    """Component -> (component it reads, stream, grouping in words)."""
+    """Component -> (source component, stream, grouping in words) of each input."""
+    inputs_of: dict[str, Sequence[tuple[str, str, str]]] = {}
+    for name, _, component in spec.components():
+        inputs_of[name] = [
+            (source.component, source.stream, _describe_grouping(source.grouping))
+            for source in component.inputs
+        ]
+    return inputs_of
 
-    def words(grouping: GroupingSpec) -> str:
-        return grouping.type + (f" on {', '.join(grouping.fields)}" if grouping.fields else "")
 
-    return {
-        name: [(one.component, one.stream, words(one.grouping)) for one in part.inputs]
-        for name, _, part in spec.components()
-    }
+def _describe_grouping(grouping: GroupingSpec) -> str:
+    if not grouping.fields:
+        return grouping.type
+    return f"{grouping.type} on {', '.join(grouping.fields)}"

@@ -1,8 +1,7 @@
-"""Reconciliation of a declared topology: submit, hot deploy, gray upgrade, rebalance, activate,
-each through nimbus.
+"""Reconciliation of a declared topology, through nimbus.
 
-Every change is a run in the code location of the cluster, as from the command line; nothing here
-writes cluster state.
+Its steps are submit, hot deploy, gray upgrade, rebalance and activate. Every change is a run in the
+code location of the cluster, as from the command line; this module does not write cluster state.
 """
 
 import json
@@ -18,9 +17,9 @@ from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import NimbusClient, submit_uploaded, upload, wait_for_run, wait_for_tasks
 from storm_dagster.client.waiting import wait_for_status
 from storm_dagster.defs.declared.declaration import (
-    Actual,
     Declaration,
-    Described,
+    RunningTopology,
+    TargetDescription,
     differences,
     with_parallelism,
 )
@@ -40,7 +39,8 @@ from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DeployPolicy = Literal["hot", "gray", "manual"]
-_WAIT_SECS, _LONGEST_SECS = 300.0, 900.0
+_WAIT_SECS = 300.0
+_MAX_UPGRADE_SECS = 900.0
 _PAUSE_SECS = 1.0
 _QUEUED_SECS = 15.0
 """A queue with room starts a run sooner, stock settings included."""
@@ -48,19 +48,20 @@ _QUEUED_SECS = 15.0
 Notify = Callable[[str], None]
 
 
-class LeftToQueue(Exception):
-    """The change is a queued run of the instance of this very run, whose slot it may be waiting
-    for.
+class RunQueued(Exception):
+    """The change is a run that is queued in the Dagster instance of this run.
+
+    It may be waiting for the place of this run.
     """
 
 
 def read_actual(
     cluster: StormClusterState, blobs: BlobStore, name: str, view: ClusterView | None = None
-) -> Actual | None:
-    """The running topology as ZooKeeper (``view``, else read now) and its stored conf have it;
-    ``None`` when there is none.
+) -> RunningTopology | None:
+    """Read the running topology from ZooKeeper and its stored conf.
 
-    :class:`Unavailable` when the cluster is out of reach.
+    ``view`` spares a read. ``None`` if the topology does not exist, :class:`Unavailable` if the
+    cluster is unreachable.
     """
     topology = (view or cluster.load_view()).topology_named(name)
     if topology is None:
@@ -68,9 +69,11 @@ def read_actual(
     base = topology.base
     upgrade = cluster.read_upgrade(topology.id) if base.status == "UPGRADING" else UpgradeState()
     record = upgrade.record
-    brings = None if record is None or record.rollback else record.code_dir
+    upgrading_to = None
+    if record is not None and not record.rollback:
+        upgrading_to = _version_in(_stored_conf(blobs, record.code_dir))
     conf = _stored_conf(blobs, topology.code_dir)
-    return Actual(
+    return RunningTopology(
         topology.id,
         base.status,
         base.workers,
@@ -78,34 +81,37 @@ def read_actual(
         _version_in(conf),
         conf=conf,
         code_dir=topology.code_dir,
-        upgrading_to=None if brings is None else _version_in(_stored_conf(blobs, brings)),
+        upgrading_to=upgrading_to,
         upgraded=len(upgrade.upgraded),
     )
 
 
 @contextmanager
-def alone(
+def deploy_lock(
     cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify
 ) -> Iterator[bool]:
-    """One deploy of a declared topology at a time, whatever started it and wherever it runs.
+    """Lock of the deploys of a declared topology; true if this run has it.
 
-    Waits while a run deploys another version; ``False`` at once while one deploys this very
-    version: there is nothing to do. :class:`Conflict` after five minutes.
+    There is one deploy at a time, in any process of any code location. Waits while a run deploys
+    another version. ``False`` at once while a run deploys the same version, because no work is
+    left. :class:`Conflict` after five minutes.
     """
-    path, deadline = paths.deploy(name), time.monotonic() + _WAIT_SECS
-    mine = json.dumps({"run": run_id, "version": version}).encode()
-    while not cluster.state.claim_ephemeral_node(path, mine):
-        other = json.loads(cluster.state.get_data(path) or b"{}")
-        if version is not None and other.get("version") == version:
+    path = paths.deploy(name)
+    deadline = time.monotonic() + _WAIT_SECS
+    claim = json.dumps({"run": run_id, "version": version}).encode()
+    while not cluster.state.claim_ephemeral_node(path, claim):
+        owner = json.loads(cluster.state.get_data(path) or b"{}")
+        if version is not None and owner.get("version") == version:
             notify(
-                f"run {other['run']} deploys version {version} of {name} now: it is left to that run"
+                f"run {owner['run']} deploys version {version} of {name} now: "
+                "it is left to that run"
             )
             yield False
             return
         if time.monotonic() >= deadline:
             raise Conflict(
-                f"run {other.get('run')} has been deploying {name!r} for {_WAIT_SECS:g} s: launch this again when it has "
-                "finished, or cancel it"
+                f"run {owner.get('run')} has been deploying {name!r} for {_WAIT_SECS:g} s: "
+                "launch this again when it has finished, or cancel it"
             )
         time.sleep(_PAUSE_SECS)
     try:
@@ -118,7 +124,10 @@ def alone(
 
 
 def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:
-    """Empty when the blob is gone, as of a topology that somebody just replaced."""
+    """The stored conf.
+
+    Empty if the blob is missing, as for a topology that was just replaced.
+    """
     try:
         conf = json.loads(blobs.read(conf_key(code_dir)))
     except (KeyNotFound, ValueError):
@@ -130,24 +139,28 @@ def _version_in(conf: Mapping[str, Any]) -> str | None:
     return str(conf[DECLARED_VERSION_KEY]) if DECLARED_VERSION_KEY in conf else None
 
 
-def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
-    """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this
-    run.
+def _refuse_full_queue(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
+    """A check that raises :class:`RunQueued` for a run that stays queued.
+
+    Only for a run in the queue of this run.
     """
-    until = time.monotonic() + _QUEUED_SECS
+    queue_deadline = time.monotonic() + _QUEUED_SECS
 
     def check(run: Mapping[str, Any]) -> None:
-        if run["status"] == "QUEUED" and time.monotonic() > until and shares_queue(run["run_id"]):
-            raise LeftToQueue(
-                f"run {run['run_id']} is queued: this run makes room for it, and declared_topologies_sensor records what it "
-                "deploys (concurrency.runs.max_concurrent_runs limits how many run at once)"
+        if run["status"] != "QUEUED" or time.monotonic() <= queue_deadline:
+            return
+        if shares_queue(run["run_id"]):
+            raise RunQueued(
+                f"run {run['run_id']} is queued: this run makes room for it, "
+                "and declared_topologies_sensor records its deploy "
+                "(concurrency.runs.max_concurrent_runs limits the runs at one time)"
             )
 
     return check
 
 
-def _needs_hot_deploy(actual: Actual) -> str | None:
-    """Reason why the running topology cannot be upgraded worker by worker; ``None`` when it can."""
+def _needs_hot_deploy(actual: RunningTopology) -> str | None:
+    """Reason why a gray upgrade is not possible; ``None`` if it is."""
     if actual.workers < 2:
         return f"{actual.topology_id} has one worker"
     if actual.conf.get("topology.master.single.worker") is not True:
@@ -157,109 +170,127 @@ def _needs_hot_deploy(actual: Actual) -> str | None:
 
 @dataclass(frozen=True)
 class Reconciler:
-    """Brings one topology to its declaration, through nimbus."""
+    """Reconciler of one topology with its declaration, through nimbus."""
 
     nimbus: NimbusClient
     declaration: Declaration
-    described: Described
+    described: TargetDescription
     policy: DeployPolicy
     batch: Mapping[str, Any]
-    """The component whose workers a gray upgrade takes first, if any, and the number of workers in
-    each batch.
+    """Batches of a gray upgrade.
+
+    The component whose workers are upgraded first, if any, and the number of workers in each batch.
     """
     token: str
     notify: Notify
     shares_queue: Callable[[str], bool]
-    """Whether a run of nimbus waits in the queue of the caller's run."""
+    """True if a run of nimbus waits in the queue of the caller's run."""
 
     def change(self, verb: str, body: Mapping[str, Any]) -> None:
-        """Ask for a change by its verb and body, and wait for its run."""
+        """Request a change by its verb and body, and wait for its run."""
         path = f"/v1/topologies/{self.declaration.name}/{verb}"
-        answer = self.nimbus.post(path, dict(body), repeat=False, launches=True)
-        run_id = answer.get("run_id")
+        response = self.nimbus.post(path, dict(body), repeat=False, launches=True)
+        run_id = response.get("run_id")
         self.notify(f"{verb}: run {run_id or 'none, the leader did it itself'}")
         if run_id:
-            deadline = time.monotonic() + _WAIT_SECS
             wait_for_run(
-                self.nimbus, run_id, deadline=deadline, on_document=_patience(self.shares_queue)
+                self.nimbus,
+                run_id,
+                deadline=time.monotonic() + _WAIT_SECS,
+                on_document=_refuse_full_queue(self.shares_queue),
             )
 
     def run(
-        self, actual: Actual | None, *, only_submit: bool = False, may_submit: bool = True
+        self, actual: RunningTopology | None, *, only_submit: bool = False, may_submit: bool = True
     ) -> list[str]:
-        """Change what differs from the declaration; what was done, in words.
+        """Apply the differences from the declaration, and return the changes in words.
 
-        With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that
-        does not run. With policy ``manual`` its code is. Raises the typed error of whatever
-        refuses, and :class:`LeftToQueue` where ``shares_queue`` says of a run of nimbus that it
-        waits in the caller's queue.
+        With ``only_submit`` a running topology stays unchanged, without ``may_submit`` one that
+        does not run is not submitted. With policy ``manual`` the code of a running topology stays.
+        Raises the typed error of a refused change, and :class:`RunQueued` if ``shares_queue`` is
+        true for a run of nimbus that stays queued.
         """
-        declaration, described, name, done = (
-            self.declaration,
-            self.described,
-            self.declaration.name,
-            list[str](),
-        )
+        declaration = self.declaration
+        described = self.described
+        name = declaration.name
         differ = differences(declaration, described, actual)
         if "running" in differ:
             if not may_submit:
                 self.notify(
-                    f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand"
+                    f"{differ['running']}: it was ended, and stays so until a user deploys it by hand"
                 )
                 return []
-            submission = submit_uploaded(
-                self.nimbus,
-                self._upload(),
-                name=name,
-                token=self.token,
-                inactive=declaration.inactive,
-                progress=lambda step, state: self.notify(f"{step}: {state}"),
-                on_document=_patience(self.shares_queue),
-            )
-            return [f"submitted as {submission.id} (run {submission.run_id})"]
+            return [self._submit()]
         if only_submit or actual is None:
             return []
-        going_on = (
+        is_own_upgrade = (
             actual.status == "UPGRADING"
-            and actual.upgrading_to == described.code_version is not None
+            and described.code_version is not None
+            and actual.upgrading_to == described.code_version
         )
-        if actual.status not in ("ACTIVE", "INACTIVE") and not going_on:
-            self.notify(f"{name} is {actual.status}: it is left alone until that is over")
+        if actual.status not in ("ACTIVE", "INACTIVE") and not is_own_upgrade:
+            self.notify(f"{name} is {actual.status}: it is not changed until that is over")
             return []
+        changes: list[str] = []
         if "code" in differ:
-            if self.policy == "manual" and not going_on:
-                self.notify(f"{differ['code']}: deploy is manual, the code is left alone")
+            if self.policy == "manual" and not is_own_upgrade:
+                self.notify(f"{differ['code']}: deploy is manual, the code is not changed")
             else:
-                gray = going_on or (self.policy == "gray" and actual.status == "ACTIVE")
-                done.append(self._deploy_code(actual, gray=gray))
-        spread = {
-            component: count
-            for component, count in sorted(declaration.parallelism.items())
-            if f"parallelism.{component}" in differ and component in actual.executors
-        }
-        more_or_fewer = {"workers": declaration.workers} if "workers" in differ else {}
-        # A hot deploy has brought workers and parallelism about already.
-        if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
-            executors = {"executors": spread} if spread else {}
-            self.change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
-            done.append(
-                "rebalanced: "
-                + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items())
-            )
+                gray = is_own_upgrade or (self.policy == "gray" and actual.status == "ACTIVE")
+                changes.append(self._deploy_code(actual, gray=gray))
+        # A hot deploy has applied workers and parallelism already.
+        is_hot_deployed = any(text.startswith("hot") for text in changes)
+        if not is_hot_deployed:
+            changes += self._rebalance(differ, actual)
         if "status" in differ:
             self.change("deactivate" if declaration.inactive else "activate", {})
-            done.append("deactivated" if declaration.inactive else "activated")
-        return done
+            changes.append("deactivated" if declaration.inactive else "activated")
+        return changes
 
-    def _deploy_code(self, actual: Actual, *, gray: bool) -> str:
+    def _submit(self) -> str:
+        """Submit the declared topology; returns the action as text."""
+        submission = submit_uploaded(
+            self.nimbus,
+            self._upload(),
+            name=self.declaration.name,
+            token=self.token,
+            inactive=self.declaration.inactive,
+            progress=lambda step, state: self.notify(f"{step}: {state}"),
+            on_document=_refuse_full_queue(self.shares_queue),
+        )
+        return f"submitted as {submission.id} (run {submission.run_id})"
+
+    def _rebalance(self, differ: Mapping[str, str], actual: RunningTopology) -> list[str]:
+        """Rebalance if workers or executors differ; returns the action as text, if any."""
+        executors = {
+            component: count
+            for component, count in sorted(self.declaration.parallelism.items())
+            if f"parallelism.{component}" in differ and component in actual.executors
+        }
+        sizes: dict[str, Any] = {}
+        if "workers" in differ:
+            sizes["workers"] = self.declaration.workers
+        if not executors and not sizes:
+            return []
+        body: dict[str, Any] = {"wait_secs": 0, **sizes}
+        if executors:
+            body["executors"] = executors
+        self.change("rebalance", body)
+        sizes.update(executors)
+        return ["rebalanced: " + ", ".join(f"{key}={count}" for key, count in sizes.items())]
+
+    def _deploy_code(self, actual: RunningTopology, *, gray: bool) -> str:
         """Replace the running code by the declared code; returns the action as text."""
-        name, version = self.declaration.name, self.described.code_version
-        under_way = actual.status == "UPGRADING"
-        if gray and not under_way and (why_not := _needs_hot_deploy(actual)):
-            self.notify(f"{why_not}: a hot deploy instead of a gray upgrade")
-            gray = False
+        name = self.declaration.name
+        version = self.described.code_version
+        is_upgrading = actual.status == "UPGRADING"
+        if gray and not is_upgrading:
+            obstacle = _needs_hot_deploy(actual)
+            if obstacle:
+                self.notify(f"{obstacle}: a hot deploy instead of a gray upgrade")
+                gray = False
         if gray:
-            handle = None if under_way else self._upload().handle
+            handle = None if is_upgrading else self._upload().handle
             self._upgrade_all_workers(handle)
             return f"gray upgrade to {version}"
         self.change("update", {"handle": self._upload().handle, "token": self.token})
@@ -267,14 +298,15 @@ class Reconciler:
         return f"hot deploy of {version}"
 
     def _upgrade_all_workers(self, handle: str | None) -> None:
-        """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch
-        after batch.
+        """Upgrade all workers, batch by batch, with the uploaded code of ``handle``.
 
-        Returns when the upgrade is complete. :class:`InvalidTopology` when the new code made it
-        roll back, :class:`Unavailable` after 15 minutes; what is under way then goes on, and so
-        does the next call.
+        Without ``handle`` the current upgrade continues. Returns when the upgrade is complete.
+        :class:`InvalidTopology` if the upgrade was rolled back because of the new code,
+        :class:`Unavailable` after 15 minutes; the batch under way then continues, and the next call
+        continues the upgrade.
         """
-        name, deadline = self.declaration.name, time.monotonic() + _LONGEST_SECS
+        name = self.declaration.name
+        deadline = time.monotonic() + _MAX_UPGRADE_SECS
         if handle is not None:
             self.change("gray-upgrade", {"handle": handle, "token": self.token, **self.batch})
         while True:
@@ -287,21 +319,21 @@ class Reconciler:
                 return
             upgrade = document.get("upgrade") or {}
             if document["status"] != "UPGRADING" or upgrade.get("rollback"):
-                reason = upgrade.get("reason") or "somebody asked for that"
+                reason = upgrade.get("reason") or "a user requested it"
                 raise InvalidTopology(f"the gray upgrade of {name!r} is rolled back: {reason}")
             self.change("gray-upgrade", next_batch(document, self.batch))
 
     def _upload(self) -> Any:
-        declaration, described = self.declaration, self.described
-        if (
-            described.spec is None
-            or described.problem is not None
-            or described.code_version is None
-        ):
+        declaration = self.declaration
+        described = self.described
+        is_described = described.spec is not None and described.code_version is not None
+        if not is_described or described.problem is not None:
             raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
-        # A declaration is the whole conf: a key that is gone from it is gone from the topology.
-        whole = {"topology.update.keep.conf": False}
-        conf = {**declaration.submitted_conf, **whole, DECLARED_VERSION_KEY: described.code_version}
+        conf = declaration.submitted_conf
+        # A declaration is the complete conf: a key that it no longer has is removed from the
+        # topology.
+        conf["topology.update.keep.conf"] = False
+        conf[DECLARED_VERSION_KEY] = described.code_version
         home = home_dir(declaration.home)
         with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
             bundle = bundle_target(
@@ -314,24 +346,31 @@ class Reconciler:
 
 
 def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the next call, by `show` of the topology: the component's workers, and then the
-    others.
+    """Body of the request for the next batch, by the document of `show`.
+
+    The component's workers are upgraded first, then the others.
     """
-    left = {worker for worker, state in document["upgrade"]["workers"].items() if state == "former"}
+    states = document["upgrade"]["workers"]
+    former_workers = {worker for worker, state in states.items() if state == "former"}
     component = batch.get("component")
-    of_component = {
+    component_workers = {
         f"{task['host']}:{task['port']}"
         for task in document["tasks"]
         if task["component"] == component
     }
-    wanted = dict(batch) if left & of_component else {"number": batch.get("number", 1)}
-    # Nothing of a former batch's token: with it the call would only be told that the upgrade began.
-    return {key: value for key, value in wanted.items() if value is not None}
+    # Without the token of a former batch, with which the request would only return that the upgrade
+    # began.
+    if former_workers & component_workers:
+        body = dict(batch)
+    else:
+        body = {"number": batch.get("number", 1)}
+    return {key: value for key, value in body.items() if value is not None}
 
 
 def _batch_over(document: Mapping[str, Any] | None) -> bool:
-    """Whether no batch is under way, nor an upgrade of which every worker is through about to be
-    ended.
+    """True if the upgrade waits for a request of the next batch, or has ended.
+
+    It does not wait while a batch is under way, nor after its last batch, when it is about to end.
     """
     if document is None or document["status"] != "UPGRADING":
         return True

@@ -9,17 +9,17 @@ import dagster as dg
 
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
+from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness, configured_checks
 from storm_dagster.defs.declared.declaration import (
-    Actual,
     Declaration,
-    Described,
+    RunningTopology,
+    TargetDescription,
     describe_declared,
     differences,
 )
-from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
+from storm_dagster.defs.declared.deploy import Reconciler, RunQueued, deploy_lock, read_actual
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
-from storm_dagster.defs.keys import described, run_under_way, topology_tags
+from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
@@ -29,7 +29,14 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance as plan_rebalance
 
 DEPLOY_JOB = "deploy_declared"
-"""The job that deploys declared topologies, those that are selected."""
+"""The job that deploys the selected declared topologies."""
+REBALANCE_JOB = "rebalance_declared"
+"""The job that rebalances a declared topology."""
+DEPLOY_TAG = {"storm/deploy": "declared"}
+"""Tag of this package's deploy jobs.
+
+Their runs materialize no asset if no version changed; other runs always do.
+"""
 
 _AUTOMATIC_TAGS = {
     "dagster/schedule_name",
@@ -37,25 +44,28 @@ _AUTOMATIC_TAGS = {
     "dagster/auto_materialize",
     "dagster/from_automation_condition",
 }
-"""Tags of runs that a schedule, sensor or automation condition launched. Without one, somebody
-did.
+"""Tags of runs that a schedule, sensor or automation condition launched.
+
+A run without one was launched by hand.
 """
 
 _CAUSE_TAG = "storm/deploys"
 _FINAL_TAG = "storm/final_error"
-_MOST_ATTEMPTS = 20
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 30.0, 1800.0
+_MAX_ATTEMPTS = 20
+_FIRST_PAUSE_SECS = 30.0
+_MAX_PAUSE_SECS = 1800.0
 
 
 @contextmanager
 def mark_final_failure(context: dg.AssetExecutionContext) -> Iterator[None]:
-    """Inside, an error that the same code would only meet again is noted at the run, for the sensor
-    and for people.
+    """Tag the run if the block fails with an error that the same code always has.
+
+    The sensor and users read the tag.
     """
     try:
         yield
     except StormDagsterError as error:
-        # Somebody else's change was in the way, or another leader took over: that passes.
+        # A change of another caller, or a new leader: a retry may succeed.
         if is_final(error) and not isinstance(error, Conflict | Fenced):
             context.instance.add_run_tags(context.run.run_id, {_FINAL_TAG: type(error).__name__})
         raise
@@ -65,36 +75,46 @@ def deploy_request(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     declaration: Declaration,
-    described: Described,
-    actual: Actual | None,
+    described: TargetDescription,
+    actual: RunningTopology | None,
     now: float,
 ) -> dg.RunRequest | None:
-    """The run that deploys the declared code, or goes on with its gray upgrade; ``None`` when there
-    is nothing to do.
+    """The run that deploys the declared code, or continues its gray upgrade.
 
-    ``now`` is epoch seconds. A topology that was killed stays killed: somebody wanted that. One for
-    each change of the code, again after an outage: what failed because of the code itself, and what
-    somebody cancelled, is not asked for again until the code changes.
+    ``None`` if no deploy is due; ``now`` is epoch seconds. A killed topology stays killed, because
+    a user requested that. Each change of the code gets one run, and a retry after an outage. A run
+    that failed because of the code itself, or that a user cancelled, is not retried until the code
+    changes.
     """
     cause = _cause(declaration, described, actual)
     if cause is None or run_under_way(instance, now, tags=topology_tags(declaration.name)):
         return None
-    before = instance.get_run_records(dg.RunsFilter(tags={_CAUSE_TAG: cause}), limit=_MOST_ATTEMPTS)
-    if before:
-        newest = before[0]
-        cancelled = newest.dagster_run.status == dg.DagsterRunStatus.CANCELED
-        if cancelled or _FINAL_TAG in newest.dagster_run.tags or len(before) == _MOST_ATTEMPTS:
+    same_cause = dg.RunsFilter(tags={_CAUSE_TAG: cause})
+    attempts = instance.get_run_records(same_cause, limit=_MAX_ATTEMPTS)
+    if attempts:
+        newest = attempts[0]
+        is_cancelled = newest.dagster_run.status == dg.DagsterRunStatus.CANCELED
+        is_final_error = _FINAL_TAG in newest.dagster_run.tags
+        if is_cancelled or is_final_error or len(attempts) == _MAX_ATTEMPTS:
             return None
-        pause = min(_FIRST_PAUSE_SECS * 2 ** (len(before) - 1), _LONGEST_PAUSE_SECS)
-        if now - (newest.end_time or newest.create_timestamp.timestamp()) < pause:
+        pause_secs = min(_FIRST_PAUSE_SECS * 2 ** (len(attempts) - 1), _MAX_PAUSE_SECS)
+        ended_at = newest.end_time or newest.create_timestamp.timestamp()
+        if now - ended_at < pause_secs:
             return None
-    run_key, tags = f"{cause}:{len(before)}", {**topology_tags(declaration.name), _CAUSE_TAG: cause}
-    return dg.RunRequest(run_key=run_key, job_name=DEPLOY_JOB, asset_selection=[key], tags=tags)
+    return dg.RunRequest(
+        run_key=f"{cause}:{len(attempts)}",
+        job_name=DEPLOY_JOB,
+        asset_selection=[key],
+        tags={**topology_tags(declaration.name), _CAUSE_TAG: cause},
+    )
 
 
-def _cause(declaration: Declaration, described: Described, actual: Actual | None) -> str | None:
-    """Name of the deploy that is due, different from those of earlier deploys; ``None`` when none
-    is due.
+def _cause(
+    declaration: Declaration, described: TargetDescription, actual: RunningTopology | None
+) -> str | None:
+    """Name of the due deploy, different from those of earlier deploys.
+
+    ``None`` if no deploy is due.
     """
     version = described.code_version
     if actual is None or version is None:
@@ -103,47 +123,43 @@ def _cause(declaration: Declaration, described: Described, actual: Actual | None
     if "code" not in differ or "target" in differ:
         return None
     if actual.status == "UPGRADING" and actual.upgrading_to == version:
-        # The run that drove it may have died. Its batches are seldom asked for twice: the key names
-        # who is through.
+        # The run of the upgrade may have died. The key contains the number of upgraded workers, so
+        # that a batch is seldom requested twice.
         return f"{actual.code_dir}:{version}:{actual.upgraded}"
     if actual.status not in ("ACTIVE", "INACTIVE"):
         return None
-    # By its code's prefix, which every deploy changes: the same code may come back after another.
+    # With the prefix of the running code, which every deploy changes: the same code may be declared
+    # once more after another.
     return f"{actual.code_dir}:{version}"
-
-
-REBALANCE_JOB = "rebalance_declared"
-"""The job that rebalances a declared topology."""
-DEPLOY_TAG = {"storm/deploy": "declared"}
-"""Tag of our jobs that deploy: their runs materialize nothing when no version changed. Other runs
-always do.
-"""
 
 
 class DeployConfig(dg.Config):
     """Config of a materialization of the asset."""
 
-    only_submit: bool = described("deploy.only_submit", default=False)
-    deploy_code: bool = described("deploy.deploy_code", default=False)
+    only_submit: bool = catalog_field("deploy.only_submit", default=False)
+    deploy_code: bool = catalog_field("deploy.deploy_code", default=False)
 
 
-class AskConfig(dg.Config):
+class RequestConfig(dg.Config):
     """Config: the topology, and the options of the request."""
 
-    name: str | None = described("ask.name", default=None)
-    wait_secs: int | None = described("ask.wait_secs", default=None, ge=0)
+    name: str | None = catalog_field("ask.name", default=None)
+    wait_secs: int | None = catalog_field("ask.wait_secs", default=None, ge=0)
 
 
 def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:
-    """All of them; ``own_jobs`` are `submit_NAME`, `deploy_NAME` and `kill_NAME`."""
+    """All definitions of a topology.
+
+    ``own_jobs`` are `submit_NAME`, `deploy_NAME` and `kill_NAME`.
+    """
     try:
         checks = _checks(topology)
     except dg.DagsterInvalidDefinitionError as error:
         if "." not in topology.name:
             raise
         raise InvalidRequest(
-            f"topology {topology.name!r}: Dagster {dg.__version__} accepts no dot in the key of an asset with checks: "
-            "choose a name without one, or use Dagster 1.13.4 or newer"
+            f"topology {topology.name!r}: Dagster {dg.__version__} accepts no dot in the key of an "
+            "asset with checks: choose a name without one, or use Dagster 1.13.4 or newer"
         ) from error
     return dg.Definitions(
         assets=[_asset(topology), *topology.specs[1:]],
@@ -154,22 +170,28 @@ def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.De
 
 
 def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
-    name, key = topology.name, topology.key
+    name = topology.name
+    key = topology.key
 
     @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
     def deploy(
         context: dg.AssetExecutionContext, config: DeployConfig
     ) -> Iterable[dg.MaterializeResult]:
-        # Not as this process loaded it: the version must be that of the files that travel.
+        # Described here and not when this process loaded it: the version must be that of the files
+        # that are packed.
         described = describe_declared(topology.declaration)
-        run, hand = context.run, not _AUTOMATIC_TAGS & context.run.tags.keys()
-        newest, notify = newest_version(context.instance, key), context.log.info
-        wants_code = config.deploy_code or (hand and run.job_name == DEPLOY_JOB)
-        policy = "hot" if wants_code and topology.policy == "manual" else topology.policy
-        done: list[str] = []
+        run = context.run
+        is_by_hand = not _AUTOMATIC_TAGS & run.tags.keys()
+        newest = newest_version(context.instance, key)
+        notify = context.log.info
+        deploys_code = config.deploy_code or (is_by_hand and run.job_name == DEPLOY_JOB)
+        policy = "hot" if deploys_code and topology.policy == "manual" else topology.policy
+        changes: list[str] = []
         with step_errors(), mark_final_failure(context), topology.connect() as (cluster, blobs):
-            with alone(cluster, name, described.code_version, run.run_id, notify) as mine:
-                if mine:
+            version = described.code_version
+            with deploy_lock(cluster, name, version, run.run_id, notify) as is_locked:
+                is_deployed = is_locked
+                if is_locked:
                     try:
                         with topology.nimbus.client() as nimbus:
                             reconciler = Reconciler(
@@ -182,27 +204,32 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
                                 notify=notify,
                                 shares_queue=context.instance.has_run,
                             )
-                            done = reconciler.run(
+                            changes = reconciler.run(
                                 read_actual(cluster, blobs, name),
                                 only_submit=config.only_submit,
-                                may_submit=hand or newest is None,
+                                may_submit=is_by_hand or newest is None,
                             )
-                    except LeftToQueue as left:
-                        mine, done = False, [str(left)]
+                    except RunQueued as queued:
+                        is_deployed = False
+                        changes = [str(queued)]
             snapshot = topology.snapshot(cluster, blobs, cluster.load_view())
-        for line in done or [f"{name}: nothing was changed"]:
+        for line in changes or [f"{name}: nothing was changed"]:
             notify(line)
-        quiet, actual = DEPLOY_TAG.items() <= run.tags.items(), snapshot.actual
-        if not mine or actual is None or (quiet and newest == actual.data_version):
+        actual = snapshot.actual
+        if not is_deployed or actual is None:
             return
-        left = differences(topology.declaration, described, actual)
+        is_deploy_job = DEPLOY_TAG.items() <= run.tags.items()
+        if is_deploy_job and newest == actual.data_version:
+            return
+        remaining = differences(topology.declaration, described, actual)
+        drift = [f"{part}: {text}" for part, text in remaining.items()]
         yield dg.MaterializeResult(
             asset_key=key,
             metadata={
                 **snapshot.metadata,
                 **snapshot.details,
-                "done": "; ".join(done) or "nothing",
-                "drift": "; ".join(f"{part}: {text}" for part, text in left.items()) or "none",
+                "done": "; ".join(changes) or "nothing",
+                "drift": "; ".join(drift) or "none",
             },
             data_version=dg.DataVersion(actual.data_version),
             tags=actual.version_tags,
@@ -212,10 +239,9 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
 
 
 def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
-    words = wanted_checks(topology.alerts)
     specs = [
-        dg.AssetCheckSpec(name, asset=topology.key, description=text)
-        for name, text in words.items()
+        dg.AssetCheckSpec(name, asset=topology.key, description=rule)
+        for name, rule in configured_checks(topology.alerts).items()
     ]
 
     @dg.multi_asset_check(name=f"check_{topology.identifier}_op", specs=specs, can_subset=True)
@@ -225,40 +251,45 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
                 cluster, blobs, cluster.load_view(), topology.nimbus.topology
             )
         now = time.time()
-        seen = (
-            now
-            if snapshot.runs
-            else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
-        )
-        found = {**snapshot.check_results, "fresh": fresh(seen, now, topology.freshness)}
-        for key in sorted(context.selected_asset_check_keys, key=lambda item: item.name):
-            yield outcome_of(found[key.name], topology.key, key.name, dg.AssetCheckResult)
+        last_running = now
+        if not snapshot.runs:
+            last_running = newest_observation(context.instance, topology.key).get(LAST_UPDATED)
+        freshness = check_freshness(last_running, now, topology.freshness)
+        results = {**snapshot.check_results, "fresh": freshness}
+        for key in sorted(context.selected_asset_check_keys, key=lambda key: key.name):
+            yield outcome_of(results[key.name], topology.key, key.name, dg.AssetCheckResult)
 
     return checks
 
 
-def ask_job(
+def request_job(
     verb: str,
     job: str,
     description: str,
     topologies: Mapping[str, DeclaredTopology],
     tags: Mapping[str, str],
 ) -> dg.JobDefinition:
-    """A job that asks nimbus to kill or rebalance one of ``topologies``."""
+    """A job that requests the kill or the rebalance of one of ``topologies``.
+
+    The request goes to nimbus.
+    """
 
     @dg.op(name=f"{job}_op", out=dg.Out(dg.Nothing), description=description)
-    def ask(context: dg.OpExecutionContext, config: AskConfig) -> None:
-        name = config.name or (next(iter(topologies)) if len(topologies) == 1 else "")
+    def request(context: dg.OpExecutionContext, config: RequestConfig) -> None:
+        name = config.name or ""
+        if not name and len(topologies) == 1:
+            (name,) = topologies
         with step_errors():
             if name not in topologies:
                 raise InvalidRequest(
-                    f"name is {name!r}, declared are {', '.join(sorted(topologies))}: name one of them"
+                    f"name is {name!r}, declared are {', '.join(sorted(topologies))}: "
+                    "name one of them"
                 )
             with topologies[name].nimbus.client() as nimbus:
-                asked = change_topology(
+                change = change_topology(
                     nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs
                 )
-        context.add_output_metadata({"topology": name, "run_id": str(asked.run_id or "none")})
+        context.add_output_metadata({"topology": name, "run_id": str(change.run_id or "none")})
 
     @dg.job(
         name=job,
@@ -266,54 +297,61 @@ def ask_job(
         description=description,
         tags={**tags, **PRIORITY_TAGS},
     )
-    def asking() -> None:
-        ask()
+    def job_of_request() -> None:
+        request()
 
-    return asking
+    return job_of_request
 
 
 def _jobs(topology: DeclaredTopology) -> list[Any]:
-    name, identifier, tags = topology.name, topology.identifier, topology_tags(topology.name)
+    name = topology.name
+    identifier = topology.identifier
+    tags = topology_tags(name)
 
-    ended = f"Ends {name}: silence, a wait, and the end. It stays ended until somebody deploys it by hand."
-    found: list[Any] = [ask_job("kill", f"kill_{identifier}", ended, {name: topology}, tags)]
-    for verb, config, what in (
-        (
-            "submit",
-            DeployConfig(only_submit=True),
-            "Submits {} as declared; leaves it alone when it runs.",
-        ),
-        (
-            "deploy",
-            DeployConfig(deploy_code=True),
-            "Brings {} to what is declared: submits, deploys, heals.",
-        ),
-    ):
-        job = dg.define_asset_job(
+    def deploy_job(verb: str, config: DeployConfig, description: str) -> Any:
+        return dg.define_asset_job(
             f"{verb}_{identifier}",
             selection=dg.AssetSelection.assets(topology.key).without_checks(),
             executor_def=dg.in_process_executor,
-            description=what.format(name),
+            description=description,
             tags={**tags, **DEPLOY_TAG, **PRIORITY_TAGS},
             config=dg.RunConfig(ops={f"deploy_{identifier}_op": config}),
         )
-        found.append(job)
-    return found
+
+    kill_description = (
+        f"Ends {name}: its spouts pause, and it is removed after a delay. "
+        "It stays ended until a user deploys it by hand."
+    )
+    return [
+        request_job("kill", f"kill_{identifier}", kill_description, {name: topology}, tags),
+        deploy_job(
+            "submit",
+            DeployConfig(only_submit=True),
+            f"Submits {name} as declared; does not change a running one.",
+        ),
+        deploy_job(
+            "deploy",
+            DeployConfig(deploy_code=True),
+            f"Applies the declaration of {name}: submits, deploys, rebalances.",
+        ),
+    ]
 
 
 def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
-    name, wanted, tags = topology.name, topology.schedule, topology_tags(topology.name)
+    name = topology.name
+    settings = topology.schedule
+    tags = topology_tags(name)
 
     def schedule(
-        verb: str, cron: str, what: str, decide: Callable[..., dg.RunRequest | str]
+        verb: str, cron: str, description: str, decide: Callable[..., dg.RunRequest | str]
     ) -> dg.ScheduleDefinition:
         @dg.schedule(
             name=f"{verb}_{topology.identifier}_schedule",
             job_name=f"{verb}_declared",
             cron_schedule=cron,
-            execution_timezone=wanted.timezone,
+            execution_timezone=settings.timezone,
             default_status=dg.DefaultScheduleStatus.RUNNING,
-            description=what,
+            description=description,
         )
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
             try:
@@ -322,60 +360,49 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
                     ops = OperationsContext(
                         cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement
                     )
-                    answer = decide(context.instance, ops, read_actual(cluster, blobs, name))
+                    decision = decide(context.instance, ops, read_actual(cluster, blobs, name))
             except StormDagsterError as error:
-                answer = error.message
-            if not isinstance(answer, str) and run_under_way(context.instance, tags=tags):
-                answer = f"a run changes {name} already"
-            return dg.SkipReason(answer) if isinstance(answer, str) else answer
+                return dg.SkipReason(error.message)
+            if isinstance(decision, str):
+                return dg.SkipReason(decision)
+            if run_under_way(context.instance, tags=tags):
+                return dg.SkipReason(f"a run changes {name} already")
+            return decision
 
         return tick
 
     def deploy(
-        instance: dg.DagsterInstance, _: OperationsContext, actual: Actual | None
+        instance: dg.DagsterInstance, _: OperationsContext, actual: RunningTopology | None
     ) -> dg.RunRequest | str:
         differ = differences(topology.declaration, topology.described, actual)
         if "target" in differ:
             return f"{name} cannot be deployed: {differ['target']}"
         if "running" in differ and newest_version(instance, topology.key) is not None:
-            return f"{name} was ended: it stays so until somebody deploys it by hand"
-        # A run would load the newer files, and leave the same difference from those that are loaded
-        # here.
-        newer = topology.files.changed()
-        left_alone = ("code", "conf") if topology.policy == "manual" or newer else ()
-        if all(part.partition(".")[0] in left_alone for part in differ):
-            return (
-                f"{name} has newer code on disk: reload definitions"
-                if newer
-                else f"{name} is as declared"
-            )
-        return dg.RunRequest(asset_selection=[topology.key], tags=tags)
+            return f"{name} was ended: it stays so until a user deploys it by hand"
+        # A run would load the newer files, and the difference from the loaded ones would stay.
+        is_newer = topology.files.changed()
+        ignored = ("code", "conf") if topology.policy == "manual" or is_newer else ()
+        if any(part.partition(".")[0] not in ignored for part in differ):
+            return dg.RunRequest(asset_selection=[topology.key], tags=tags)
+        if is_newer:
+            return f"{name} has newer code on disk: reload definitions"
+        return f"{name} is as declared"
 
     def rebalance(
-        _: dg.DagsterInstance, ops: OperationsContext, actual: Actual | None
+        _: dg.DagsterInstance, ops: OperationsContext, actual: RunningTopology | None
     ) -> dg.RunRequest | str:
         if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
             return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
         if not plan_rebalance(ops, actual.topology_id, dry_run=True).moved:
             return f"{name} is balanced, no plan would change it"
-        return dg.RunRequest(
-            run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags
-        )
+        ops_config = {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}
+        return dg.RunRequest(run_config={"ops": ops_config}, tags=tags)
 
-    found = (
-        (
-            "deploy",
-            wanted.deploy,
-            f"Brings {name} to what is declared, unless it was ended.",
-            deploy,
-        ),
-        (
-            "rebalance",
-            wanted.rebalance,
-            f"Moves the fewest tasks of {name} that restore balance.",
-            rebalance,
-        ),
-    )
-    return [
-        schedule(verb, cron, what, decide) for verb, cron, what, decide in found if cron is not None
-    ]
+    schedules: list[dg.ScheduleDefinition] = []
+    if settings.deploy is not None:
+        description = f"Applies the declaration of {name}, unless it was ended."
+        schedules.append(schedule("deploy", settings.deploy, description, deploy))
+    if settings.rebalance is not None:
+        description = f"Moves the fewest tasks of {name} that restore balance."
+        schedules.append(schedule("rebalance", settings.rebalance, description, rebalance))
+    return schedules

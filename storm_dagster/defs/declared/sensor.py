@@ -1,9 +1,8 @@
-"""`declared_topologies_sensor`: one for all declared topologies of a code location, and the jobs
-that they share.
+"""`declared_topologies_sensor`, and the jobs that all declared topologies share.
 
-It keeps nothing but the time of its last tick: what it observed before is the newest observation of
-each asset. Observations follow changes of state. While nothing changes, a small one every 10
-minutes confirms that all tasks run.
+A code location has one such sensor. Its cursor is only the time of its last tick: the newest
+observation of each asset has the former state. Observations follow changes of state. While the
+state is unchanged, a small one every 10 minutes confirms that all tasks run.
 """
 
 import json
@@ -14,13 +13,13 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
+from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
 from storm_dagster.defs.declared.runs import (
     DEPLOY_JOB,
     DEPLOY_TAG,
     REBALANCE_JOB,
-    ask_job,
     deploy_request,
+    request_job,
 )
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
 from storm_dagster.defs.keys import run_under_way, topology_tags
@@ -35,25 +34,29 @@ DECLARED_TAG = {"storm/declared": "topology"}
 """Tag of the asset of each declared topology."""
 _SEEN_EVERY_SECS = 600.0
 _CHANGED_EVERY_SECS = 60.0
-_MOST_EVENTS = 500
+_MAX_EVENTS = 500
 
 
 def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definitions:
-    """The sensor and the jobs. ``topologies`` is read when they run: it may be filled later."""
+    """The sensor and the jobs.
+
+    ``topologies`` is read when they run and may be filled later.
+    """
+    ((tag, value),) = DECLARED_TAG.items()
     deploy = dg.define_asset_job(
         DEPLOY_JOB,
-        selection=dg.AssetSelection.tag(*next(iter(DECLARED_TAG.items()))).without_checks(),
+        selection=dg.AssetSelection.tag(tag, value).without_checks(),
         executor_def=dg.in_process_executor,
-        description="Brings declared topologies to what is declared: those that are selected, else all.",
+        description="Applies the declarations of the selected topologies, else of all.",
         tags={**DEPLOY_TAG, **PRIORITY_TAGS},
     )
-    kill = "Ends a declared topology. It stays ended until somebody deploys it by hand."
+    kill = "Ends a declared topology. It stays ended until a user deploys it by hand."
     rebalance = "Moves the fewest tasks of a declared topology that restore balance."
     return dg.Definitions(
         jobs=[
             deploy,
-            ask_job("kill", "kill_declared", kill, topologies, {}),
-            ask_job("rebalance", REBALANCE_JOB, rebalance, topologies, {}),
+            request_job("kill", "kill_declared", kill, topologies, {}),
+            request_job("rebalance", REBALANCE_JOB, rebalance, topologies, {}),
         ],
         sensors=[_sensor(topologies)],
     )
@@ -65,60 +68,77 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
         job_name=DEPLOY_JOB,
         minimum_interval_seconds=30,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Observes the declared topologies and their components when their state changes, evaluates their "
-        "checks, and deploys changed code where the deploy policy is hot or gray.",
+        description="Observes the declared topologies and their components when their state "
+        "changes, evaluates their checks, and deploys changed code where the deploy policy is "
+        "hot or gray.",
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        now, cursor, instance = time.time(), read_cursor(context.cursor), context.instance
-        events, requests, summary = list[Any](), list[dg.RunRequest](), list[str]()
-        places = (
-            (digest([one.zookeeper.home, one.zookeeper.conf_dir])[:8], one)
-            for one in topologies.values()
-        )
-        clusters = multimap(places)
-        ticked = {where: cursor.get(where) for where in clusters}
-        for where, declared in clusters.items():
-            snapshots, trouble = _look(declared, instance)
-            for topology in declared:
+        now = time.time()
+        cursor = read_cursor(context.cursor)
+        instance = context.instance
+        events: list[Any] = []
+        requests: list[dg.RunRequest] = []
+        summary: list[str] = []
+        clusters = multimap((_cluster_key(topology), topology) for topology in topologies.values())
+        seen_at = {cluster: cursor.get(cluster) for cluster in clusters}
+        for cluster, cluster_topologies in clusters.items():
+            snapshots, problem = _take_snapshots(cluster_topologies, instance)
+            for topology in cluster_topologies:
                 snapshot = snapshots.get(topology.name)
-                if len(events) < _MOST_EVENTS:
-                    before = newest_observation(instance, topology.key)
-                    events += state_events(topology, snapshot, before, now, ticked[where], trouble)
+                if len(events) < _MAX_EVENTS:
+                    former = newest_observation(instance, topology.key)
+                    events += state_events(
+                        topology, snapshot, former, now, seen_at[cluster], problem
+                    )
                 if snapshot is None:
                     continue
                 summary += [
-                    str(verdict.description)
-                    for verdict in snapshot.check_results.values()
-                    if not verdict.passed
+                    str(result.description)
+                    for result in snapshot.check_results.values()
+                    if not result.passed
                 ]
                 events += _new_version(instance, topology, snapshot)
-                declaration, described = topology.declaration, topology.described
                 if topology.policy == "manual" or topology.files.changed():
-                    # A run would load the newer files, and leave the same difference from those of
-                    # here.
+                    # A run would load the newer files, and the difference from the loaded ones
+                    # would stay.
                     continue
-                if request := deploy_request(
-                    instance, topology.key, declaration, described, snapshot.actual, now
-                ):
+                request = deploy_request(
+                    instance,
+                    topology.key,
+                    topology.declaration,
+                    topology.described,
+                    snapshot.actual,
+                    now,
+                )
+                if request is not None:
                     requests.append(request)
-            summary += [trouble] if trouble else []
-            ticked[where] = ticked[where] if trouble else now
+            if problem:
+                summary.append(problem)
+            else:
+                seen_at[cluster] = now
         text = "; ".join(summary[:20]) or f"all tasks of {len(topologies)} declared topologies run"
-        skipped = None if requests else dg.SkipReason(text)
+        skip_reason = None if requests else dg.SkipReason(text)
         return dg.SensorResult(
-            requests, asset_events=events, skip_reason=skipped, cursor=json.dumps(ticked)
+            requests, asset_events=events, skip_reason=skip_reason, cursor=json.dumps(seen_at)
         )
 
     return watch
 
 
-def _look(
+def _cluster_key(topology: DeclaredTopology) -> str:
+    """Key of the topology's cluster in the cursor."""
+    zookeeper = topology.zookeeper
+    return digest([zookeeper.home, zookeeper.conf_dir])[:8]
+
+
+def _take_snapshots(
     declared: list[DeclaredTopology], instance: dg.DagsterInstance
 ) -> tuple[dict[str, DeclaredSnapshot], str]:
-    """Snapshots of the topologies of one cluster, taken in one session, and the error that ended
-    it.
+    """Snapshots of the topologies of one cluster, and the error of the session.
+
+    They are taken in one session. ``""`` without an error.
     """
-    found: dict[str, DeclaredSnapshot] = {}
+    snapshots: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
         nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
 
@@ -127,80 +147,104 @@ def _look(
             try:
                 return nimbus.get(f"/v1/topologies/{name}") if nimbus else None
             except StormDagsterError:
-                nimbus = None  # Not once more for each topology.
+                nimbus = None  # The other topologies do not wait for it.
                 return None
 
         try:
             cluster, blobs = stack.enter_context(declared[0].connect(instance))
             view = cluster.load_view()
             for topology in declared:
-                found[topology.name] = topology.snapshot(cluster, blobs, view, measure)
+                snapshots[topology.name] = topology.snapshot(cluster, blobs, view, measure)
         except StormDagsterError as error:
-            return found, error.message
-    return found, ""
+            return snapshots, error.message
+    return snapshots, ""
 
 
 def state_events(
     topology: DeclaredTopology,
     snapshot: DeclaredSnapshot | None,
-    before: Mapping[str, Any],
+    former: Mapping[str, Any],
     now: float,
-    ticked: float | None,
-    trouble: str,
+    seen_at: float | None,
+    problem: str,
 ) -> list[Any]:
-    """Events to record, ``before`` being the newest observation; none while that still holds.
+    """Events of a change since the newest observation ``former``.
 
-    ``look`` is ``None`` while the cluster is out of reach, by ``trouble``; a tick last saw it at
-    ``ticked``.
+    Empty without a change. ``snapshot`` is ``None`` while the cluster is unreachable, because of
+    ``problem``; a tick last saw it at ``seen_at``.
     """
-    key, former = topology.key, str(before.get("state", ""))
-    times = [before.get(LAST_UPDATED), ticked if before.get("runs") else None]
-    seen = now if snapshot and snapshot.runs else max(filter(None, times), default=None)
-    freshness = fresh(seen, now, topology.freshness)
+    key = topology.key
+    former_state = str(former.get("state", ""))
+    last_running = _last_running(snapshot, former, now, seen_at)
+    freshness = check_freshness(last_running, now, topology.freshness)
     if snapshot is None:
-        if freshness.passed or seen is None:
+        if freshness.passed or last_running is None:
             return []
         snapshot = DeclaredSnapshot(
-            {}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble}
+            {}, metadata={"status": "OUT OF REACH"}, details={"problem": problem}
         )
-    found = {**snapshot.check_results, "fresh": freshness}
-    outcomes = {name: [one.passed, one.passed or str(one.severity)] for name, one in found.items()}
-    rows, parts = str(snapshot.details.get("workers_and_logs")), digest(snapshot.components)
-    state = f"{digest([snapshot.metadata, rows, outcomes, snapshot.problems])}.{parts}"
-    changed = state != former
-    if changed and former and 0 <= now - before["at"] < _CHANGED_EVERY_SECS:
+    results = {**snapshot.check_results, "fresh": freshness}
+    components_digest = digest(snapshot.components)
+    state = f"{_state_digest(snapshot, results)}.{components_digest}"
+    is_changed = state != former_state
+    runs_now = last_running == now
+    if is_changed:
+        if former_state and 0 <= now - former["at"] < _CHANGED_EVERY_SECS:
+            return []
+    elif not runs_now or now - former.get(LAST_UPDATED, 0.0) < _SEEN_EVERY_SECS:
         return []
-    if not changed and not (
-        seen == now and now - before.get(LAST_UPDATED, 0.0) >= _SEEN_EVERY_SECS
-    ):
-        return []
-    metadata = {
-        **snapshot.metadata,
-        **(snapshot.details if changed else {}),
-        "state": state,
-        "runs": seen == now,
-    }
-    metadata |= {} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)}
-    words = found.get("all_tasks_run", freshness).description
-    events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]
-    if changed and parts != former.rpartition(".")[2]:
-        shown = [name for name in snapshot.components if name in topology.components]
-        events += [
-            dg.AssetObservation(topology.components[n], metadata=snapshot.components[n])
-            for n in shown
-        ]
-    if changed:
-        events += [
-            outcome_of(one, key, name, dg.AssetCheckEvaluation) for name, one in found.items()
-        ]
+    metadata = dict(snapshot.metadata)
+    if is_changed:
+        metadata.update(snapshot.details)
+    metadata["state"] = state
+    metadata["runs"] = runs_now
+    if last_running is not None:
+        metadata[LAST_UPDATED] = dg.MetadataValue.timestamp(last_running)
+    description = results.get("all_tasks_run", freshness).description
+    events: list[Any] = [dg.AssetObservation(key, description=description, metadata=metadata)]
+    if not is_changed:
+        return events
+    if components_digest != former_state.rpartition(".")[2]:
+        for name, sizes in snapshot.components.items():
+            if name in topology.components:
+                events.append(dg.AssetObservation(topology.components[name], metadata=sizes))
+    for name, result in results.items():
+        events.append(outcome_of(result, key, name, dg.AssetCheckEvaluation))
     return events
+
+
+def _last_running(
+    snapshot: DeclaredSnapshot | None,
+    former: Mapping[str, Any],
+    now: float,
+    seen_at: float | None,
+) -> float | None:
+    """Epoch seconds at which all tasks were last seen running; ``None`` for never."""
+    if snapshot is not None and snapshot.runs:
+        return now
+    times = [former.get(LAST_UPDATED)]
+    if former.get("runs"):
+        # No tick has seen a change since, up to the last one that saw the cluster.
+        times.append(seen_at)
+    return max(filter(None, times), default=None)
+
+
+def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetCheckResult]) -> str:
+    """Hash of the state without the sizes of components."""
+    outcomes = {
+        name: [result.passed, result.passed or str(result.severity)]
+        for name, result in results.items()
+    }
+    workers = str(snapshot.details.get("workers_and_logs"))
+    return digest([snapshot.metadata, workers, outcomes, snapshot.problems])
 
 
 def _new_version(
     instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
 ) -> list[dg.AssetMaterialization]:
-    """The materialization of a version that was deployed from elsewhere."""
-    actual, key = snapshot.actual, topology.key
+    """The materialization of a version that another code location deployed."""
+    actual = snapshot.actual
+    key = topology.key
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
     tags = topology_tags(topology.name)

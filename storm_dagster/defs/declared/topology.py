@@ -1,6 +1,4 @@
-"""A declared topology with its settings, and snapshots of its running state with the metadata that
-show it.
-"""
+"""A declared topology with its settings, and snapshots of its running state."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +18,13 @@ from storm_dagster.defs.declared.checks import (
 )
 from storm_dagster.defs.declared.declaration import (
     DATA_VERSION_TAG,
-    Actual,
     Declaration,
-    Described,
     LoadedFiles,
+    RunningTopology,
+    TargetDescription,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
-from storm_dagster.defs.metadata import MOST_LOGS, log_link
+from storm_dagster.defs.metadata import MAX_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
@@ -42,28 +40,25 @@ class DeclaredSnapshot:
     """Snapshot of the running state of one declared topology."""
 
     check_results: Mapping[str, dg.AssetCheckResult]
-    actual: Actual | None = None
+    actual: RunningTopology | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Its state in a few values, none of which changes while nothing happens."""
+    """Its state in a few values, which are constant while the topology is unchanged."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Workers with links to their logs, links to statistics."""
     components: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Component -> how many tasks and executors it has."""
+    """Component -> its numbers of tasks and executors."""
 
     @property
     def runs(self) -> bool:
-        """Whether all tasks run."""
+        """True if all tasks run."""
         return bool(self.check_results) and self.check_results["all_tasks_run"].passed
 
     @property
     def problems(self) -> list[str]:
-        """Problems, as text without numbers that change all the time."""
-        shown = ("all_tasks_run", "as_declared")
-        return [
-            str(self.check_results[name].description)
-            for name in shown
-            if name in self.check_results
-        ]
+        """Problems, as texts without permanently changing numbers."""
+        names = ("all_tasks_run", "as_declared")
+        results = [self.check_results[name] for name in names if name in self.check_results]
+        return [str(result.description) for result in results]
 
 
 @dataclass(frozen=True)
@@ -71,11 +66,11 @@ class DeclaredTopology:
     """Inputs of the definitions of one declared topology."""
 
     declaration: Declaration
-    described: Described
+    described: TargetDescription
     files: LoadedFiles
     identifier: str
     specs: Sequence[dg.AssetSpec]
-    """The topology's, then those of its components."""
+    """The topology's spec, then those of its components."""
     components: Mapping[str, dg.AssetKey]
     policy: DeployPolicy
     batch: Mapping[str, Any]
@@ -88,20 +83,21 @@ class DeclaredTopology:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The topology's own."""
+        """Asset key of the topology."""
         return self.specs[0].key
 
     @property
     def name(self) -> str:
-        """The topology's own."""
+        """Name of the topology."""
         return self.declaration.name
 
     @contextmanager
     def connect(
         self, ticks_in: dg.DagsterInstance | None = None
     ) -> Iterator[tuple[StormClusterState, BlobStore]]:
-        """One session, of a tick in that instance; :class:`Unavailable` when the cluster is out of
-        reach.
+        """Connect to the cluster for one session, of a tick in the instance ``ticks_in``.
+
+        :class:`Unavailable` if the cluster is unreachable.
         """
         with self.zookeeper.cluster(ticks_in) as cluster, self.blobstore.blobs(cluster) as blobs:
             yield cluster, blobs
@@ -113,24 +109,19 @@ class DeclaredTopology:
         view: ClusterView,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     ) -> DeclaredSnapshot:
-        """Take a snapshot. ``measure`` asks nimbus for `show`, with the statistics that only limits
-        need.
+        """Take a snapshot.
+
+        ``measure`` reads `show` from nimbus, with the statistics, which are needed only for limits.
         """
         actual = read_actual(cluster, blobs, self.name, view)
-        document, measured = None, None
+        document = None
+        measured = None
         if actual is not None:
-            limited = any(limit is not None for limit in self.alerts.model_dump().values())
-            measured = measure(self.name) if limited else None
-            launch_secs = self.zookeeper.conf()["nimbus.task.launch.secs"]
-            document = measured or show_document(
-                snapshot_topology(
-                    view,
-                    topology_by_name(view, actual.topology_id),
-                    now_secs=int(time.time()),
-                    launch_secs=launch_secs,
-                )
-            )
-        found = check_results(
+            has_limits = any(limit is not None for limit in self.alerts.model_dump().values())
+            if has_limits:
+                measured = measure(self.name)
+            document = measured or self._show_document(view, actual.topology_id)
+        results = check_results(
             self.declaration,
             self.described,
             actual,
@@ -141,31 +132,42 @@ class DeclaredTopology:
         )
         metadata = topology_state(document)
         if actual is None or document is None:
-            return DeclaredSnapshot(found, metadata=metadata)
+            return DeclaredSnapshot(results, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
-        led, services = (
-            cluster.epoch(),
-            {node: info.http for node, info in view.supervisors.items()},
-        )
-        details: dict[str, Any] = {**statistics_links(led[1].http if led else "", self.name)}
+        stored_epoch = cluster.epoch()
+        http = stored_epoch[1].http if stored_epoch else ""
+        services = {node: info.http for node, info in view.supervisors.items()}
+        details: dict[str, Any] = {**statistics_links(http, self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)
         parts: Mapping[str, Any] = document.get("components") or {}
         components = {
-            name: {"tasks": len(p["tasks"]), "executors": p["executors"]}
-            for name, p in parts.items()
+            name: {"tasks": len(part["tasks"]), "executors": part["executors"]}
+            for name, part in parts.items()
         }
-        return DeclaredSnapshot(found, actual, metadata, details, components)
+        return DeclaredSnapshot(results, actual, metadata, details, components)
+
+    def _show_document(self, view: ClusterView, topology_id: str) -> dict[str, Any]:
+        """The document of `show` without statistics."""
+        snapshot = snapshot_topology(
+            view,
+            topology_by_name(view, topology_id),
+            now_secs=int(time.time()),
+            launch_secs=self.zookeeper.conf()["nimbus.task.launch.secs"],
+        )
+        return show_document(snapshot)
 
 
 def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
-    """The data version of the newest materialization, ``None`` when there is none."""
+    """The data version of the newest materialization; ``None`` without one."""
     event = instance.get_latest_materialization_event(key)
-    made = event.asset_materialization if event is not None else None
-    return None if made is None else (made.tags or {}).get(DATA_VERSION_TAG, "")
+    materialization = event.asset_materialization if event is not None else None
+    if materialization is None:
+        return None
+    return (materialization.tags or {}).get(DATA_VERSION_TAG, "")
 
 
 def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The topology in a few numbers, none of which changes while nothing happens."""
+    """State of the topology in a few values; constant while it is unchanged."""
     if document is None:
         return {
             "topology_id": "none",
@@ -186,16 +188,17 @@ def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
 def workers_markdown(
     document: Mapping[str, Any], services: Mapping[str, str | None]
 ) -> dg.MarkdownMetadataValue:
-    """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP
-    service.
+    """A table with a row for each worker, which links to its log.
+
+    ``services``: supervisor id -> its HTTP service.
     """
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
-    for worker in document["workers"][:MOST_LOGS]:
-        linked = log_link(
-            document["id"], worker["host"], worker["port"], services.get(worker["node"])
-        )
-        tasks, code = encode_ranges(worker["tasks"]), str(worker["version"] or "")[:16]
-        rows.append(f"| {linked} | {worker['pid'] or 'none'} | {tasks} | {code} |")
-    if len(document["workers"]) > MOST_LOGS:
-        rows.append(f"| ... and {len(document['workers']) - MOST_LOGS} more | | | |")
+    for worker in document["workers"][:MAX_LOGS]:
+        service = services.get(worker["node"])
+        link = log_link(document["id"], worker["host"], worker["port"], service)
+        tasks = encode_ranges(worker["tasks"])
+        code = str(worker["version"] or "")[:16]
+        rows.append(f"| {link} | {worker['pid'] or 'none'} | {tasks} | {code} |")
+    if len(document["workers"]) > MAX_LOGS:
+        rows.append(f"| ... and {len(document['workers']) - MAX_LOGS} more | | | |")
     return dg.MetadataValue.md("\n".join(rows))

@@ -1,10 +1,9 @@
-"""The healing sensor: it blocks on ZooKeeper watches and requests a reassignment when tasks are
-dead.
+"""The healing sensor, which requests a reassignment of dead tasks.
 
-A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a
-thread. Watches only end its waiting; every decision is made from one view of the cluster. Because
-limits pass without any event, it also polls every five seconds. While a run that it requested does
-not start, it gives up ``/healer``: the leader heals then.
+It blocks on ZooKeeper watches. A tick lasts up to 45 seconds (Dagster ends it at 60), or one second
+if sensors share a thread. Watches only end its wait; every decision is made from one view of the
+cluster. Because limits pass without an event, it also polls every five seconds. While a run that it
+requested does not start, it releases ``/healer``, and the leader heals.
 """
 
 import json
@@ -61,24 +60,26 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _TICK_SECS = 45.0
-# Dagster cuts a tick off after 60 seconds, and its cursor with it.
+# Dagster ends a tick after 60 seconds, and drops its cursor.
 _MAX_TICK_SECS = 55.0
 _POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
 _BETWEEN_POLLS_SECS = 0.5
-# Longer than the pause between two ticks: after more, silence of the sensor is not silence of a
-# worker.
+# Longer than the pause between two ticks: after a longer gap a silent worker may have sent
+# heartbeats that the sensor did not see.
 _BLIND_SECS = 20.0
-# A run that has not started by then waits behind somebody's queue.
-_LONGEST_QUEUE_SECS = 30.0
-# A run that was killed hard stays "started" for ever; it must not keep its topology from being
-# healed.
-_LONGEST_RUN_SECS = 360.0
+# A run that has not started by then waits in a queue.
+_MAX_QUEUE_SECS = 30.0
+# A run whose process was killed stays "started" permanently; it must not prevent the healing of its
+# topology.
+_MAX_RUN_SECS = 360.0
+_MAX_IDLE_WATCHES = 2
 
 
 class _Watch:
-    """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as
-    armed.
+    """The armed sensor: one ZooKeeper session with its watches, and ``/healer``.
+
+    That node marks the sensor as armed.
     """
 
     def __init__(self, cluster: StormClusterState) -> None:
@@ -91,8 +92,9 @@ class _Watch:
             self._reads = CachedReads(cluster.state, None)
             self._reads.register(lambda *_: self._changed.set())
         self._polled_at = 0.0
-        self._held_in = 0
-        self._holder = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
+        # Session that created ``/healer``, 0 without one.
+        self._healer_session = 0
+        self._healer_document = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
         self._published: str | None = None
 
     def _on_connection(self, connection: str) -> None:
@@ -101,18 +103,19 @@ class _Watch:
         self._changed.set()
 
     def interrupted(self) -> bool:
-        """Whether the connection broke since the last call.
+        """True if the connection broke since the last call.
 
-        An outage that ends ours ends the sessions of workers and supervisors too: that their nodes
-        are gone then is no evidence about them.
+        An outage that ends this session ends those of workers and supervisors as well. Then a
+        missing node does not show that its process is dead.
         """
-        broken = self._interrupted.is_set()
+        is_broken = self._interrupted.is_set()
         self._interrupted.clear()
-        return broken
+        return is_broken
 
     def poll(self) -> ClusterView:
-        """Arm everything, then read: what changes after the view was read wakes the next
-        :meth:`wait`.
+        """Arm the watches, then read the view.
+
+        A change after the view was read ends the next :meth:`wait`.
         """
         self._changed.clear()
         self._polled_at = time.monotonic()
@@ -120,130 +123,149 @@ class _Watch:
             return self.cluster.load_view(self._changed.set)
         return self._reads.load_view(self.cluster.cluster_id())
 
-    def hold(self, held: bool) -> None:
-        """Hold the node that keeps the leader from healing, or give it up."""
+    def hold_healer(self) -> None:
+        """Create ``/healer``, which prevents the leader from healing, unless it exists."""
         state = self.cluster.state
-        if held:
-            # 0 on another state store.
-            session = 0 if self._reads is None else self.cluster.session.session_id
-            # Another armed sensor (a code reload in progress) may hold it: then it is ours after
-            # its end.
-            if not session or self._held_in != session:
-                mine = state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
-                self._held_in = session if mine else 0
-                self._published = None
-        elif state.owned(paths.HEALER):
+        # 0 on another state store.
+        session = 0 if self._reads is None else self.cluster.session.session_id
+        if session and self._healer_session == session:
+            return
+        # Another armed sensor (a code reload in progress) may hold it: then this sensor claims it
+        # after the end of that one.
+        document = json.dumps(self._healer_document).encode()
+        is_claimed = state.claim_ephemeral_node(paths.HEALER, document)
+        self._healer_session = session if is_claimed else 0
+        self._published = None
+
+    def release_healer(self) -> None:
+        """Delete ``/healer``, so that the leader heals."""
+        state = self.cluster.state
+        if state.owned(paths.HEALER):
             state.delete_node(paths.HEALER)
-            self._held_in, self._published = 0, None
+            self._healer_session = 0
+            self._published = None
 
     def publish_alarm(self, alarm: str | None) -> None:
-        """Write into the armed sensor's node why healing pauses: ``status`` reads it there."""
+        """Write the reason of a pause of healing into ``/healer``; ``status`` reads it."""
         if alarm == self._published or not self.cluster.state.owned(paths.HEALER):
             return
-        said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
-        self.cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
+        document: dict[str, Any] = dict(self._healer_document)
+        if alarm is not None:
+            document["alarm"] = alarm
+        self.cluster.state.set_data(paths.HEALER, json.dumps(document).encode())
         self._published = alarm
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something changes, at most ``seconds``; changes that follow each other are
-        seen together.
+        """Sleep until the cluster changes, at most ``seconds``.
+
+        Changes that follow each other are seen together.
         """
         self._changed.wait(max(0.0, seconds))
-        time.sleep(max(0.0, min(seconds, self._polled_at + _BETWEEN_POLLS_SECS - time.monotonic())))
+        next_poll_secs = self._polled_at + _BETWEEN_POLLS_SECS - time.monotonic()
+        time.sleep(max(0.0, min(seconds, next_poll_secs)))
 
 
-_KEPT: OrderedDict[str, _Watch] = OrderedDict()
-_MOST_KEPT = 2
+_idle_watches: OrderedDict[str, _Watch] = OrderedDict()
 
 
 @contextmanager
-def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
-    """A watch of that cluster; its session and what it has read are kept for the next tick,
-    ``/healer`` is not.
+def _open_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
+    """A watch of that cluster, which is kept for the next tick; ``/healer`` is not.
 
-    :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist.
+    It keeps its session and its reads. :class:`Unavailable` if ZooKeeper is unreachable or the root
+    does not exist.
     """
-    key = json.dumps(
-        {name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str
-    )
-    watch = _KEPT.pop(key, None) or _Watch(StormClusterState.open(conf))
+    storm_conf = {name: conf[name] for name in sorted(conf) if name.startswith("storm.")}
+    key = json.dumps(storm_conf, default=str)
+    watch = _idle_watches.pop(key, None) or _Watch(StormClusterState.open(conf))
     try:
         yield watch
-        watch.hold(False)
+        watch.release_healer()
     except BaseException:
         watch.cluster.disconnect()
         raise
-    # Two ticks at once (a code reload in progress) had one each.
-    other, _KEPT[key] = _KEPT.pop(key, None), watch
-    if other is not None:
-        other.cluster.disconnect()
-    while len(_KEPT) > _MOST_KEPT:
-        _KEPT.popitem(last=False)[1].cluster.disconnect()
+    # Two ticks at once (a code reload in progress) had one watch each.
+    other_watch = _idle_watches.pop(key, None)
+    _idle_watches[key] = watch
+    if other_watch is not None:
+        other_watch.cluster.disconnect()
+    while len(_idle_watches) > _MAX_IDLE_WATCHES:
+        _, oldest = _idle_watches.popitem(last=False)
+        oldest.cluster.disconnect()
 
 
 def unfinished_topologies(
     instance: dg.DagsterInstance, names: DagsterNames
 ) -> tuple[set[str], str | None]:
-    """Ids of the topologies that a reassignment is working on now, and the run that does not start,
-    if any.
+    """Ids of the topologies of current reassignments, and a run that does not start.
+
+    ``None`` instead of the run if all start.
     """
     records = instance.get_run_records(
         filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES),
         limit=100,
     )
-    found: set[str] = set()
+    topology_ids: set[str] = set()
     stuck: str | None = None
     now = time.time()
     for record in records:
+        run = record.dagster_run
         age = now - record.create_timestamp.timestamp()
-        # However old: a queued one will run once the queue lets it, and another would only wait
-        # behind it.
-        if age > _LONGEST_RUN_SECS and record.dagster_run.status != dg.DagsterRunStatus.QUEUED:
+        # A queued run counts at any age: it will run once the queue permits it, and another run
+        # would only wait behind it.
+        if age > _MAX_RUN_SECS and run.status != dg.DagsterRunStatus.QUEUED:
             continue
-        if age > _LONGEST_QUEUE_SECS and record.dagster_run.status in WAITING_STATUSES:
-            stuck = record.dagster_run.run_id
-        ops: Any = record.dagster_run.run_config.get("ops") or {}
-        for document in ((ops.get(names.name(REASSIGN_OP)) or {}).get("config") or {}).get(
-            "causes"
-        ) or ():
+        if age > _MAX_QUEUE_SECS and run.status in WAITING_STATUSES:
+            stuck = run.run_id
+        for document in _cause_documents(run, names):
             try:
-                found.add(Cause.from_json(document).topology_id)
+                topology_ids.add(Cause.from_json(document).topology_id)
             except InvalidRequest:
-                continue  # A run that somebody launched by hand with a config of his own.
-    return found, stuck
+                continue  # A run that was launched by hand with its own config.
+    return topology_ids, stuck
 
 
-def restart_observations(found: Iterable[Restart], key: dg.AssetKey) -> list[dg.AssetObservation]:
-    """One observation for each topology whose workers were restarted in place by their
-    supervisors.
-    """
-    by_name = multimap((restart.name, restart) for restart in found)
-    return [
-        dg.AssetObservation(
-            asset_key=key,
-            partition=name,
-            description=f"{len(members)} workers of {name} were restarted in place",
-            metadata={
-                "restarts": len(members),
-                "workers": table(
-                    "host port:int supervisor pid:int",
-                    [(r.host, r.port, r.node, r.pid) for r in members],
-                ),
-                "topology_id": members[0].topology_id,
-            },
+def _cause_documents(run: dg.DagsterRun, names: DagsterNames) -> Iterable[Any]:
+    """The causes in the config of a reassignment run."""
+    ops: Any = run.run_config.get("ops") or {}
+    op = ops.get(names.name(REASSIGN_OP)) or {}
+    config = op.get("config") or {}
+    return config.get("causes") or ()
+
+
+def restart_observations(
+    restarted: Iterable[Restart], key: dg.AssetKey
+) -> list[dg.AssetObservation]:
+    """One observation for each topology whose workers were restarted in place."""
+    by_name = multimap((restart.name, restart) for restart in restarted)
+    observations: list[dg.AssetObservation] = []
+    for name, members in sorted(by_name.items()):
+        rows = [(member.host, member.port, member.node, member.pid) for member in members]
+        observations.append(
+            dg.AssetObservation(
+                asset_key=key,
+                partition=name,
+                description=f"{len(members)} workers of {name} were restarted in place",
+                metadata={
+                    "restarts": len(members),
+                    "workers": table("host port:int supervisor pid:int", rows),
+                    "topology_id": members[0].topology_id,
+                },
+            )
         )
-        for name, members in sorted(by_name.items())
-    ]
+    return observations
 
 
 def recovery_observations(
-    found: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
+    recovered: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
 ) -> list[dg.AssetObservation]:
-    """Each recovery, at its topology's partition and at the cluster's workers, where Dagster plots
-    the seconds.
+    """Two observations of each recovery.
+
+    One is at its topology's partition, one at the workers. Dagster plots the seconds at the workers
+    of the cluster.
     """
     observations: list[dg.AssetObservation] = []
-    for recovery in found:
+    for recovery in recovered:
         metadata = {
             "recovery_seconds": round(recovery.seconds, 3),
             "recovered_topology": recovery.topology_id,
@@ -260,24 +282,30 @@ def recovery_observations(
 
 
 def alarm_observation(alarm: str | None, key: dg.AssetKey) -> dg.AssetObservation:
-    """Observation of the supervisors: healing pauses, or goes on again."""
+    """Observation of the supervisors: healing pauses, or continues."""
     words = f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on"
     return dg.AssetObservation(
         asset_key=key, description=words, metadata={"alarm": alarm or "none"}
     )
 
 
-def seen_text(view: ClusterView, seen: LivenessResult) -> str:
+def poll_summary(view: ClusterView, liveness: LivenessResult) -> str:
     """Summary of one poll of the cluster, for the tick's history."""
     workers = sum(len(topology.live_workers) for topology in view.topologies.values())
-    text = f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
-    if seen.silent_supervisors:
-        text += f"; silent supervisors: {', '.join(seen.silent_supervisors)}"
-    if seen.restarting:
-        text += f"; restarting in place: {', '.join(f'{n}:{p}' for _, n, p in seen.restarting)}"
-    if seen.waiting:
-        text += f"; {'; '.join(seen.waiting[:5])}"
-    return text if not seen.frozen else f"healing pauses: {seen.frozen}; {text}"
+    text = (
+        f"{workers} workers of {len(view.topologies)} topologies live on "
+        f"{len(view.supervisors)} supervisors"
+    )
+    if liveness.silent_supervisors:
+        text += f"; silent supervisors: {', '.join(liveness.silent_supervisors)}"
+    if liveness.restarting:
+        slots = [f"{node}:{port}" for _, node, port in liveness.restarting]
+        text += f"; restarting in place: {', '.join(slots)}"
+    if liveness.waiting:
+        text += f"; {'; '.join(liveness.waiting[:5])}"
+    if liveness.frozen:
+        return f"healing pauses: {liveness.frozen}; {text}"
+    return text
 
 
 @dataclass(frozen=True)
@@ -295,7 +323,7 @@ class _PollResult:
     causes: list[str]
     """Reasons for the requests, in words."""
     stuck: str | None
-    """A requested run that does not start: until it does, the leader heals."""
+    """A requested run that does not start; until it starts, the leader heals."""
 
 
 class _Tick:
@@ -314,8 +342,8 @@ class _Tick:
         self.cursor = HealingCursor(sensor, context.cursor)
         self.memory = HealingMemory()
         self.epoch = -1
-        self.seen = False
-        """Whether the memory was loaded: until then the cursor stays as it is."""
+        self.is_loaded = False
+        """True once the memory was loaded; before, the cursor stays unchanged."""
         self.restarted: list[Restart] = []
         self.recovered: list[Recovery] = []
         self.alarm: str | None = None
@@ -323,36 +351,37 @@ class _Tick:
         self.causes: list[str] = []
 
     def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
-        """Poll until there is something to heal, or until ``deadline`` of the monotonic clock."""
+        """Poll until a reassignment is due, or until ``deadline`` of the monotonic clock."""
         self.memory = self.cursor.load(watch.cluster)
-        self.alarm, self.seen = self.memory.alarm, True
+        self.alarm = self.memory.alarm
+        self.is_loaded = True
         while True:
             result = self.poll(watch)
             if result.requests:
-                # What dies together is seen together: one run for all of it, and no second blind
-                # window.
+                # Workers that die together are seen together: one run for all of them, and no
+                # second blind window.
                 time.sleep(_COALESCE_SECS)
                 result = self.poll(watch)
             self.memory = result.memory
             self.restarted.extend(result.restarted)
             self.recovered.extend(result.recovered)
-            self.text, self.causes = result.text, result.causes
-            watch.hold(result.stuck is None)
+            self.text = result.text
+            self.causes = result.causes
+            if result.stuck is None:
+                watch.hold_healer()
+            else:
+                watch.release_healer()
             watch.publish_alarm(result.memory.alarm)
-            left = deadline - time.monotonic()
-            # An alarm, and its end, are shown at once.
-            if (
-                result.requests
-                or left <= 0
-                or (result.memory.alarm is None) != (self.alarm is None)
-            ):
+            remaining_secs = deadline - time.monotonic()
+            # An alarm, and its end, end the tick, so that they are shown at once.
+            is_alarm_changed = (result.memory.alarm is None) != (self.alarm is None)
+            if result.requests or remaining_secs <= 0 or is_alarm_changed:
                 return result.requests
-            watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
+            check_secs = result.next_check - boot_clock()
+            watch.wait(min(remaining_secs, _POLL_EVERY_SECS, check_secs))
 
     def poll(self, watch: _Watch) -> _PollResult:
-        """Decide by the cluster's current state; after an outage everything gets its full time
-        again.
-        """
+        """Decide by the cluster's current state; after an outage every limit restarts."""
         view = watch.poll()
         self.epoch = view.epoch
         if watch.interrupted():
@@ -360,11 +389,11 @@ class _Tick:
         return self.decide(view, boot_clock())
 
     def grant_new_time(self) -> None:
-        """Give everything its full time again: nobody watches during the gap that begins now."""
+        """Restart every limit, because the sensor does not watch during the next gap."""
         self.memory = replace(self.memory, polled_at=UNSET)
 
     def decide(self, view: ClusterView, now: float) -> _PollResult:
-        """Decide by ``view`` and the memory; changes nothing."""
+        """Decide by ``view`` and the memory, without an effect."""
         stuck: str | None = None
 
         def busy(causes: Collection[Cause]) -> Collection[str]:
@@ -373,16 +402,20 @@ class _Tick:
             return {cause.topology_id for cause in causes} if stuck else unfinished
 
         step = healing_step(view, self.memory, now, self.settings, busy=busy)
-        attempts, asked = spare_runs(view, step.attempts, step.memory, now)
+        attempts, requested = spare_runs(view, step.attempts, step.memory, now)
         due, used = assign_attempt_numbers(view, attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
         restarted, observed = spare_observations(restarted, self.memory.observed, now)
         recovered, observed = spare_observations(recovered, observed, now)
         if step.memory.alarm:
-            # What comes back after an alarm was out of sight: how long it was dead is not known.
-            recovered, recovering = [], {}
+            # Workers that return after an alarm were out of sight: their outage is unknown.
+            recovered = []
+            recovering = {}
         next_check = now + 60 if step.next_check is None else step.next_check
+        text = poll_summary(view, step.observation)
+        if stuck:
+            text += f"; run {stuck} does not start: the leader heals"
         return _PollResult(
             requests=run_requests(due, self.names),
             restarted=restarted,
@@ -392,14 +425,12 @@ class _Tick:
                 used=used,
                 workers=workers,
                 recovering=recovering,
-                asked=asked,
+                asked=requested,
                 observed=observed,
             ),
-            # A limit that passes at this very moment is looked at a little later, never in a busy
-            # loop.
+            # A limit that passes at this moment is checked a little later, never in a busy loop.
             next_check=max(now + _COALESCE_SECS, next_check),
-            text=seen_text(view, step.observation)
-            + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
+            text=text,
             causes=[attempt.cause.describe() for attempt in due],
             stuck=stuck,
         )
@@ -413,13 +444,13 @@ def build_heartbeat_sensor(
     job: Any = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """The sensor that heals. It uses the resource ``storm_zookeeper`` of its code location.
+    """The healing sensor, with the resource ``storm_zookeeper`` of its code location.
 
-    ``names`` are those of the cluster, as :func:`build_storm_resources` takes them too.
-    ``tick_secs`` bounds a tick (at most 55: :class:`InvalidRequest`). It launches ``job``, by
-    default the one that is called ``reassign_topologies``; alone, give it ``build_reassign_job()``,
-    whose resources are ``storm_zookeeper``, ``storm_blobstore`` and ``storm_spark``:
-    :func:`build_storm_resources` makes them.
+    ``names`` are those of the cluster, as for :func:`build_storm_resources`. ``tick_secs`` limits a
+    tick (at most 55: :class:`InvalidRequest`). The sensor launches ``job``, by default the job
+    ``reassign_topologies``. Used alone, it needs ``build_reassign_job()``, whose resources are
+    ``storm_zookeeper``, ``storm_blobstore`` and ``storm_spark``; :func:`build_storm_resources`
+    makes them.
     """
     names = names or DagsterNames()
     if not 0 <= tick_secs <= _MAX_TICK_SECS:
@@ -436,28 +467,29 @@ def build_heartbeat_sensor(
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:
-            with _kept_watch(zookeeper.conf().values) as watch:
+            with _open_watch(zookeeper.conf().values) as watch:
                 requests = tick.run(watch, deadline)
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
         except Unavailable as error:
-            # What was seen before the connection was lost stands; the gap that follows grants new
-            # time.
+            # Decisions from before the connection was lost are valid; the gap after it restarts
+            # every limit.
             lost = error.message
             tick.grant_new_time()
-            if not tick.seen:
+            if not tick.is_loaded:
                 return dg.SkipReason(lost)
         for cause in tick.causes:
             context.log.info(cause)
         for request in requests:
-            context.log.info(f"asking for {request.run_key}")
+            context.log.info(f"requesting {request.run_key}")
         alarm = tick.memory.alarm
         if lost or alarm:
             context.log.warning(lost or alarm)
-        shown = zookeeper.asset_key
-        events = restart_observations(tick.restarted, shown(ACTIVE_TOPOLOGY))
-        events += recovery_observations(tick.recovered, shown(ACTIVE_TOPOLOGY), shown(WORKERS))
+        topology_key = zookeeper.asset_key(ACTIVE_TOPOLOGY)
+        workers_key = zookeeper.asset_key(WORKERS)
+        events = restart_observations(tick.restarted, topology_key)
+        events += recovery_observations(tick.recovered, topology_key, workers_key)
         if (alarm is None) != (tick.alarm is None):
-            events.append(alarm_observation(alarm, shown(SUPERVISORS)))
+            events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
         text = f"{lost}; before: {tick.text}" if lost else tick.text
         return_free_memory()
         return dg.SensorResult(
@@ -473,6 +505,7 @@ def build_heartbeat_sensor(
         job_name=None if job is not None else names.name(REASSIGN_JOB),
         minimum_interval_seconds=1,
         default_status=default_status,
-        description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
-        "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
+        description="Watches workers, supervisors and heartbeats; requests a reassignment of dead "
+        "tasks. Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer during that "
+        "time.",
     )(bind(heartbeat_sensor, names))

@@ -1,7 +1,7 @@
-"""Memory of the heartbeat sensor between its ticks, what it tells of restarts and recoveries, and
-the run requests made from causes.
+"""Memory of the heartbeat sensor between its ticks, and its decisions.
 
-A recovery lasts from the poll that missed a worker to the one that saw all run again.
+They are the observed restarts and recoveries, and the run requests made from causes. A recovery
+lasts from the poll that missed a worker to the poll that saw all workers run.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,21 +19,22 @@ from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.observe.sensors import digest
 from storm_dagster.model.dagster_names import HEALING_TAGS, REASSIGN_JOB, DagsterNames
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 REASSIGN_OP = f"{REASSIGN_JOB}_op"
 CAUSE_TAG = "storm/cause"
-_LONGEST_KEY = 240
-_MOST_RECENT = 8
+_MAX_KEY_LENGTH = 240
+_MAX_RECENT_MEMORIES = 8
 RecoveryMemory = Mapping[str, tuple[int, float | None]]
-"""Topology id -> (version of its assignment when all ran last, boot clock since when some do
-not).
+"""Topology id -> (version of its last complete assignment, start of the outage).
+
+The start is a time of the boot clock, ``None`` while all workers run.
 """
 _EARLY_RUNS = 7
 _LATE_RUN_SECS = 8 * 3600.0
-_MOST_OBSERVED = 10
+_EARLY_OBSERVATIONS = 10
 _OBSERVED_SECS = 3600.0
 _DAY_SECS = 86_400.0
 # A version that no heartbeat record has.
@@ -44,32 +45,32 @@ class HealingMemory(HealingState, frozen=True):
     """Memory of the sensor between two polls."""
 
     used: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Cause key -> highest attempt number that was ever in a run key, for the current
-    assignments.
-    """
+    """Cause key -> highest attempt number of its run keys (current assignments)."""
     workers: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8
-    characters).
-    """
+    """Topology id -> ``"node:port"`` -> start token (8 characters) of the worker."""
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
     asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
-    """Cause key -> (boot clock of its last run request, capacity of the cluster then)."""
+    """Cause key -> (boot clock of its last run request, capacity at that time).
+
+    The name is that of the stored record's field.
+    """
     observed: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
-    """Topology id -> (observations of restarts and recoveries today, boot clock of the last)."""
+    """Topology id -> (observations of the last day, boot clock of the last one)."""
 
     def to_record(self) -> bytes:
-        """All but what changes with every heartbeat: in a healthy cluster the same bytes after
-        every poll.
+        """Encode the memory without the values that change with every heartbeat.
 
-        Counters that were seen to move are left out. Who reads the record sees them for the first
-        time, and grants them one full timeout.
+        In a healthy cluster the bytes are the same after every poll. Counters that were seen to
+        change are left out. A reader of the record sees them for the first time, and grants them
+        one full timeout.
         """
         topologies = {
             topology_id: replace(part, beats=_UNSEEN)
             for topology_id, part in self.liveness.topologies.items()
         }
-        # While something waits for a slot, arrivals must be noticed.
-        supervisors = dict.fromkeys(self.liveness.supervisors if self.attempts else (), _UNSEEN)
+        # While tasks wait for a slot, the arrival of a supervisor must be noticed.
+        waiting_for = self.liveness.supervisors if self.attempts else ()
+        supervisors = dict.fromkeys(waiting_for, _UNSEEN)
         liveness = replace(self.liveness, topologies=topologies, supervisors=supervisors)
         return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
 
@@ -80,36 +81,38 @@ class _CursorText(msgspec.Struct, frozen=True):
 
 
 class HealingCursor:
-    """The sensor's cursor: which record in ZooKeeper holds its memory, and when it polled last.
+    """The sensor's cursor: its record in ZooKeeper, and its last poll.
 
-    The code server's process keeps the newest memories as well, complete, so that counters are
-    judged over ticks of any length without a write.
+    The record has the memory. The code server's process also keeps the newest complete memories, so
+    that counters are judged over ticks of any length without a write.
     """
 
-    _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MOST_RECENT)
+    _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MAX_RECENT_MEMORIES)
 
     def __init__(self, sensor: str, text: str | None) -> None:
         self._sensor = sensor
         self._text = text or ""
-        found = decode_memory(_CursorText, text)
-        self._record, self._polled_at = found.memory, found.looked_at
+        cursor = decode_memory(_CursorText, text)
+        self._record = cursor.memory
+        self._polled_at = cursor.looked_at
 
     def load(self, cluster: StormClusterState) -> HealingMemory:
-        """The memory as it was at the end of that tick."""
-        found = self._recent.get(self._text)
-        if found is None:
-            found = decode_memory(HealingMemory, load_memory(cluster, self._sensor, self._record))
-            found = replace(found, polled_at=UNSET if self._polled_at is None else self._polled_at)
-        return found
+        """The memory at the end of the cursor's tick."""
+        memory = self._recent.get(self._text)
+        if memory is not None:
+            return memory
+        record = load_memory(cluster, self._sensor, self._record)
+        polled_at = UNSET if self._polled_at is None else self._polled_at
+        return replace(decode_memory(HealingMemory, record), polled_at=polled_at)
 
     def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
-        """Write the record where it changed."""
+        """Write the record if it changed."""
         self._record = store_memory(
             cluster, self._sensor, memory.to_record(), self._record, epoch=epoch
         )
 
     def after(self, memory: HealingMemory) -> str:
-        """The cursor that leads to ``memory``."""
+        """The text of the cursor after ``memory`` was stored."""
         polled_at = None if memory.polled_at is UNSET else memory.polled_at
         text = encode_memory(_CursorText(self._record, polled_at)).decode()
         self._recent[text] = memory
@@ -118,7 +121,7 @@ class HealingCursor:
 
 @dataclass(frozen=True)
 class Restart:
-    """A worker that runs again in its slot as another process."""
+    """A worker that was restarted in its slot as another process."""
 
     name: str
     topology_id: str
@@ -129,182 +132,207 @@ class Restart:
 
 
 def restarts(
-    view: ClusterView, known: Mapping[str, Mapping[str, str]]
+    view: ClusterView, former_tokens: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[Restart], dict[str, dict[str, str]]]:
-    """Workers that were replaced in place since ``known``, and what to hand in next time.
+    """Workers that were replaced in place, and the tokens for the next call.
 
-    A slot that is empty just now keeps its last token, so that a restart is seen however long it
-    took. Slots that the assignment no longer names are forgotten.
+    ``former_tokens`` are those of the last call. A slot without a live worker keeps its last token,
+    so that a restart of any length is seen. Slots that the assignment no longer names are
+    forgotten.
     """
-    found: list[Restart] = []
+    restarted: list[Restart] = []
     tokens: dict[str, dict[str, str]] = {}
     for topology_id, topology in view.topologies.items():
+        former_slots = former_tokens.get(topology_id, {})
         slots: dict[str, str] = {}
         for worker in topology.workers:
             key = worker.slot.key
-            before = known.get(topology_id, {}).get(key)
-            live = topology.live_workers.get(worker.slot)
-            token = live.token[:8] if live is not None else before
-            if token is None:
+            former = former_slots.get(key)
+            live_worker = topology.live_workers.get(worker.slot)
+            if live_worker is None:
+                if former is not None:
+                    slots[key] = former
                 continue
+            token = live_worker.token[:8]
             slots[key] = token
-            if live is not None and before is not None and before != token:
-                found.append(
+            if former is not None and former != token:
+                restarted.append(
                     Restart(
                         topology.base.name,
                         topology_id,
                         worker.node,
                         worker.host,
                         worker.port,
-                        live.pid,
+                        live_worker.pid,
                     )
                 )
         if slots:
             tokens[topology_id] = slots
-    return found, tokens
+    return restarted, tokens
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """A topology all of whose workers run again."""
+    """A topology whose workers all run after an outage."""
 
     topology_id: str
     name: str
     seconds: float
     moved: bool
-    """Tasks were moved; otherwise the workers came back in place."""
+    """True if tasks were moved; otherwise the workers came back in place."""
 
 
-_Seen = TypeVar("_Seen", Restart, Recovery)
+_Change = TypeVar("_Change", Restart, Recovery)
 
 
 def recoveries(
     view: ClusterView, memory: RecoveryMemory, boot_now: float
 ) -> tuple[list[Recovery], dict[str, tuple[int, float | None]]]:
-    """Topologies that are complete again, and what to hand in next time.
+    """Topologies that are complete after an outage, and the memory for the next call.
 
-    A change of the assignment while all workers live (rebalance, deploy) is none: a recovery begins
-    only when a worker is missing under the assignment under which all ran.
+    A change of the assignment while all workers live (rebalance, deploy) is not a recovery: a
+    recovery begins only when a worker is missing under the assignment under which all ran.
     """
-    found: list[Recovery] = []
-    known: dict[str, tuple[int, float | None]] = {}
+    recovered: list[Recovery] = []
+    next_memory: dict[str, tuple[int, float | None]] = {}
     for topology in view.topologies.values():
         if topology.assignment_at is None:
             continue
         version = topology.assignment_at.version
-        before = memory.get(topology.id)
-        running = {
-            slot for slot, worker in topology.live_workers.items() if worker.status == "running"
-        }
-        if topology.assignment is not None and all(
-            worker.slot in running for worker in topology.workers
-        ):
-            known[topology.id] = (version, None)
-            if before is not None and before[1] is not None and boot_now >= before[1]:
-                found.append(
-                    Recovery(
-                        topology.id, topology.base.name, boot_now - before[1], version != before[0]
-                    )
+        former = memory.get(topology.id)
+        former_version, outage_since = (None, None) if former is None else former
+        if _is_complete(topology):
+            next_memory[topology.id] = (version, None)
+            if outage_since is not None and boot_now >= outage_since:
+                is_moved = version != former_version
+                recovered.append(
+                    Recovery(topology.id, topology.base.name, boot_now - outage_since, is_moved)
                 )
-        elif before is not None:
-            if before[1] is not None:
-                known[topology.id] = before
-            elif before[0] == version and topology.base.status in ("ACTIVE", "INACTIVE"):
-                known[topology.id] = (version, boot_now)
-    return found, known
+        elif former is not None:
+            if outage_since is not None:
+                next_memory[topology.id] = former
+            elif former_version == version and topology.base.status in ("ACTIVE", "INACTIVE"):
+                next_memory[topology.id] = (version, boot_now)
+    return recovered, next_memory
+
+
+def _is_complete(topology: TopologyView) -> bool:
+    """True if every assigned worker runs."""
+    if topology.assignment is None:
+        return False
+    running = {slot for slot, worker in topology.live_workers.items() if worker.status == "running"}
+    return all(worker.slot in running for worker in topology.workers)
 
 
 def assign_attempt_numbers(
     view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
 ) -> tuple[list[Attempt], dict[str, int]]:
-    """The attempts under numbers that no run key of theirs had before, and what to hand in next
-    time.
+    """Number the attempts so that none of their run keys was used before.
 
-    A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
-    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are
-    forgotten.
+    Returns them, and the used numbers for the next call. A cause that was over and comes back in
+    the same assignment restarts its back-off, but Dagster remembers run keys permanently, so that
+    its numbers continue. Numbers of former assignments are forgotten.
     """
-    in_force = {
-        f"{one.id}:{one.assignment_at.version}"
-        for one in view.topologies.values()
-        if one.assignment_at
+    current_assignments = {
+        f"{topology.id}:{topology.assignment_at.version}"
+        for topology in view.topologies.values()
+        if topology.assignment_at
     }
-    kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
-    found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
-    return found, {**kept, **{a.cause.key: a.number for a in found}}
+    next_used = {
+        key: number for key, number in used.items() if key.rpartition(":")[0] in current_assignments
+    }
+    numbered: list[Attempt] = []
+    for attempt in attempts:
+        free_number = next_used.get(attempt.cause.key, 0) + 1
+        numbered.append(Attempt(attempt.cause, max(attempt.number, free_number)))
+    next_used.update({attempt.cause.key: attempt.number for attempt in numbered})
+    return numbered, next_used
 
 
 def spare_runs(
     view: ClusterView, attempts: Iterable[Attempt], memory: HealingMemory, now: float
 ) -> tuple[list[Attempt], dict[str, tuple[float, str]]]:
-    """The attempts that are worth a run, and what to hand in next time.
+    """The attempts that are worth a run, and the requests for the next call.
 
-    While the cluster offers nothing else than when it was tried last, a cause that persists gets at
-    most ten runs a day: the first seven as they come, then one every eight hours.
+    While the cluster's capacity is the same as at the last request, a cause that persists gets at
+    most ten runs a day: the first seven without a limit, then one every eight hours.
     """
-    used, supervisors = view.used_ports(), view.supervisors.items()
-    ports = {
-        node: [*info.ports, info.started, *sorted(used.get(node, ()))] for node, info in supervisors
-    }
-    capacity = digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
-    found: list[Attempt] = []
-    asked = {key: each for key, each in memory.asked.items() if key in memory.attempts}
+    capacity = _capacity_digest(view)
+    worthwhile: list[Attempt] = []
+    requests = {key: request for key, request in memory.asked.items() if key in memory.attempts}
     for attempt in attempts:
-        last, offered = asked.get(attempt.cause.key, (0.0, ""))
-        if (
-            attempt.number <= _EARLY_RUNS
-            or offered != capacity
-            or not 0 <= now - last < _LATE_RUN_SECS
-        ):
-            asked[attempt.cause.key] = now, capacity
-            found.append(attempt)
-    return found, asked
+        requested_at, former_capacity = requests.get(attempt.cause.key, (0.0, ""))
+        is_early = attempt.number <= _EARLY_RUNS
+        is_recent = 0 <= now - requested_at < _LATE_RUN_SECS
+        if is_early or former_capacity != capacity or not is_recent:
+            requests[attempt.cause.key] = (now, capacity)
+            worthwhile.append(attempt)
+    return worthwhile, requests
+
+
+def _capacity_digest(view: ClusterView) -> str:
+    """Hash of the state that decides if a placement that failed may fit now."""
+    used = view.used_ports()
+    ports: dict[str, list[int]] = {}
+    for node, info in view.supervisors.items():
+        ports[node] = [*info.ports, info.started, *sorted(used.get(node, ()))]
+    return digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
 
 
 def spare_observations(
-    found: Iterable[_Seen], observed: Mapping[str, tuple[int, float]], now: float
-) -> tuple[list[_Seen], dict[str, tuple[int, float]]]:
-    """Restarts or recoveries that are worth an observation, and what to hand in next time.
+    changes: Iterable[_Change], observed: Mapping[str, tuple[int, float]], now: float
+) -> tuple[list[_Change], dict[str, tuple[int, float]]]:
+    """Restarts or recoveries to observe, and the counts for the next call.
 
-    A topology whose workers crash all the time gets the first ten of a day, then one an hour.
+    A topology whose workers crash permanently gets the first ten of a day, then one an hour.
     """
-    known = {key: each for key, each in observed.items() if 0 <= now - each[1] < _DAY_SECS}
-    kept: list[_Seen] = []
-    for each in found:
-        count, last = known.get(each.topology_id, (0, now))
-        # What is seen at one moment is one observation.
-        if count < _MOST_OBSERVED or now - last >= _OBSERVED_SECS or (count and last == now):
-            known[each.topology_id] = (count + (last != now or not count), now)
-            kept.append(each)
-    return kept, known
+    counts = {
+        topology_id: (count, last)
+        for topology_id, (count, last) in observed.items()
+        if 0 <= now - last < _DAY_SECS
+    }
+    worthwhile: list[_Change] = []
+    for change in changes:
+        count, last = counts.get(change.topology_id, (0, now))
+        # Changes of the same poll count as one observation.
+        is_same_poll = count > 0 and last == now
+        if count < _EARLY_OBSERVATIONS or now - last >= _OBSERVED_SECS or is_same_poll:
+            counts[change.topology_id] = (count if is_same_poll else count + 1, now)
+            worthwhile.append(change)
+    return worthwhile, counts
 
 
 def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.RunRequest]:
     """One run for each cause, as a person would count them.
 
-    A lost host is one cause however many topologies and slots it held; everything else is one cause
-    for each topology. The run key is ``topology:generation:cause:attempt``, so that a tick that is
-    repeated, after a code reload or a restart of the daemon, starts nothing twice.
+    A lost host is one cause, however many topologies and slots it had; each other cause is one per
+    topology. The run key is ``topology:generation:cause:attempt``, so that a repeated tick, after a
+    code reload or a restart of the daemon, starts no run twice.
     """
     groups: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
         cause = attempt.cause
-        group = (cause.kind, cause.node if cause.kind == "lost_host" else cause.topology_id)
-        groups.setdefault(group, []).append(attempt)
+        subject = cause.node if cause.kind == "lost_host" else cause.topology_id
+        groups.setdefault((cause.kind, subject), []).append(attempt)
     return [_request(members, names) for _, members in sorted(groups.items())]
 
 
+def _group_key(members: list[Attempt]) -> str:
+    """Run key of several causes.
+
+    It contains the members, because other slots of the same host are another run.
+    """
+    first = members[0].cause
+    topologies = {f"{member.cause.topology_id}:{member.cause.generation}" for member in members}
+    slots = digest(sorted(member.cause.key for member in members))[:12]
+    place = f"{first.node}-{slots}" if first.kind == "lost_host" else slots
+    number = max(member.number for member in members)
+    return f"{'+'.join(sorted(topologies))}:{first.kind}@{place}:{number}"
+
+
 def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
-    if len(members) == 1:
-        key = members[0].run_key
-    else:
-        first = members[0].cause
-        topologies = sorted({f"{m.cause.topology_id}:{m.cause.generation}" for m in members})
-        # The members are part of the key: other slots of the same host are another run.
-        slots = digest(sorted(m.cause.key for m in members))[:12]
-        where = f"{first.node}-{slots}" if first.kind == "lost_host" else slots
-        key = f"{'+'.join(topologies)}:{first.kind}@{where}:{max(m.number for m in members)}"
-    if len(key) > _LONGEST_KEY:
+    key = members[0].run_key if len(members) == 1 else _group_key(members)
+    if len(key) > _MAX_KEY_LENGTH:
         key = f"{key[:200]}:{digest(key)[:12]}"
     topology_names = sorted({member.cause.name for member in members})
     config: dict[str, Any] = {"causes": [member.cause.to_json() for member in members]}

@@ -1,4 +1,4 @@
-"""The reassignment job: dead tasks get a slot again."""
+"""The reassignment job: dead tasks get a new slot."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,18 +26,19 @@ from storm_dagster.operations.results import ReassignResult
 
 
 def _causes_now(ops: OperationsContext) -> list[Cause]:
-    """Causes for a run launched by hand: every assigned slot without a live worker, without waiting
-    for limits.
+    """Causes for a run launched by hand: every assigned slot without a live worker.
+
+    The limits of time are not waited for.
     """
-    impatient = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
-    found = observe(
+    no_wait = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
+    liveness = observe(
         ops.cluster.load_view(),
         LivenessMemory(),
-        impatient,
+        no_wait,
         boot_id="by hand",
         boot_now=ops.monotonic(),
     )
-    return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
+    return [cause for cause in liveness.causes if cause.kind not in ("silent_master", "never_ran")]
 
 
 def _metadata(report: ReassignResult) -> dict[str, Any]:
@@ -62,18 +63,18 @@ def _log_materializations(
 ) -> None:
     """One materialization for each of the two assets, at the topology's partition."""
     components = task_components(ops, report.topology_id)
-    planned, stored = (
-        _metadata(report),
-        {**_metadata(report), **in_force_metadata(report, components)},
-    )
+    planned = _metadata(report)
     if report.placement is not None:
         planned |= placement_metadata(report.placement, components)
-    words = f"reassigned {report.moved} tasks of {report.topology_id}"
+    stored = {**_metadata(report), **in_force_metadata(report, components)}
+    description = f"reassigned {report.moved} tasks of {report.topology_id}"
     for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
-        shown = zookeeper.asset_key(key)
         context.log_event(
             dg.AssetMaterialization(
-                shown, description=words, metadata=metadata, partition=report.name
+                zookeeper.asset_key(key),
+                description=description,
+                metadata=metadata,
+                partition=report.name,
             )
         )
 
@@ -81,7 +82,7 @@ def _log_materializations(
 def reassign_topologies(
     context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles
 ) -> None:
-    """Reassign by the causes given, else by what is dead now."""
+    """Reassign the tasks of the config's causes, by default of all dead workers."""
     with operations(context, handles) as ops:
         causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
         for cause in causes:
@@ -96,11 +97,13 @@ def reassign_topologies(
         {
             "causes": len(causes),
             "moved_tasks": sum(report.moved for report in reports),
-            "outcomes": notes(f"{topology_name_of(r.topology_id)}: {r.status}" for r in reports),
+            "outcomes": notes(
+                f"{topology_name_of(report.topology_id)}: {report.status}" for report in reports
+            ),
         }
     )
     if failed:
-        # The sensor tries again with back-off for as long as the cause persists.
+        # The sensor retries with back-off while the cause persists.
         raise dg.Failure(
             description="; ".join(f"{report.name}: {report.error}" for report in failed),
             metadata={"error_type": "Unavailable", "message": failed[0].error or "no reason given"},
@@ -109,5 +112,5 @@ def reassign_topologies(
 
 
 def build_reassign_job(names: DagsterNames | None = None) -> dg.JobDefinition:
-    """`reassign_topologies` of the cluster that has these names."""
+    """The job `reassign_topologies` of the cluster with these names."""
     return op_job(names or DagsterNames(), REASSIGN_JOB, reassign_topologies)

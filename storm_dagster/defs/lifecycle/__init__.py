@@ -1,1 +1,1 @@
-"""Jobs, sensor and schedules that change topologies which run."""
+"""Jobs, sensor and schedules that change running topologies."""

@@ -1,7 +1,7 @@
-"""One op job for each verb of a topology's life. Each waits for its effect and then reports it.
+"""One op job for each verb of a topology's life.
 
-A verb that the leader executes (:attr:`Verb.executed_by`) is only asked for: without a leader the
-run fails, and has changed nothing.
+Each job waits for its effect and then reports it. A verb that the leader executes
+(:attr:`Verb.executed_by`) is only requested: without a leader the run fails without an effect.
 """
 
 import functools
@@ -33,14 +33,14 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
 _POLL_SECS = 0.5
-# After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and
-# does it itself when neither is there.
+# After the delay the leader and lifecycle_sensor remove the topology as well. This run waits for
+# them, and removes it if neither does.
 _GRACE_SECS = 2.0
-# A run that waits holds a process: longer delays are left to the leader and lifecycle_sensor.
-_LONGEST_WAIT_SECS = 600
-_LONGEST_START_SECS = 60.0
+# A waiting run occupies a process: longer delays are left to the leader and lifecycle_sensor.
+_MAX_WAIT_SECS = 600
+_MAX_START_SECS = 60.0
 # A leader of a former release executes the verb in another run.
-_LONGEST_RUN_SECS = 300.0
+_MAX_RUN_SECS = 300.0
 MAX_QUEUED_SECS = 30.0
 
 
@@ -56,24 +56,31 @@ class _VerbRun:
     ops: OperationsContext
     nimbus: NimbusResource
 
-    def ask_leader(self) -> LifecycleResult:
-        """Ask the leader for the verb; the topology afterwards.
-
-        A leader of a former release launches a run of the same job for it, which is waited for.
-        """
-        view = self.ops.cluster.load_view()
-        previous = topology_by_name(view, self.config.name).base.status
-        fields = {
+    def request_fields(self) -> dict[str, Any]:
+        """The fields of the verb's request, from the run's config."""
+        return {
             name: getattr(self.config, name)
             for name in self.verb.request.model_fields
             if name != "dry_run"
         }
+
+    def request_from_leader(self) -> LifecycleResult:
+        """Request the verb from the leader; the topology afterwards.
+
+        A leader of a former release launches a run of the same job. This call waits for that run.
+        """
+        view = self.ops.cluster.load_view()
+        previous = topology_by_name(view, self.config.name).base.status
         with self.nimbus.client() as client:
             change = change_topology(
-                client, self.config.name, verb=self.verb.name, wait=False, **fields
+                client,
+                self.config.name,
+                verb=self.verb.name,
+                wait=False,
+                **self.request_fields(),
             )
             if change.run_id:
-                deadline = time.monotonic() + _LONGEST_RUN_SECS
+                deadline = time.monotonic() + _MAX_RUN_SECS
                 wait_for_run(
                     client,
                     change.run_id,
@@ -92,48 +99,46 @@ class _VerbRun:
         )
 
     def _refuse_full_queue(self) -> Callable[[Mapping[str, Any]], None]:
-        """A check of the run that a leader of a former release launched: :class:`Unavailable` if it
-        is queued for long in the queue of this run, whose place it may be waiting for.
+        """A check of the run that a leader of a former release launched.
+
+        It raises :class:`Unavailable` if that run stays queued in the queue of this run, because it
+        may be waiting for the place of this run.
         """
-        until = time.monotonic() + MAX_QUEUED_SECS
+        queue_deadline = time.monotonic() + MAX_QUEUED_SECS
 
         def check(document: Mapping[str, Any]) -> None:
-            if document.get("status") != "QUEUED" or time.monotonic() < until:
+            if document.get("status") != "QUEUED" or time.monotonic() < queue_deadline:
                 return
             run_id = str(document["run_id"])
             if self.context.instance.get_run_by_id(run_id) is None:
-                return  # Of another Dagster, whose queue has no place for this run.
+                return  # A run of another Dagster, which has its own queue.
             raise Unavailable(
-                f"the leading nimbus is of the release before and launched run {run_id} for the {self.verb.name} of "
-                f"{self.config.name!r}, which is queued while this run occupies a place of the queue: that run starts "
-                "when this one ends; raise concurrency.runs.max_concurrent_runs, or upgrade nimbus first"
+                f"the leading nimbus is of the release before and launched run {run_id} for the "
+                f"{self.verb.name} of {self.config.name!r}, which is queued while this run "
+                "occupies a place of the queue: that run starts when this one ends; "
+                "raise concurrency.runs.max_concurrent_runs, or upgrade nimbus first"
             )
 
         return check
 
     def execute(self) -> LifecycleResult | UpgradeResult:
-        """Have the verb executed: by the leader, or in this run when a leader launched it for that.
+        """Execute the verb by the leader, or here if a leader launched this run.
 
-        A leader of a former release launches runs that execute the verb, tagged with the request.
-        Asking it would launch another one.
+        A leader of a former release launches runs that execute the verb, tagged with the request. A
+        request to it would launch another run.
         """
         if self.verb.executed_by == "run" or _request_of(self.context) is not None:
             return self.operate()
-        return self.ask_leader()
+        return self.request_from_leader()
 
     def operate(self, *args: Any, **more: Any) -> Any:
         """The result of the verb's operation, by default with the fields of its request."""
-        fields = {
-            name: getattr(self.config, name)
-            for name in self.verb.request.model_fields
-            if name != "dry_run"
-        }
-        return lifecycle.operation_of(self.verb.name)(
-            self.ops, self.config.name, *args, **(more or fields)
-        )
+        operation = lifecycle.operation_of(self.verb.name)
+        fields = more or self.request_fields()
+        return operation(self.ops, self.config.name, *args, **fields)
 
     def observe(self, name: str, outcome: str, metadata: Mapping[str, Any]) -> None:
-        """Record something at the topology's asset."""
+        """Record an observation of the topology's asset."""
         self.context.log_event(
             dg.AssetObservation(
                 asset_key=self.handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
@@ -145,27 +150,30 @@ class _VerbRun:
 
 
 _Report = tuple[LifecycleResult | UpgradeResult, dict[str, Any]]
-"""The result, and metadata that it does not hold."""
+"""The result, and metadata that it does not contain."""
 
 
 def _kill(run: _VerbRun) -> _Report:
-    """Have the topology killed, see it removed, then drop its partition key."""
+    """Kill the topology, wait for its removal, and drop its partition key."""
     report = run.execute()
     if isinstance(report, LifecycleResult) and report.status is not None:
-        run.context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
-        if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
+        run.context.log.info(
+            f"the spouts of {report.topology_id} pause, it ends in {report.delay_secs} s"
+        )
+        if (report.delay_secs or 0) <= _MAX_WAIT_SECS:
             report = _await_removal(run.ops, report)
-    gone = run.ops.cluster.load_view().topology_named(report.name) is None
+    is_removed = run.ops.cluster.load_view().topology_named(report.name) is None
     instance = run.context.instance
-    if gone and may_drop(instance, run.names, report.name, run.ops.cluster.cluster_id()):
-        # The history stays; a later submission of the name shows it again.
+    if is_removed and may_drop(instance, run.names, report.name, run.ops.cluster.cluster_id()):
+        # The history stays, and is shown with a later submission of the name.
         instance.delete_dynamic_partition(run.names.partitions, report.name)
     return report, {}
 
 
 def _await_removal(ops: OperationsContext, report: LifecycleResult) -> LifecycleResult:
-    """Wait until the killed topology is gone; remove it here when no other process has by the end
-    of its delay.
+    """Wait for the removal of the killed topology.
+
+    If no other process has removed it by the end of its delay, it is removed here.
     """
     deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
     while ops.monotonic() < deadline:
@@ -178,36 +186,44 @@ def _await_removal(ops: OperationsContext, report: LifecycleResult) -> Lifecycle
 
 
 def _restart(run: _VerbRun) -> _Report:
-    """Restart, and see every worker replaced."""
-    former = topology_by_name(run.ops.cluster.load_view(), run.config.name).live_workers.values()
+    """Restart, and wait until every worker is replaced."""
+    topology = topology_by_name(run.ops.cluster.load_view(), run.config.name)
+    former_tokens = {node.token for node in topology.live_workers.values()}
     report = run.operate()
-    if former and not _await_workers(run.ops, report.topology_id, {node.token for node in former}):
+    if former_tokens and not _await_workers(run.ops, report.topology_id, former_tokens):
         raise Unavailable(
-            f"not every worker of {report.name!r} runs again {_LONGEST_START_SECS:g} s after its restart: its supervisors "
-            f"go on; see `storm-dagster show {report.name}` and `storm-dagster errors {report.name}`"
+            f"not every worker of {report.name!r} runs again {_MAX_START_SECS:g} s after its "
+            f"restart: its supervisors go on; see `storm-dagster show {report.name}` and "
+            f"`storm-dagster errors {report.name}`"
         )
     return report, {}
 
 
 def _update(run: _VerbRun, handle: str | None) -> _Report:
-    """Replace the old topology, which is touched only when the new one stands ready."""
-    token, allowed = run.config.token or run.context.run.run_id, run.config.allow_degraded
+    """Replace the old topology, which is touched only when the new one is ready."""
     if handle is None and not run.config.token:
         raise InvalidRequest(
             f"nothing to run in the place of {run.config.name!r}: give `target` in the form"
         )
-    report: LifecycleResult = run.operate(token=token, handle=handle, allow_degraded=allowed)
+    report: LifecycleResult = run.operate(
+        token=run.config.token or run.context.run.run_id,
+        handle=handle,
+        allow_degraded=run.config.allow_degraded,
+    )
     began = run.ops.monotonic()
     gap: dict[str, Any] = {}
     if report.drain_secs and _await_workers(run.ops, report.topology_id):
         gap["gap_secs"] = round((report.swap_secs or 0.0) + run.ops.monotonic() - began, 3)
-    found = run.ops.cluster.read_assignment(report.topology_id)
+    stored_assignment = run.ops.cluster.read_assignment(report.topology_id)
     tasks = run.ops.cluster.read_tasks(report.topology_id)
-    if found is None or tasks is None:
-        return report, gap  # Killed in the meantime.
-    shown = stored_metadata(found[0], tasks.component_of(), report.name)
+    if stored_assignment is None or tasks is None:
+        return report, gap  # The topology was killed since.
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
-    for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
+    published = stored_metadata(stored_assignment[0], tasks.component_of(), report.name)
+    for key, metadata in (
+        (PUBLISHED_ASSIGNMENT, {**common, **published}),
+        (ACTIVE_TOPOLOGY, common),
+    ):
         asset = run.handles.zookeeper.asset_key(key)
         run.context.log_event(
             dg.AssetMaterialization(asset_key=asset, partition=report.name, metadata=metadata)
@@ -216,15 +232,16 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
 
 
 def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[str] = ()) -> bool:
-    """Whether every worker runs in time, none of them with a start token of ``former``."""
+    """True if every worker runs in time, without a start token of ``former``."""
     began = ops.monotonic()
-    while ops.monotonic() - began < _LONGEST_START_SECS:
+    while ops.monotonic() - began < _MAX_START_SECS:
         topology = ops.cluster.load_view().topologies.get(topology_id)
         if topology is None or topology.assignment is None:
             return False
-        live = topology.live_workers.items()
         running = {
-            slot for slot, node in live if node.status == "running" and node.token not in former
+            slot
+            for slot, node in topology.live_workers.items()
+            if node.status == "running" and node.token not in former
         }
         if {worker.slot for worker in topology.assignment.workers} <= running:
             return True
@@ -233,7 +250,7 @@ def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[
 
 
 def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
-    """Ask for the batch, and watch it."""
+    """Request the batch, and watch it."""
     config = run.config
     selection = Selection(parse_workers(config.workers), config.component or None, config.number)
     token = config.token or run.context.run.run_id
@@ -245,7 +262,10 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
 
 
 def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
-    """Wait for the workers, and show each one's change in the run and at the topology's asset."""
+    """Wait for the workers, and record the change of each.
+
+    The changes are logged in the run and observed at the topology's asset.
+    """
 
     def on_worker(worker: str, state: str) -> None:
         run.context.log.info(f"{worker}: {state}")
@@ -279,7 +299,7 @@ def _rollback(run: _VerbRun) -> _Report:
 
 
 def _as_upgrade(result: LifecycleResult | UpgradeResult, outcome: str) -> UpgradeResult:
-    """The result of a change of an upgrade, also when the leader made it."""
+    """The result of a change of an upgrade, also if the leader made it."""
     if isinstance(result, UpgradeResult):
         return result
     if result.status is None:
@@ -308,28 +328,32 @@ upload, too.
 
 def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, Any]]:
     """Outcome in words, and metadata."""
-    shown: dict[str, Any] = {"topology_id": result.topology_id, "status": result.status or "gone"}
+    status = result.status or "gone"
+    metadata: dict[str, Any] = {"topology_id": result.topology_id, "status": status}
     if isinstance(result, UpgradeResult):
-        return f"{result.outcome}, {result.status}", {**shown, "outcome": result.outcome}
-    drained = {"drain_secs": round(result.drain_secs, 3)} if result.drain_secs else {}
-    return shown["status"], {
-        **shown,
-        "previous": result.previous or "unknown",
-        "changed": result.changed,
-        **drained,
-    }
+        metadata["outcome"] = result.outcome
+        return f"{result.outcome}, {result.status}", metadata
+    metadata["previous"] = result.previous or "unknown"
+    metadata["changed"] = result.changed
+    if result.drain_secs:
+        metadata["drain_secs"] = round(result.drain_secs, 3)
+    return status, metadata
 
 
 def _request_of(context: dg.OpExecutionContext) -> str | None:
-    """The request that a leader launched this run for; ``None`` for one that a user launched, or
-    executes again.
+    """The request for which a leader launched this run.
+
+    ``None`` for a run that a user launched or re-executes.
     """
-    return context.run.tags.get(REQUEST_TAG) if context.run.parent_run_id is None else None
+    if context.run.parent_run_id is not None:
+        return None
+    return context.run.tags.get(REQUEST_TAG)
 
 
 def _done_by_former_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
-    """True if a leader of a former release has done what it launched this run for: doing it again
-    may undo a later change.
+    """True if a leader of a former release has executed this run's request itself.
+
+    A second execution may undo a later change.
     """
     request = _request_of(context)
     if request is None:
@@ -353,11 +377,13 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         with operations(context, handles) as ops:
             if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
                 context.log.warning(
-                    f"{verb.name} of {config.name}: done by the leader, to whom Dagster did not answer in time"
+                    f"{verb.name} of {config.name}: done by the leader, "
+                    "to whom Dagster did not answer in time"
                 )
                 return
             run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
-            if verb.name != "update":  # Its client token has the record, and makes it idempotent.
+            # The client token of an update has the record, and makes the update idempotent.
+            if verb.name != "update":
                 claim_record(context, ops)
             try:
                 result, more = effect(run, *handle)

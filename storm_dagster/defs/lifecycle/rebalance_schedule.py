@@ -1,15 +1,13 @@
-"""`rebalance_schedule`: every 10 minutes, a run for each topology whose placement has a clearly
-better one.
+"""`rebalance_schedule`: a run for each topology with a clearly better placement.
 
-A check costs no run: the plain-Python planner computes the plan (it agrees with the PySpark planner
-task for task). Only when that improves the balance by more than ``topology.rebalance.threshold``
-does `rebalance_topology` plan with PySpark and move tasks; otherwise the tick's skip reason
-explains it.
+It checks every 10 minutes. A check needs no run: the plain-Python planner computes the plan (it
+agrees with the PySpark planner task for task). Only if the plan improves the balance by more than
+``topology.rebalance.threshold``, `rebalance_topology` plans with PySpark and moves tasks; otherwise
+the tick's skip reason explains it.
 """
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import dagster as dg
 
@@ -28,6 +26,7 @@ from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference
+from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
@@ -39,14 +38,15 @@ _log = logging.getLogger(__name__)
 
 
 def _busy(topology: TopologyView, now_secs: int) -> str | None:
-    """Why a topology is left alone; ``None`` when a rebalance may touch it now."""
-    base, assignment = topology.base, topology.assignment
+    """Reason why a topology must not be rebalanced now; ``None`` if it may be."""
+    base = topology.base
+    assignment = topology.assignment
     if base.status not in STEADY or base.wanted_status != base.status:
         return f"it is {base.status}, wanted {base.wanted_status}"
     if assignment is None or topology.assignment_at is None:
         return "it has no assignment"
     if topology.missing_workers:
-        # What is dead is healed first: a rebalance would move tasks that are about to move anyway.
+        # Dead workers are healed first: a rebalance would move tasks that are about to move anyway.
         return f"{len(topology.missing_workers)} of its workers do not live, healing comes first"
     age = now_secs - assignment.timestamp_ms // 1000
     if topology.assignment_at.version and 0 <= age < SPREAD_PAUSE_SECS:
@@ -55,8 +55,9 @@ def _busy(topology: TopologyView, now_secs: int) -> str | None:
 
 
 def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
-    """The fewest moves that restore balance, 0 when they are not worth a run; and what they gain,
-    in words.
+    """The fewest moves that restore balance, and their gain in words.
+
+    0 moves if the gain is not worth a run.
     """
     report = rebalance(ops, topology.id, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
@@ -65,15 +66,15 @@ def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> 
     supervisors = sum(
         1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist
     )
-    now, then = (
-        imbalance(spread, wanted=report.workers, supervisors=supervisors)
-        for spread in (
-            [(worker.node, len(worker.ids)) for worker in report.assignment.workers],
-            [(worker.node, len(worker.ids)) for worker in report.placement.workers],
-        )
-    )
-    text = f"{report.moved} tasks would move, imbalance {now:.2f} would become {then:.2f}"
-    if now - then > threshold:
+
+    def imbalance_of(workers: Iterable[WorkerSlot]) -> float:
+        sizes = [(worker.node, len(worker.ids)) for worker in workers]
+        return imbalance(sizes, wanted=report.workers, supervisors=supervisors)
+
+    current = imbalance_of(report.assignment.workers)
+    planned = imbalance_of(report.placement.workers)
+    text = f"{report.moved} tasks would move, imbalance {current:.2f} would become {planned:.2f}"
+    if current - planned > threshold:
         return report.moved, text
     return 0, f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
 
@@ -85,10 +86,10 @@ class AskForRebalanceConfig(verb_config(VERBS["rebalance"])):
 def ask_for_rebalance(
     context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource
 ) -> None:
-    """Ask nimbus, whose Dagster runs the rebalance itself."""
+    """Request the rebalance from nimbus, whose Dagster runs it."""
     with step_errors(), nimbus.client() as client:
-        asked = change_topology(client, verb="rebalance", wait=False, **config.model_dump())
-    context.add_output_metadata({"run_id": str(asked.run_id or "none"), "topology": config.name})
+        change = change_topology(client, verb="rebalance", wait=False, **config.model_dump())
+    context.add_output_metadata({"run_id": str(change.run_id or "none"), "topology": config.name})
 
 
 def build_rebalance_schedule(
@@ -101,29 +102,60 @@ def build_rebalance_schedule(
     in_cluster_location: bool = False,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING,
 ) -> dg.ScheduleDefinition:
-    """A schedule that rebalances each topology (of ``topologies``, default: all) that gains from
-    it.
+    """A schedule that rebalances topologies that gain from it.
 
-    It uses the resources ``storm_zookeeper``, ``storm_blobstore`` and ``storm_nimbus`` of its code
-    location (:func:`build_storm_resources`, under the same ``names``) and brings its own job, which
-    asks the cluster to rebalance. In the code location that holds the cluster's own definitions,
-    ``in_cluster_location`` launches `rebalance_topology` directly.
+    It considers ``topologies``, by default all. It uses the resources ``storm_zookeeper``,
+    ``storm_blobstore`` and ``storm_nimbus`` of its code location (:func:`build_storm_resources`,
+    with the same ``names``) and has its own job, which requests the rebalance from the cluster. In
+    the code location of the cluster's own definitions, ``in_cluster_location`` launches
+    `rebalance_topology` directly.
     """
     names = names or DagsterNames()
-    only = (
-        None
-        if topologies is None
-        else {check_topology_reference(topology) for topology in topologies}
-    )
+    selected: set[str] | None = None
+    if topologies is not None:
+        selected = {check_topology_reference(topology) for topology in topologies}
+    ask_job = None if in_cluster_location else op_job(names, _ASK_JOB, ask_for_rebalance)
+
+    def run_request(topology: TopologyView, moved: int) -> dg.RunRequest:
+        """The run that rebalances the topology."""
+        assert topology.assignment_at is not None
+        name = topology.base.name
+        run_key = f"{topology.id}:{topology.assignment_at.version}"
+        tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
+        if in_cluster_location:
+            return dg.RunRequest(run_key=run_key, tags=tags, partition_key=name)
+        ops = {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}
+        return dg.RunRequest(run_key=run_key, tags=tags, run_config={"ops": ops})
+
+    def evaluate(
+        ops: OperationsContext,
+        view: ClusterView,
+        topology: TopologyView,
+        instance: dg.DagsterInstance,
+    ) -> tuple[int, str]:
+        """Moves of a rebalance of the topology, 0 without one, and the reason."""
+        reason = _busy(topology, ops.now_secs())
+        if reason is not None:
+            return 0, reason
+        try:
+            moved, reason = _gain(ops, view, topology)
+        except StormDagsterError as error:
+            return 0, f"left alone, {error.message}"
+        needs_partition = moved > 0 and in_cluster_location
+        if needs_partition and not instance.has_dynamic_partition(
+            names.partitions, topology.base.name
+        ):
+            return 0, "no partition key yet: lifecycle_sensor adds it"
+        return moved, reason
 
     def schedule(
         context: dg.ScheduleEvaluationContext,
         zookeeper: ZooKeeperResource,
         blobstore: BlobStoreResource,
     ) -> list[dg.RunRequest] | dg.SkipReason:
-        """Plan every stable topology with what it has, and request a run where tasks would move."""
+        """Plan every stable topology, and request a run for those that gain from moves."""
         requests: list[dg.RunRequest] = []
-        why: list[str] = []
+        reasons: list[str] = []
         try:
             with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
                 ops = OperationsContext(
@@ -134,54 +166,32 @@ def build_rebalance_schedule(
                     log=_log,
                 )
                 view = cluster.load_view()
-                for topology in sorted(
-                    view.topologies.values(), key=lambda topology: topology.base.name
-                ):
-                    name, reason = topology.base.name, _busy(topology, ops.now_secs())
-                    if only is not None and name not in only:
+                by_name = sorted(view.topologies.values(), key=lambda topology: topology.base.name)
+                for topology in by_name:
+                    topology_name = topology.base.name
+                    if selected is not None and topology_name not in selected:
                         continue
-                    moved = 0
-                    try:
-                        if reason is None:
-                            moved, reason = _gain(ops, view, topology)
-                    except StormDagsterError as error:
-                        reason = f"left alone, {error.message}"
-                    if (
-                        moved
-                        and in_cluster_location
-                        and not context.instance.has_dynamic_partition(names.partitions, name)
-                    ):
-                        moved, reason = 0, "no partition key yet: lifecycle_sensor adds it"
-                    why.append(f"{name}: {reason}")
+                    moved, reason = evaluate(ops, view, topology, context.instance)
+                    reasons.append(f"{topology_name}: {reason}")
                     if moved and topology.assignment_at is not None:
-                        run_key = f"{topology.id}:{topology.assignment_at.version}"
-                        tags = {
-                            **topology_tags(name),
-                            **PRIORITY_TAGS,
-                            "storm/moved_tasks": str(moved),
-                        }
-                        ask = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
-                        run: dict[str, Any] = (
-                            {"partition_key": name} if in_cluster_location else {"run_config": ask}
-                        )
-                        requests.append(dg.RunRequest(run_key=run_key, tags=tags, **run))
+                        requests.append(run_request(topology, moved))
         except StormDagsterError as error:
             return dg.SkipReason(error.message)
-        for line in why:
+        for line in reasons:
             context.log.info(line)
-        return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")
+        return requests or dg.SkipReason("; ".join(reasons[:20]) or "no topology runs")
 
-    ask = None if in_cluster_location else op_job(names, _ASK_JOB, ask_for_rebalance)
-    made = dg.schedule(
+    decorate = dg.schedule(
         name=names.name(name),
         job_name=names.name(REBALANCE_JOB) if in_cluster_location else None,
-        job=ask,
+        job=ask_job,
         cron_schedule=cron_schedule,
         execution_timezone=execution_timezone,
         default_status=default_status,
-        description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else explains "
-        "why not.",
-    )(bind(schedule, names))
-    if ask is not None:
-        remember_own(names.cluster, dg.Definitions(jobs=[ask]))
-    return made
+        description="Rebalances each topology whose balance gains more than "
+        "topology.rebalance.threshold; else explains why not.",
+    )
+    definition = decorate(bind(schedule, names))
+    if ask_job is not None:
+        remember_own(names.cluster, dg.Definitions(jobs=[ask_job]))
+    return definition

@@ -1,8 +1,8 @@
-"""The sensor that finishes what waits: delayed removals and rebalances, unfinished activations.
+"""The sensor that executes due transitions.
 
-It also keeps the partitions in step with the cluster: a topology that lives has a key, wherever it
-was submitted; the key of one that was seen alive, or that the leader removed, is dropped once no
-run uses it.
+They are delayed removals and rebalances, and unfinished activations. The sensor also keeps the
+partitions in step with the cluster: a live topology has a key, wherever it was submitted. The key
+of a removed one, which was seen alive or which the leader removed, is dropped once no run uses it.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 _log = logging.getLogger(__name__)
 _NAME = "lifecycle_sensor"
 _PARTITION_TAG = "dagster/partition"
-_MOST_MARKS = 400
+_MAX_MARKS = 400
 
 
 class LifecycleMemory(msgspec.Struct, frozen=True):
@@ -43,17 +43,18 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
     alive: tuple[str, ...] = ()
     """Names of the topologies that were seen alive."""
     removed: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ids of the topologies that the leader had removed by then; unset in a record of an earlier
-    release.
+    """Ids of the topologies that the leader had removed by then.
+
+    Unset in a record of an earlier release.
     """
 
 
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
-    """True if the partition key of a topology that is gone from this cluster can be dropped.
+    """True if the partition key of a removed topology can be dropped.
 
     It stays while a run of the partition is under way, whatever its job, and while a topology of
     that name lives in another cluster whose code location in this instance has the same
-    partitions: both are then without a name.
+    partitions: both clusters are then without a name.
     """
     if run_under_way(instance, tags={_PARTITION_TAG: name}):
         return False
@@ -61,7 +62,10 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
 
 
 def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
-    """Ids of the newest topologies that the leader removed; none while the record is damaged."""
+    """Ids of the newest topologies that the leader removed.
+
+    Empty for a damaged record.
+    """
     raw = cluster.state.get_data(paths.UNREPORTED)
     if not raw:
         return ()
@@ -75,74 +79,84 @@ def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
 def _alive_elsewhere(
     instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str
 ) -> bool:
-    """Whether a sensor of our name saw a topology of that name alive in another cluster, as far as
-    marks tell.
+    """True if another cluster's sensor has the mark of a live namesake.
+
+    The sensor has the same name. The mark of another name may be equal, and then counts as well.
     """
     try:
         states = instance.all_instigator_state()
     except Exception:
         return False  # An instance without a schedule storage, or of another release.
-    ours = (state.instigator_data for state in states if state.instigator_name == names.name(_NAME))
-    cursors = [read_cursor(getattr(data, "cursor", None)) for data in ours]
-    others = [cursor for cursor in cursors if cursor.get("cluster") not in (None, cluster_id)]
-    return any(_holds(str(cursor.get("alive", "")), name) for cursor in others)
+    for state in states:
+        if state.instigator_name != names.name(_NAME):
+            continue
+        cursor = read_cursor(getattr(state.instigator_data, "cursor", None))
+        is_other_cluster = cursor.get("cluster") not in (None, cluster_id)
+        if is_other_cluster and _has_mark(str(cursor.get("alive", "")), name):
+            return True
+    return False
 
 
 def name_marks(names: Iterable[str]) -> str:
-    """Four hexadecimal digits for each name, for a cursor; above 400 names one star, which holds
-    them all.
+    """Four hexadecimal digits for each name, for a cursor.
+
+    Above 400 names one star, which stands for every name.
     """
     marks = sorted({hashlib.sha256(name.encode()).hexdigest()[:4] for name in names})
-    return "".join(marks) if len(marks) <= _MOST_MARKS else "*"
+    return "".join(marks) if len(marks) <= _MAX_MARKS else "*"
 
 
-def _holds(marks: str, name: str) -> bool:
-    return marks == "*" or name_marks([name]) in {
-        marks[at : at + 4] for at in range(0, len(marks), 4)
-    }
+def _has_mark(marks: str, name: str) -> bool:
+    if marks == "*":
+        return True
+    return name_marks([name]) in {marks[at : at + 4] for at in range(0, len(marks), 4)}
 
 
-def _removal(names: DagsterNames, done: DoneAction) -> dg.AssetObservation:
+def _removal(names: DagsterNames, action: DoneAction) -> dg.AssetObservation:
     """The observation that the leader reports if it removes the topology itself."""
     return dg.AssetObservation(
         asset_key=dg.AssetKey(names.asset_path(("storm", "active_topology"))),
-        partition=done.name,
-        description=f"kill: {done.topology_id} is gone",
-        metadata={"verb": "kill", "topology_id": done.topology_id, "status": "gone"},
+        partition=action.name,
+        description=f"kill: {action.topology_id} is gone",
+        metadata={"verb": "kill", "topology_id": action.topology_id, "status": "gone"},
     )
 
 
 def lifecycle_sensor(
     context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles
 ) -> dg.SensorResult | dg.SkipReason:
-    """Do what is due, and add or drop partition keys."""
+    """Execute the due transitions, and add or drop partition keys."""
     cursor = read_cursor(context.cursor)
     record: str | None = cursor.get("memory")
     try:
         with connect(handles, _log) as ops:
-            known = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
-            view, cluster_id = ops.cluster.load_view(), ops.cluster.cluster_id()
-            report = finish_due(ops, known.due, boot_id=boot_id(), boot_now=boot_clock(), view=view)
+            memory = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
+            view = ops.cluster.load_view()
+            cluster_id = ops.cluster.cluster_id()
+            report = finish_due(
+                ops, memory.due, boot_id=boot_id(), boot_now=boot_clock(), view=view
+            )
             if report.done:
                 view = ops.cluster.load_view()
             registered = set(context.instance.get_dynamic_partitions(names.partitions))
             alive = {topology.base.name for topology in view.topologies.values()}
             removed = removed_by_leader(ops.cluster)
-            # One that lived for less than a tick was not seen alive.
-            known_removed = () if known.removed is msgspec.UNSET else known.removed
-            unseen = {topology_name_of(id) for id in set(removed) - set(known_removed)}
-            # One that this tick removed goes the same way.
-            unseen |= {done.name for done in report.done if done.action == "remove"}
-            before = (set(known.alive) | unseen) & registered
+            # A topology that lived for less than a tick was not seen alive.
+            former_removed = () if memory.removed is msgspec.UNSET else memory.removed
+            removed_names = {topology_name_of(id) for id in set(removed) - set(former_removed)}
+            # The same holds for a topology that this tick removed.
+            removed_names |= {action.name for action in report.done if action.action == "remove"}
             # A key that was never seen alive belongs to a submission that is being prepared, by
             # hand or by a run.
-            gone = sorted(
-                n for n in before - alive if may_drop(context.instance, names, n, cluster_id)
+            candidates = (set(memory.alive) | removed_names) & registered
+            dropped = sorted(
+                name
+                for name in candidates - alive
+                if may_drop(context.instance, names, name, cluster_id)
             )
-            # Names that are gone but still being submitted are looked at again.
-            memory = LifecycleMemory(
-                report.memory, tuple(sorted(alive | before - {*gone})), removed
-            )
+            # The next tick checks removed names that are still being submitted.
+            pending_names = alive | candidates - {*dropped}
+            memory = LifecycleMemory(report.memory, tuple(sorted(pending_names)), removed)
             record = store_memory(
                 ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
             )
@@ -152,15 +166,17 @@ def lifecycle_sensor(
     requests: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = []
     if new:
         requests.append(dg.AddDynamicPartitionsRequest(names.partitions, new))
-    if gone:
-        requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, gone))
-    lines = [done.describe() for done in report.done]
-    for line in lines:
+    if dropped:
+        requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, dropped))
+    actions = [action.describe() for action in report.done]
+    for line in actions:
         context.log.info(line)
     for topology_id, message in report.failed.items():
         context.log.warning(f"{topology_id}: {message}")
-    done = ", ".join([*lines, *(f"new key {n}" for n in new), *(f"dropped key {n}" for n in gone)])
-    waiting = len(report.memory.seen) - len(lines)
+    changes = list(actions)
+    changes += [f"new key {name}" for name in new]
+    changes += [f"dropped key {name}" for name in dropped]
+    waiting = len(report.memory.seen) - len(actions)
     settings = check_settings(context.instance)
     state = {
         "memory": record,
@@ -170,9 +186,9 @@ def lifecycle_sensor(
     }
     key = handles.zookeeper.asset_key(SUPERVISORS)
     evaluation = outcome_of(settings, key, SETTINGS_CHECK, dg.AssetCheckEvaluation)
-    removals = [done for done in report.done if done.action == "remove"]
+    removals = [action for action in report.done if action.action == "remove"]
     events: list[dg.AssetObservation | dg.AssetCheckEvaluation] = [
-        _removal(names, done) for done in removals
+        _removal(names, action) for action in removals
     ]
     if cursor.get("settings") != state["settings"]:
         events.append(evaluation)
@@ -180,7 +196,7 @@ def lifecycle_sensor(
         asset_events=events,
         dynamic_partitions_requests=requests,
         skip_reason=dg.SkipReason(
-            done or f"nothing is due, {waiting} topologies wait for their delay"
+            ", ".join(changes) or f"nothing is due, {waiting} topologies wait for their delay"
         ),
         cursor=json.dumps(state),
     )

@@ -1,8 +1,8 @@
-"""Alerts in open-source Dagster: :func:`build_alert_sensor` calls a function of yours once for each
-problem.
+"""Alerts in open-source Dagster.
 
-Alert policies are a feature of Dagster+. Evaluations of checks that come from sensors fail no run
-either, so that Dagster's own `run_failure_sensor`, which reports failed runs, does not see them.
+:func:`build_alert_sensor` calls your function once for each problem. Alert policies are a feature
+of Dagster+. Evaluations of checks by sensors do not fail a run, so that Dagster's own
+`run_failure_sensor`, which reports failed runs, does not see them.
 """
 
 import hashlib
@@ -25,21 +25,21 @@ _FORGET_SECS = 86_400
 
 @dataclass(frozen=True)
 class Alert:
-    """A problem that has just appeared, or one that is over."""
+    """A new problem, or one that is over."""
 
     key: str
-    """Key of the problem, for tools that count or join alerts."""
+    """Key of the problem, for tools that count or group alerts."""
     subject: str
     """The asset check."""
     severity: Literal["ERROR", "WARN"]
     text: str
     """The problem."""
     resolved: bool = False
-    """The problem is over."""
+    """True if the problem is over."""
 
     @property
     def title(self) -> str:
-        """One line."""
+        """One line for a subject or a heading."""
         return f"{'RESOLVED' if self.resolved else self.severity}: {self.subject}"
 
 
@@ -48,7 +48,7 @@ def _mark(alert: Alert) -> str:
 
 
 def alerts_to_send(alerts: Iterable[Alert], open_problems: Mapping[str, float]) -> list[Alert]:
-    """The alerts that are news when ``open_problems`` are known."""
+    """The alerts of new problems, and of ``open_problems`` that are over."""
     return [alert for alert in alerts if alert.resolved == (_mark(alert) in open_problems)]
 
 
@@ -56,32 +56,31 @@ def check_alerts(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], *, warnings: bool
 ) -> list[Alert]:
     """The newest evaluation of each check that has one."""
-    records = (
-        instance.event_log_storage.get_latest_asset_check_execution_by_key(keys) if keys else {}
-    )
-    found: list[Alert] = []
+    if not keys:
+        return []
+    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    alerts: list[Alert] = []
     for key, record in sorted(records.items(), key=lambda item: str(item[0])):
         event = record.event.dagster_event if record.event is not None else None
         if event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            continue  # It is being evaluated now: what was known stays.
+            continue  # It is being evaluated now: the former result is still valid.
         evaluation: Any = event.event_specific_data
         subject = f"{key.asset_key.to_user_string()}:{key.name}"
-        severe = evaluation.severity == dg.AssetCheckSeverity.ERROR
-        text = evaluation.metadata.get("found")
-        found.append(
+        is_error = evaluation.severity == dg.AssetCheckSeverity.ERROR
+        findings = evaluation.metadata.get("found")
+        text = evaluation.description
+        if not text and findings is not None:
+            text = findings.value
+        alerts.append(
             Alert(
                 f"check {subject}",
                 subject,
-                "ERROR" if severe else "WARN",
-                str(
-                    evaluation.description
-                    or (text.value if text is not None else "")
-                    or "the check failed"
-                ),
-                resolved=bool(evaluation.passed) or not (severe or warnings),
+                "ERROR" if is_error else "WARN",
+                str(text or "the check failed"),
+                resolved=bool(evaluation.passed) or not (is_error or warnings),
             )
         )
-    return found
+    return alerts
 
 
 def build_alert_sensor(
@@ -93,14 +92,13 @@ def build_alert_sensor(
     interval_secs: int = 60,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """A sensor that calls ``on_alert`` when an asset check fails, and when that is over.
+    """A sensor that calls ``on_alert`` when an asset check fails, and when it passes.
 
     It watches the asset checks of ``selection`` (all assets of kind ``storm``). ``on_alert`` is
-    called once for each problem and once at its end, at least once if it raises or if Dagster dies
-    meanwhile: it is then called again at the next tick. It should return within seconds. Checks of
-    severity WARN, such as a host from whose loss the cluster heals, count with ``warnings``. Of
-    more than 64 problems at once the rest waits. Failed runs are reported by Dagster's
-    ``run_failure_sensor``.
+    called once for each problem and once at its end. If it raises, or if Dagster dies during the
+    call, the next tick repeats the call. It should return within seconds. Checks of severity WARN,
+    such as a lost host from which the cluster recovers, count only with ``warnings``. Of more than
+    64 problems at once, the later ones wait. Dagster's ``run_failure_sensor`` reports failed runs.
     """
 
     def alert_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -110,7 +108,9 @@ def build_alert_sensor(
         alerts = check_alerts(context.instance, checks, warnings=warnings)
         marks = {_mark(alert) for alert in alerts}
         open_problems = {
-            key: at for key, at in open_problems.items() if now - at < _FORGET_SECS or key in marks
+            mark: at
+            for mark, at in open_problems.items()
+            if now - at < _FORGET_SECS or mark in marks
         }
         sent = 0
         for alert in alerts_to_send(alerts, open_problems):
@@ -144,7 +144,7 @@ def build_alert_sensor(
 
 
 def _read_open_problems(cursor: str | None) -> dict[str, float]:
-    """Marks of the problems that ``on_alert`` was called for -> seconds since 1970."""
+    """Mark of each problem for which ``on_alert`` was called -> epoch seconds."""
     stored = read_cursor(cursor).get("told")
     if not isinstance(stored, dict):
         return {}

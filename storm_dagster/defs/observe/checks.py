@@ -1,9 +1,8 @@
-"""Asset checks: the correctness rules of the cluster, asked of the live cluster. They change
-nothing.
+"""Asset checks: the correctness rules, applied to the live cluster.
 
-They cover all topologies at once, so that they can be run from the UI without a partition. They are
-left out of `submit_topology`, whose run has exactly six steps; `supervisor_sensor` evaluates them
-whenever the cluster changes.
+They change no state. They cover all topologies at once, so that they can be run from the UI without
+a partition. They are not part of `submit_topology`, whose run has exactly six steps;
+`supervisor_sensor` evaluates them whenever the cluster changes.
 """
 
 import json
@@ -50,38 +49,38 @@ _ASSETS: Mapping[str, dg.AssetKey] = {
     "assigned_to_live_slots": keys.SUPERVISORS,
 }
 
-CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
-    rule.name: (
-        _ASSETS.get(rule.name, keys.ACTIVE_TOPOLOGY),
-        # A lost supervisor is what the cluster heals from: a warning for as long as that takes.
-        dg.AssetCheckSeverity.WARN if rule.heals else dg.AssetCheckSeverity.ERROR,
-        rule.words,
-    )
-    for rule in RULES
-    if rule.by_view
-}
-"""Check -> the asset it stands at, its severity, and the rule in words: the rules that one view
-decides.
-"""
+
+def _check_assets() -> Iterator[tuple[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]]]:
+    for rule in RULES:
+        if not rule.by_view:
+            continue
+        asset = _ASSETS.get(rule.name, keys.ACTIVE_TOPOLOGY)
+        # The cluster recovers from a lost supervisor by itself: a warning until it has.
+        severity = dg.AssetCheckSeverity.WARN if rule.heals else dg.AssetCheckSeverity.ERROR
+        yield rule.name, (asset, severity, rule.words)
+
+
+CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = dict(_check_assets())
+"""Check -> its asset, severity and rule, for the rules that need only a view."""
 
 
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
     """Check name -> violations of its rule in ``view``."""
-    facts = ClusterSnapshot(view)
-    return {
-        rule.name: [violation.sentence for violation in rule.check(facts)]
-        for rule in RULES
-        if rule.by_view
-    }
+    snapshot = ClusterSnapshot(view)
+    findings: dict[str, list[str]] = {}
+    for rule in RULES:
+        if rule.by_view:
+            findings[rule.name] = [violation.sentence for violation in rule.check(snapshot)]
+    return findings
 
 
 def violations_result(
-    found: Iterable[str],
+    sentences: Iterable[str],
     topologies: int,
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
 ) -> dg.AssetCheckResult:
-    """The outcome of one check, with the violations spelled out."""
-    lines = list(found)
+    """Result of one check, with a sentence for each violation."""
+    lines = list(sentences)
     metadata = {"violations": len(lines), "found": notes(lines[:50]), "topologies": topologies}
     return dg.AssetCheckResult(passed=not lines, severity=severity, metadata=metadata)
 
@@ -89,7 +88,7 @@ def violations_result(
 def outcome_of(
     result: dg.AssetCheckResult, key: dg.AssetKey, name: str, kind: type[_Outcome]
 ) -> _Outcome:
-    """The result, or the evaluation without a run, of that check of an asset."""
+    """The result of an asset's check, or its evaluation without a run."""
     return kind(
         asset_key=key,
         check_name=name,
@@ -112,40 +111,49 @@ def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
 
 
 def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> dg.AssetCheckResult:
-    """Archive, conf and code of every topology are stored, each with its content hash."""
+    """Check that archive, conf and code of every topology are stored.
+
+    Each blob must have its content hash.
+    """
     with step_errors(), zookeeper.cluster() as cluster:
         view = cluster.load_view()
         with blobstore.blobs(cluster) as blobs:
-            facts = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
+            snapshot = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
     (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
-    return violations_result(
-        (violation.sentence for violation in rule.check(facts)), len(view.topologies)
-    )
+    sentences = [violation.sentence for violation in rule.check(snapshot)]
+    return violations_result(sentences, len(view.topologies))
 
 
 def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
-    """No exposure that ``doctor --security`` would list; else each with its remedy."""
+    """Exposures that ``doctor --security`` lists, each with its remedy."""
+    rows: list[tuple[str, str, str, str]] = []
     with step_errors():
         place = ClusterPlace(zookeeper.home_path(), zookeeper.conf_dir, zookeeper.conf())
-        rows = [(name, *row) for name, check in exposures(place).items() for row in check(place)]
+        for name, check in exposures(place).items():
+            rows += [(name, *row) for row in check(place)]
     exposed = [row for row in rows if row[1] != "ok"]
+    sentences = [f"{problem}: {remedy}" for _, _, problem, remedy in exposed]
     return dg.AssetCheckResult(
         passed=not exposed,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(f"{found}: {remedy}" for _, _, found, remedy in exposed)
-        or "nothing is exposed",
+        description="; ".join(sentences) or "nothing is exposed",
         metadata={"exposures": len(exposed), "findings": table("check state found remedy", rows)},
     )
 
 
 def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
-    """No active topology has a bottleneck, a growing lag or another finding of ``show``; else each
-    with its remedy.
+    """Bottlenecks, growing lags and other findings of ``show`` at active topologies.
+
+    Each has its remedy.
     """
+    rows: list[tuple[str, str, str, str, str]] = []
     with step_errors(), zookeeper.cluster() as cluster:
-        view, security, now = cluster.load_view(), Security.of(zookeeper.conf()), int(time.time())
-        active = [one for one in view.topologies.values() if one.base.status == "ACTIVE"]
-        rows: list[tuple[str, str, str, str, str]] = []
+        view = cluster.load_view()
+        security = Security.of(zookeeper.conf())
+        now = int(time.time())
+        active = [
+            topology for topology in view.topologies.values() if topology.base.status == "ACTIVE"
+        ]
         for topology in active:
             report = ask_topology_master(topology, 1.0, link_key_of(security, topology.id))
             snapshot = snapshot_topology(view, topology, report, now_secs=now)
@@ -154,11 +162,11 @@ def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
                 for finding in diagnose(snapshot)
                 if finding.severity == "warning"
             ]
+    sentences = [f"{name}: {text} {remedy}" for name, _, _, text, remedy in rows]
     return dg.AssetCheckResult(
         passed=not rows,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(f"{name}: {text} {remedy}" for name, _, _, text, remedy in rows)
-        or "every topology keeps up",
+        description="; ".join(sentences) or "every topology keeps up",
         metadata={
             "findings": table("topology kind component found remedy", rows),
             "topologies": len(active),
@@ -169,33 +177,35 @@ def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
 def invariants_check(
     context: dg.AssetCheckExecutionContext, handles: Handles
 ) -> dg.AssetCheckResult:
-    """Every invariant of the cluster, in at least two looks."""
+    """Violations of the cluster's invariants, in at least two snapshots."""
     home = handles.zookeeper.home_path()
-    # With conf_dir, what runs in this HOME is of another cluster.
-    local = handles.zookeeper.conf_dir is None and home.is_dir()
+    # With conf_dir, the workers of this HOME belong to another cluster.
+    is_local = handles.zookeeper.conf_dir is None and home.is_dir()
     with operations(context, handles) as ops:
-        seen = inspect_cluster(ops, home=home if local else None, stable_secs=_STABLE_SECS)
+        inspection = inspect_cluster(ops, home=home if is_local else None, stable_secs=_STABLE_SECS)
+    violations = [
+        f"{violation.invariant} {violation.sentence}: {violation.remedy}"
+        for violation in inspection.violations[:50]
+    ]
+    warnings = [
+        f"{violation.invariant} {violation.sentence}" for violation in inspection.warnings[:50]
+    ]
     return dg.AssetCheckResult(
-        passed=seen.sound,
+        passed=inspection.sound,
         severity=dg.AssetCheckSeverity.ERROR,
         metadata={
-            "violations": len(seen.violations),
-            "found": notes(
-                [
-                    f"{part.invariant} {part.sentence}: {part.remedy}"
-                    for part in seen.violations[:50]
-                ]
-            ),
-            "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
-            "looks": seen.snapshots,
-            "topologies": len(seen.view.topologies),
+            "violations": len(inspection.violations),
+            "found": notes(violations),
+            "warnings": notes(warnings),
+            "looks": inspection.snapshots,
+            "topologies": len(inspection.view.topologies),
         },
     )
 
 
 @dataclass(frozen=True)
 class _CheckedTopology:
-    """An assignment and what it was made from."""
+    """An assignment, and the input that it was made from."""
 
     topology: TopologyToPlace
     hosts: frozenset[str]
@@ -223,8 +233,8 @@ PLACEMENT_CHECKS: Mapping[str, Callable[[_CheckedTopology], Iterator[str]]] = {
 }
 """Check of `storm/assignment` -> its function for one topology.
 
-Healing leaves alone what lives, so an assignment may be uneven for a while: these warn, and a
-rebalance fixes what they find.
+Healing does not move live tasks, so that an assignment may be uneven for a while: these checks
+warn, and a rebalance fixes their findings.
 """
 
 
@@ -234,30 +244,30 @@ def _checked_topologies(ops: OperationsContext) -> Iterator[_CheckedTopology]:
         info.host for info in view.supervisors.values() if info.host not in view.blacklist
     )
     for topology in view.topologies.values():
-        if (
-            topology.base.status == "KILLED"
-            or topology.tasks is None
-            or topology.assignment is None
-        ):
+        if topology.base.status == "KILLED":
+            continue
+        if topology.tasks is None or topology.assignment is None:
             continue
         try:
             runnable = load_runnable(ops, topology)
             stored = json.loads(ops.blobs.read(placement_key(topology.id)))
         except (StormDagsterError, ValueError):
-            # Missing blobs are what another check is about.
+            # Another check reports missing blobs.
             continue
         checked = current_topology(view, topology, runnable, topology.tasks)
         yield _CheckedTopology(checked, hosts, stored)
 
 
 def placement_check(name: str) -> Callable[..., dg.AssetCheckResult]:
-    """The function of one of them."""
+    """The function of the check ``name`` of :data:`PLACEMENT_CHECKS`."""
 
     def check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
         with operations(context, handles) as ops:
             topologies = list(_checked_topologies(ops))
-        found = [text for checked in topologies for text in PLACEMENT_CHECKS[name](checked)]
-        return violations_result(found, len(topologies), dg.AssetCheckSeverity.WARN)
+        sentences: list[str] = []
+        for topology in topologies:
+            sentences += PLACEMENT_CHECKS[name](topology)
+        return violations_result(sentences, len(topologies), dg.AssetCheckSeverity.WARN)
 
     return check
 
@@ -274,11 +284,13 @@ _CHECKS: Mapping[str, tuple[dg.AssetKey, Callable[..., dg.AssetCheckResult]]] = 
 
 
 def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:
-    """All checks."""
-    words = {**{name: words for name, (_, _, words) in CHECK_ASSETS.items()}, **catalog()["checks"]}
-    return [
-        dg.asset_check(asset=cluster_key(names, key), name=name, description=words[name])(
-            bind(function, names)
+    """All checks of the cluster with these names."""
+    descriptions = {name: words for name, (_, _, words) in CHECK_ASSETS.items()}
+    descriptions.update(catalog()["checks"])
+    checks: list[dg.AssetChecksDefinition] = []
+    for name, (key, function) in _CHECKS.items():
+        decorate = dg.asset_check(
+            asset=cluster_key(names, key), name=name, description=descriptions[name]
         )
-        for name, (key, function) in _CHECKS.items()
-    ]
+        checks.append(decorate(bind(function, names)))
+    return checks

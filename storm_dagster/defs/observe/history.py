@@ -1,8 +1,8 @@
-"""Upkeep: `prune_history` deletes old runs of our jobs, `clean_inbox` garbage that is old enough.
+"""Retention: `prune_history` deletes old runs, `clean_inbox` old garbage.
 
-Dagster keeps runs permanently; old ticks it deletes itself (``retention`` in dagster.yaml). Runs of
-other jobs are never touched, and neither is the run that made what an asset, or a topology that
-lives, shows now.
+Dagster keeps runs permanently; it deletes old ticks itself (``retention`` in dagster.yaml). Only
+runs of this package's jobs are deleted. The run that made the newest materialization of an asset,
+or of a live topology's partition, stays.
 """
 
 import json
@@ -27,36 +27,49 @@ from storm_dagster.operations.results import CleanResult
 REPOSITORY_TAG = ".dagster/repository"
 """Dagster's tag of a run: the code location that it belongs to."""
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_MOST_DELETED = 1000
+_MAX_DELETED = 1000
 _PAGE = 100
+_MEMORY = "seen"
+_GRACE_SECS = 60.0
+_log = logging.getLogger(__name__)
 
 DECLARED = ""
-"""In the place of a cluster: the declared topologies of the code location."""
+"""Key in place of a cluster: the declared topologies of the code location."""
 _own_jobs: defaultdict[str | None, set[str]] = defaultdict(set)
 """Cluster -> names of its jobs that this process has built."""
 
 
 def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definitions:
-    """Note that the jobs of ``definitions`` are ours, so that their history is; returns the
-    definitions.
+    """Note that the jobs of ``definitions`` belong to this package.
+
+    So their history is pruned. Returns the definitions.
     """
     _own_jobs[cluster].update(job.name for job in definitions.jobs or ())
     return definitions
 
 
 def own_jobs(names: DagsterNames) -> set[str]:
-    """Names of our jobs in this code location, which every run loads as a whole."""
+    """Names of this package's jobs in the code location.
+
+    Every run loads the location completely.
+    """
     return _own_jobs[names.cluster] | _own_jobs[DECLARED]
 
 
 def newest_observation(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
-    """Values of the metadata of the asset's newest observation, and ``at``, its time; empty when
-    there is none.
+    """Metadata values of the asset's newest observation, and ``at``, its time.
+
+    Empty without an observation.
     """
-    for record in instance.fetch_observations(key, limit=1).records:
-        metadata = record.asset_observation.metadata if record.asset_observation else {}
-        return {**{name: value.value for name, value in metadata.items()}, "at": record.timestamp}
-    return {}
+    records = instance.fetch_observations(key, limit=1).records
+    if not records:
+        return {}
+    observation = records[0].asset_observation
+    values: dict[str, Any] = {}
+    if observation is not None:
+        values = {name: value.value for name, value in observation.metadata.items()}
+    values["at"] = records[0].timestamp
+    return values
 
 
 def prune_runs(
@@ -65,26 +78,25 @@ def prune_runs(
     before: datetime,
     *,
     repository: str | None = None,
-    most: int = _MOST_DELETED,
+    max_deleted: int = _MAX_DELETED,
 ) -> int:
-    """Delete the oldest of our runs that ended and were created before ``before``, at most
-    ``most``; returns how many.
+    """Delete the oldest ended runs of this package, created before ``before``.
 
-    A run that made the newest materialization of an asset, or of the partition of a topology that
-    lives, stays.
+    At most ``max_deleted`` runs; returns the number of deleted runs. A run that made the newest
+    materialization of an asset, or of a live topology's partition, stays.
     """
     alive = set(instance.get_dynamic_partitions(names.partitions))
     tags = {REPOSITORY_TAG: repository} if repository is not None else {}
     deleted = 0
     for job in sorted(own_jobs(names)):
         filters = dg.RunsFilter(job_name=job, statuses=_ENDED, created_before=before, tags=tags)
-        kept: str | None = None
-        while deleted < most:
-            page = instance.get_run_records(filters, limit=_PAGE, ascending=True, cursor=kept)
-            for record in page[: most - deleted]:
+        cursor: str | None = None
+        while deleted < max_deleted:
+            page = instance.get_run_records(filters, limit=_PAGE, ascending=True, cursor=cursor)
+            for record in page[: max_deleted - deleted]:
                 run_id = record.dagster_run.run_id
                 if _is_shown(instance, run_id, alive):
-                    kept = run_id
+                    cursor = run_id
                 else:
                     instance.delete_run(run_id)
                     deleted += 1
@@ -94,15 +106,19 @@ def prune_runs(
 
 
 def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str]) -> bool:
+    """True if the run made the newest value of an asset or of a live partition."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION):
-        made = entry.asset_materialization
-        if made is None or not (made.partition is None or made.partition in alive):
+        materialization = entry.asset_materialization
+        if materialization is None:
             continue
-        which = dg.AssetRecordsFilter(
-            asset_key=made.asset_key,
-            asset_partitions=None if made.partition is None else [made.partition],
+        partition = materialization.partition
+        if partition is not None and partition not in alive:
+            continue
+        records_filter = dg.AssetRecordsFilter(
+            asset_key=materialization.asset_key,
+            asset_partitions=None if partition is None else [partition],
         )
-        newest = instance.fetch_materializations(which, limit=1).records
+        newest = instance.fetch_materializations(records_filter, limit=1).records
         if newest and newest[0].run_id == run_id:
             return True
     return False
@@ -111,7 +127,7 @@ def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str])
 def prune_history(
     context: dg.OpExecutionContext, names: DagsterNames, zookeeper: ZooKeeperResource
 ) -> None:
-    """Delete what is older than the conf allows."""
+    """Delete the runs that are older than the conf permits."""
     with step_errors():
         conf = zookeeper.conf()
         days = float(conf["dagster.history.retention.days"])
@@ -122,32 +138,32 @@ def prune_history(
 
 
 def prune_history_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
-    """Ask for it each time."""
+    """Request the run at each tick."""
     return dg.RunRequest()
 
 
-_MEMORY = "seen"
-_GRACE_SECS = 60.0
-_log = logging.getLogger(__name__)
-
-
 def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
-    """Garbage -> boot clock when it was first seen; empty after another boot, which only delays."""
+    """Garbage -> boot clock when it was first seen.
+
+    Empty after another boot, which only delays the removal.
+    """
     document = newest_observation(instance, key).get(_MEMORY)
     if not isinstance(document, dict) or document.get("boot_id") != boot_id():
         return {}
-    first = document.get("first_seen")
-    if not isinstance(first, dict):
+    first_seen = document.get("first_seen")
+    if not isinstance(first_seen, dict):
         return {}
     return {
-        str(key): float(since) for key, since in first.items() if isinstance(since, int | float)
+        str(garbage): float(since)
+        for garbage, since in first_seen.items()
+        if isinstance(since, int | float)
     }
 
 
 def observation(
     memory: Mapping[str, float], report: CleanResult | None, waiting: int, key: dg.AssetKey = INBOX
 ) -> dg.AssetObservation:
-    """Metadata: what waits, what was removed, and the memory."""
+    """Observation of the inbox: waiting garbage, removed garbage, and the memory."""
     removed = [*report.nodes, *report.blobs, *report.tokens] if report else []
     return dg.AssetObservation(
         asset_key=key,
@@ -164,8 +180,9 @@ def observation(
 def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     """Remove garbage, in fenced steps.
 
-    What was seen when stands in the newest observation of `storm/cluster/inbox`, because a schedule
-    has no cursor. The leader cleans too; whichever comes second finds nothing.
+    The newest observation of `storm/cluster/inbox` contains the times at which garbage was first
+    seen, because a schedule has no cursor. The leader cleans as well; the later of the two has no
+    garbage to remove.
     """
     key = handles.zookeeper.asset_key(INBOX)
     with operations(context, handles) as ops:
@@ -183,7 +200,7 @@ def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
 def inbox_cleanup_schedule(
     context: dg.ScheduleEvaluationContext, handles: Handles
 ) -> dg.RunRequest | dg.SkipReason:
-    """Look for garbage; only what has been garbage for its time is worth a run."""
+    """Search for garbage; request a run if some of it is old enough."""
     key = handles.zookeeper.asset_key(INBOX)
     try:
         with connect(handles, _log) as ops:
@@ -193,9 +210,9 @@ def inbox_cleanup_schedule(
         return dg.SkipReason(error.message)
     if json.dumps(memory, sort_keys=True) != json.dumps(before, sort_keys=True):
         context.instance.report_runless_asset_event(observation(memory, None, garbage.waiting, key))
-    found = [*garbage.nodes, *garbage.blobs, *garbage.tokens]
-    if not found:
+    count = len(garbage.nodes) + len(garbage.blobs) + len(garbage.tokens)
+    if not count:
         return dg.SkipReason(
             f"nothing to clean now, {garbage.waiting} things are not old enough yet"
         )
-    return dg.RunRequest(tags={"storm/garbage": str(len(found))})
+    return dg.RunRequest(tags={"storm/garbage": str(count)})

@@ -1,6 +1,7 @@
-"""Sensors that observe the daemons as external assets: on change, and at most once a minute.
+"""Sensors that observe the daemons as external assets.
 
-Heartbeats and statistics never become events: one event costs Dagster 13 ms and stays for ever.
+They observe changes, at most once a minute. Heartbeats and statistics never become events, because
+one event costs Dagster 13 ms and is stored permanently.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from storm_dagster.core.snapshot.cluster import supervisors_of, workers_by_super
 from storm_dagster.core.snapshot.workers import workers_of
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.metadata import (
-    MOST_LOGS,
+    MAX_LOGS,
     log_link,
     notes,
     picture_markdown,
@@ -39,21 +40,29 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 
+_MIN_PAUSE_SECS = 60.0
+_MAX_PAUSE_SECS = 3600.0
+"""Pauses between two observations of the same asset."""
+
 
 def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue]:
-    """Links to the current state of the topologies, or of one, at the leader at ``http``; none
-    without a leader.
+    """Links to the state of the topologies, or of one, at the leader.
+
+    ``http`` is the leader's address. Empty without a leader.
     """
-    one = f"/{name}" if name else ""
-    page = f"/topologies{one}" if name else "/"
-    pages = (
-        {"page": page, "statistics": f"/v1/topologies{one}", "metrics": "/metrics"} if http else {}
-    )
-    return {name: dg.MetadataValue.url(f"{http.rstrip('/')}{path}") for name, path in pages.items()}
+    if not http:
+        return {}
+    pages = {
+        "page": f"/topologies/{name}" if name else "/",
+        "statistics": f"/v1/topologies/{name}" if name else "/v1/topologies",
+        "metrics": "/metrics",
+    }
+    address = http.rstrip("/")
+    return {title: dg.MetadataValue.url(f"{address}{path}") for title, path in pages.items()}
 
 
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
-    """The supervisors of ``view``, those that assignments name but that are gone included."""
+    """The supervisors of ``view``, including missing ones that assignments name."""
     now_secs = int(time.time())
     drawn: list[DrawnSupervisor] = []
     for supervisor in supervisors_of(view, now_secs=now_secs, workers=True):
@@ -68,49 +77,47 @@ def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
 def supervisors_state(view: ClusterView) -> Any:
     """State of the supervisors whose change is observed."""
     used = view.used_ports()
-    return {
-        key: (
-            info.host,
-            info.ports,
-            sorted(used.get(key, ())),
-            info.host in view.blacklist,
-            info.version,
-        )
-        for key, info in view.supervisors.items()
-    }
+    state: dict[str, Any] = {}
+    for key, info in view.supervisors.items():
+        is_blacklisted = info.host in view.blacklist
+        used_ports = sorted(used.get(key, ()))
+        state[key] = (info.host, info.ports, used_ports, is_blacklisted, info.version)
+    return state
 
 
 def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """The supervisors of ``view`` with their slots, as an observation."""
     used = view.used_ports()
-    free = {
-        node: len(set(info.ports) - used.get(node, set()))
-        for node, info in view.supervisors.items()
-    }
-    rows = [
-        (
-            node,
-            info.host,
-            encode_ranges(info.ports).replace(",", ", "),
-            encode_ranges(used.get(node, ())).replace(",", ", "),
-            free[node],
-            info.host in view.blacklist,
-            info.version,
+    slots = 0
+    free_slots = 0
+    rows: list[tuple[str, str, str, str, int, bool, str]] = []
+    for node, info in sorted(view.supervisors.items()):
+        used_ports = used.get(node, set())
+        free = len(set(info.ports) - used_ports)
+        slots += len(info.ports)
+        free_slots += free
+        rows.append(
+            (
+                node,
+                info.host,
+                encode_ranges(info.ports).replace(",", ", "),
+                encode_ranges(used_ports).replace(",", ", "),
+                free,
+                info.host in view.blacklist,
+                info.version,
+            )
         )
-        for node, info in sorted(view.supervisors.items())
-    ]
+    picture = slots_picture(drawn_supervisors(view), "Supervisors and slots")
     return dg.AssetObservation(
         asset_key=key,
         metadata={
             "supervisors": table(
                 "supervisor host ports used free:int blacklisted:bool version", rows
             ),
-            "tasks_on_slots": picture_markdown(
-                slots_picture(drawn_supervisors(view), "Supervisors and slots")
-            ),
+            "tasks_on_slots": picture_markdown(picture),
             "live": len(rows),
-            "slots": sum(len(info.ports) for info in view.supervisors.values()),
-            "slots_free": sum(free.values()),
+            "slots": slots,
+            "slots_free": free_slots,
             "topologies": len(view.topologies),
         },
     )
@@ -121,39 +128,34 @@ def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
     now_secs = int(time.time())
     rows: list[tuple[str, str, int, str, str]] = []
     for topology in view.topologies.values():
-        rows += [
-            (
-                worker.topology_name,
-                worker.host,
-                worker.port,
-                worker.state,
-                encode_ranges(worker.tasks),
-            )
-            for worker in workers_of(topology, now_secs=now_secs)
-        ]
+        for worker in workers_of(topology, now_secs=now_secs):
+            tasks = encode_ranges(worker.tasks)
+            rows.append((worker.topology_name, worker.host, worker.port, worker.state, tasks))
     return sorted(rows, key=lambda row: row[:3])
 
 
+def _log_links(view: ClusterView) -> list[tuple[str, str]]:
+    """(topology, link to its log) of each worker whose supervisor is registered."""
+    links: list[tuple[str, str]] = []
+    for topology in view.topologies.values():
+        for worker in topology.workers:
+            supervisor = view.supervisors.get(worker.node)
+            if supervisor is not None:
+                link = log_link(topology.id, worker.host, worker.port, supervisor.http)
+                links.append((topology.base.name, link))
+    return sorted(links)
+
+
 def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
-    """Every slot that an assignment names, and whether its process runs."""
+    """Every slot that an assignment names, with the status of its process."""
     rows = _workers(view)
-    linked = sorted(
-        (
-            topology.base.name,
-            log_link(topology.id, worker.host, worker.port, view.supervisors[worker.node].http),
-        )
-        for topology in view.topologies.values()
-        for worker in topology.workers
-        if worker.node in view.supervisors
-    )
+    links = [f"- {name} {link}" for name, link in _log_links(view)[:MAX_LOGS]]
     running = sum(status == "running" for _, _, _, status, _ in rows)
     return dg.AssetObservation(
         asset_key=key,
         metadata={
             "workers": table("topology host port:int status tasks", rows),
-            "logs": dg.MetadataValue.md(
-                "\n".join(f"- {name} {link}" for name, link in linked[:MOST_LOGS])
-            ),
+            "logs": dg.MetadataValue.md("\n".join(links)),
             "wanted": len(rows),
             "running": running,
             "not_running": len(rows) - running,
@@ -163,30 +165,19 @@ def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservat
 
 def topologies_state(view: ClusterView, http: str) -> Any:
     """State of the topologies whose change is observed."""
-    return [
-        http,
-        *(
-            (
-                topology.id,
-                topology.base.status,
-                topology.assignment_at and topology.assignment_at.version,
-            )
-            for _, topology in sorted(view.topologies.items())
-        ),
-    ]
+    state: list[Any] = [http]
+    for _, topology in sorted(view.topologies.items()):
+        version = topology.assignment_at.version if topology.assignment_at else None
+        state.append((topology.id, topology.base.status, version))
+    return state
 
 
 def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey) -> dg.AssetObservation:
-    """Every topology, and where its statistics are: at ``http``, the leader."""
-    rows = [
-        (
-            topology.base.name,
-            topology.base.status,
-            len(topology.workers),
-            len(topology.tasks.component_of()) if topology.tasks is not None else 0,
-        )
-        for topology in sorted(view.topologies.values(), key=lambda item: item.base.name)
-    ]
+    """Every topology, with links to its statistics at ``http``, the leader's address."""
+    rows: list[tuple[str, str, int, int]] = []
+    for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
+        tasks = len(topology.tasks.component_of()) if topology.tasks is not None else 0
+        rows.append((topology.base.name, topology.base.status, len(topology.workers), tasks))
     return dg.AssetObservation(
         asset_key=key,
         metadata={
@@ -198,12 +189,8 @@ def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey) -> dg
     )
 
 
-_AT_MOST_EVERY_SECS = 60.0
-_LONGEST_PAUSE_SECS = 3600.0
-
-
 def read_cursor(text: str | bytes | None) -> dict[str, Any]:
-    """The cursor's JSON object; an unreadable cursor, or another sensor's, counts as none."""
+    """The cursor's JSON object; empty if it is unreadable or another sensor's."""
     try:
         cursor = json.loads(text or "{}")
     except ValueError:
@@ -212,35 +199,36 @@ def read_cursor(text: str | bytes | None) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Short hash of a JSON value, for comparing states without keeping them."""
+    """Short hash of a JSON value, to compare states without storing them."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _due(cursor: Mapping[str, Any], now: float) -> bool:
     # Another machine's clock may have written the cursor: a time in the future never silences the
     # sensor.
-    return not 0 <= now - number(cursor.get("at"), now + 1) < _pause(cursor)
+    return not 0 <= now - number(cursor.get("at"), now + 1) < _pause_secs(cursor)
 
 
-def _pause(cursor: Mapping[str, Any]) -> float:
-    return min(max(number(cursor.get("pause"), 0.0), _AT_MOST_EVERY_SECS), _LONGEST_PAUSE_SECS)
+def _pause_secs(cursor: Mapping[str, Any]) -> float:
+    pause_secs = max(number(cursor.get("pause"), 0.0), _MIN_PAUSE_SECS)
+    return min(pause_secs, _MAX_PAUSE_SECS)
 
 
-def number(value: Any, otherwise: float) -> float:
-    """The value of a cursor, if it is a number."""
-    return float(value) if isinstance(value, int | float) else otherwise
+def number(value: Any, default: float) -> float:
+    """The value of a cursor if it is a number, else ``default``."""
+    return float(value) if isinstance(value, int | float) else default
 
 
 def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
-    """The time of an observation, and how long none may follow: what never rests is looked at less
-    and less.
+    """Time of an observation, and the pause after it.
+
+    The pause doubles while the state changes soon after each observation.
     """
-    pause = _pause(cursor)
-    restless = 0 <= now - number(cursor.get("at"), now + 1) < 4 * pause
-    return {
-        "at": now,
-        "pause": min(2 * pause, _LONGEST_PAUSE_SECS) if restless else _AT_MOST_EVERY_SECS,
-    }
+    former_secs = _pause_secs(cursor)
+    pause_secs = _MIN_PAUSE_SECS
+    if 0 <= now - number(cursor.get("at"), now + 1) < 4 * former_secs:
+        pause_secs = min(2 * former_secs, _MAX_PAUSE_SECS)
+    return {"at": now, "pause": pause_secs}
 
 
 def cluster_events(
@@ -248,65 +236,85 @@ def cluster_events(
     http: str,
     cursor: Mapping[str, Any],
     now: float,
-    shown: Callable[[dg.AssetKey], dg.AssetKey] = lambda key: key,
+    asset_key: Callable[[dg.AssetKey], dg.AssetKey] = lambda key: key,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Events for what is new in ``view`` since ``cursor``, and the next cursor; ``http`` is the
-    leader's address.
+    """Events for the changes in ``view`` since ``cursor``, and the next cursor.
 
-    Checks are evaluated when their findings change, at most once a minute. State is observed when
-    it changes, at most once a minute, and after each observation that follows soon upon another one
-    half as often, down to once an hour.
+    ``http`` is the leader's address. Checks are evaluated when their findings change, at most once
+    a minute. State is observed when it changes, at most once a minute; after each observation that
+    follows soon after another one half as often, down to once an hour.
     """
-    events: list[Any] = []
-    observed: dict[str, tuple[Any, Callable[[], dg.AssetObservation]]] = {
-        "state": (
-            supervisors_state(view),
-            lambda: supervisors_observation(view, shown(SUPERVISORS)),
-        ),
-        # A process that was replaced in place is no change.
-        "workers": (
-            [row[:-1] for row in _workers(view)],
-            lambda: workers_observation(view, shown(WORKERS)),
-        ),
-        "topologies": (
-            topologies_state(view, http),
-            lambda: topologies_observation(view, http, shown(TOPOLOGIES)),
-        ),
+    events, changes = _state_events(view, http, cursor, now, asset_key)
+    check_events, check_changes = _check_events(view, cursor, now, asset_key)
+    return events + check_events, {**cursor, **changes, **check_changes}
+
+
+def _state_events(
+    view: ClusterView,
+    http: str,
+    cursor: Mapping[str, Any],
+    now: float,
+    asset_key: Callable[[dg.AssetKey], dg.AssetKey],
+) -> tuple[list[Any], dict[str, Any]]:
+    """Observations of the states that changed, and the changes of the cursor."""
+    if not _due(cursor, now):
+        return [], {}
+    states = {
+        "state": digest(supervisors_state(view)),
+        # Without the last column: a process that was replaced in place is not a change.
+        "workers": digest([row[:-1] for row in _workers(view)]),
+        "topologies": digest(topologies_state(view, http)),
     }
-    states = {name: digest(state) for name, (state, _) in observed.items()}
-    found = dict(cursor)
-    if _due(cursor, now):
-        # Of a cluster without topologies, that it has none is no news at the first look.
-        nothing = (
-            {} if view.topologies else {name: states[name] for name in ("workers", "topologies")}
-        )
-        known = {**nothing, **cursor}
-        events += [
-            observe() for name, (_, observe) in observed.items() if states[name] != known.get(name)
-        ]
-        found.update(states, **(_last_observed(cursor, now) if events else {}))
-    if _due({"at": cursor.get("checked")}, now):
-        known = cursor.get("checks")
-        findings = view_findings(view)
-        checks = {
-            name: digest([lines, sorted(view.topologies)]) for name, lines in findings.items()
-        }
-        for name, lines in findings.items():
-            if not isinstance(known, dict) or known.get(name) != checks[name]:
-                key, severity, _ = CHECK_ASSETS[name]
-                result = violations_result(lines, len(view.topologies), severity)
-                events.append(outcome_of(result, shown(key), name, dg.AssetCheckEvaluation))
-                found.update(checks=checks, checked=now)
-    return events, found
+    observe: dict[str, Callable[[], dg.AssetObservation]] = {
+        "state": lambda: supervisors_observation(view, asset_key(SUPERVISORS)),
+        "workers": lambda: workers_observation(view, asset_key(WORKERS)),
+        "topologies": lambda: topologies_observation(view, http, asset_key(TOPOLOGIES)),
+    }
+    former_states: dict[str, Any] = {}
+    if not view.topologies:
+        # The first poll of a cluster without topologies does not observe that it has none.
+        former_states = {"workers": states["workers"], "topologies": states["topologies"]}
+    former_states.update(cursor)
+    events = [observe[name]() for name, state in states.items() if state != former_states.get(name)]
+    changes: dict[str, Any] = dict(states)
+    if events:
+        changes.update(_last_observed(cursor, now))
+    return events, changes
+
+
+def _check_events(
+    view: ClusterView,
+    cursor: Mapping[str, Any],
+    now: float,
+    asset_key: Callable[[dg.AssetKey], dg.AssetKey],
+) -> tuple[list[Any], dict[str, Any]]:
+    """Evaluations of the changed checks, and the changes of the cursor."""
+    if not _due({"at": cursor.get("checked")}, now):
+        return [], {}
+    former_checks = cursor.get("checks")
+    if not isinstance(former_checks, dict):
+        former_checks = {}
+    findings = view_findings(view)
+    topology_ids = sorted(view.topologies)
+    checks = {name: digest([lines, topology_ids]) for name, lines in findings.items()}
+    events: list[Any] = []
+    for name, lines in findings.items():
+        if former_checks.get(name) == checks[name]:
+            continue
+        key, severity, _ = CHECK_ASSETS[name]
+        result = violations_result(lines, len(view.topologies), severity)
+        events.append(outcome_of(result, asset_key(key), name, dg.AssetCheckEvaluation))
+    return events, {"checks": checks, "checked": now} if events else {}
 
 
 def supervisor_sensor(
     context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
 ) -> dg.SensorResult | dg.SkipReason:
-    """Observe what changed, and evaluate the checks, at most once a minute."""
+    """Observe the changes, and evaluate the checks, at most once a minute."""
     try:
         with zookeeper.cluster() as cluster:
-            view, leader = cluster.load_view(), cluster.epoch()
+            view = cluster.load_view()
+            leader = cluster.epoch()
     except Unavailable as error:
         return dg.SkipReason(error.message)
     http = leader[1].http if leader is not None else ""
@@ -324,18 +332,20 @@ def supervisor_sensor(
 def leader_sensor(
     context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
 ) -> dg.SensorResult | dg.SkipReason:
-    """Observe the leadership, on change, at most once a minute."""
-    cursor, now = read_cursor(context.cursor), time.time()
+    """Observe the leadership when it changes, at most once a minute."""
+    cursor = read_cursor(context.cursor)
+    now = time.time()
     try:
         with zookeeper.cluster() as cluster:
-            known = cluster.epoch()
+            stored_epoch = cluster.epoch()
             master = cluster.state.get_data(paths.NIMBUS_MASTER)
             followers = cluster.state.get_children(paths.NIMBUS_SLAVE)
             cluster_id = cluster.cluster_id()
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     leader = master.decode(errors="replace") if master else None
-    epoch = known[0] if known else 0
+    epoch = stored_epoch[0] if stored_epoch else 0
+    http = stored_epoch[1].http if stored_epoch else ""
     state = digest([leader, epoch, followers])
     if state == cursor.get("state") or not _due(cursor, now):
         return dg.SkipReason(f"{leader or 'nobody'} leads, epoch {epoch}: nothing new")
@@ -343,12 +353,12 @@ def leader_sensor(
         asset_key=zookeeper.asset_key(NIMBUS),
         metadata={
             "leader": leader or "none",
-            "leader_http": known[1].http if known else "none",
+            "leader_http": http if stored_epoch else "none",
             "epoch": epoch,
             "followers": len(followers),
             "nimbuses": notes(followers),
             "cluster_id": cluster_id,
-            **statistics_links(known[1].http if known else ""),
+            **statistics_links(http),
         },
     )
     return dg.SensorResult(

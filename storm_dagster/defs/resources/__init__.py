@@ -1,1 +1,1 @@
-"""Resources that lead to a cluster: ZooKeeper, nimbus, Spark, supervisors, workers."""
+"""Resources of a cluster: ZooKeeper, nimbus, Spark, supervisors, workers."""

@@ -1,4 +1,7 @@
-"""Context of the operations for a step of a run: connections, planner, token, and errors."""
+"""Context of the operations for a step of a run.
+
+It has connections, planner, token, and errors.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -31,19 +34,16 @@ class Handles:
 
 @contextmanager
 def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[OperationsContext]:
-    """The operations' context, connected inside, of the run with that id, else of a tick; typed
-    errors pass.
+    """The operations' context of the run with that id, or of a tick.
 
-    ``epoch`` stays open: a submission's stages take the one in their staging record, everything
-    else the current one.
+    It is connected inside the block; typed errors pass. ``epoch`` stays open: a submission's stages
+    take the one in their staging record, all other operations the current one.
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
+        conf = handles.zookeeper.conf()
         # In a tick PySpark would change the environment of the project's code server, which its own
         # runs inherit.
-        conf, planner = (
-            handles.zookeeper.conf(),
-            handles.spark.planner(cluster) if run else plan_placement,
-        )
+        planner = handles.spark.planner(cluster) if run else plan_placement
         yield OperationsContext(
             cluster=cluster, blobs=blobs, conf=conf, planner=planner, log=log, run=run
         )
@@ -54,7 +54,7 @@ def operations(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
     handles: Handles,
 ) -> Iterator[OperationsContext]:
-    """:func:`connect` for one step; typed errors leave as Dagster failures."""
+    """Connect (:func:`connect`) for one step; typed errors become Dagster failures."""
     with step_errors(), connect(handles, context.log, context.run.run_id) as ops:
         yield ops
 
@@ -62,10 +62,11 @@ def operations(
 def claim_record(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
 ) -> None:
-    """Claim the record of the operation that a leader launched this run for.
+    """Claim the record of the operation for which a leader launched this run.
 
-    Two leaders may have launched a run each: only the first of them executes the operation, and the
-    other one fails by :class:`Conflict`. A re-execution was asked for by a user: it claims nothing.
+    Two leaders may have launched a run each: only the first run executes the operation, and the
+    other one fails with :class:`Conflict`. A re-execution was requested by a user: it claims no
+    record.
     """
     tags = context.run.tags
     request = tags.get(REQUEST_TAG)
@@ -76,7 +77,7 @@ def claim_record(
 def end_record(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
 ) -> None:
-    """Delete the record of the operation that this run executes, if a leader launched it.
+    """Delete the record of this run's operation, if a leader launched the run.
 
     A run that is lost leaves its record, which the leader deletes. The record of another run stays.
     """
@@ -86,27 +87,28 @@ def end_record(
 
 
 def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
-    """The run's tags as they are now: an earlier step of it may have set some."""
+    """The current tags of the run: an earlier step of it may have set some."""
     run = context.instance.get_run_by_id(context.run.run_id)
     return run.tags if run is not None else context.run.tags
 
 
 def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
-    """Remember at the run its token, and that it staged the submission: for its later steps, its
-    re-executions, and people who search.
+    """Tag the run with its token, and as the run that staged the submission.
+
+    Its later steps, its re-executions, and users who search for it read the tags.
     """
-    wanted = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
-    if wanted.items() - tags_of(context).items():
-        context.instance.add_run_tags(context.run.run_id, wanted)
+    tags = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
+    if tags.items() - tags_of(context).items():
+        context.instance.add_run_tags(context.run.run_id, tags)
 
 
 def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> str:
-    """The token whose staging this step works on: the run's, else the newest of the topology's
-    name.
+    """The token of this step's staging.
 
-    A run that did not stage it itself (a re-execution from a later stage, or a stage alone) takes
-    it over: the current epoch, once. :class:`NotAlive` when nothing is staged under the name,
-    :class:`InvalidRequest` when the run's token belongs to another topology.
+    It is the run's token, else the newest of the topology's name. A run that did not stage it (a
+    re-execution from a later stage, or a stage alone) takes it over under the current epoch, once.
+    :class:`NotAlive` if no submission of the name is staged, :class:`InvalidRequest` if the run's
+    token belongs to another topology.
     """
     tags = tags_of(context)
     token = tags.get(TOKEN_TAG)
@@ -115,13 +117,14 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
             token = ops.blobs.read(newest_token_key(name)).decode()
         except KeyNotFound:
             raise NotAlive(
-                f"nothing is staged for topology {name!r}: materialize storm/topology_conf first, or submit it"
+                f"nothing is staged for topology {name!r}: materialize storm/topology_conf first, "
+                "or submit it"
             ) from None
     record = read_record(ops, token)
     if record.name != name:
         raise InvalidRequest(
-            f"token {token!r} belongs to topology {record.name!r}, this run's partition is {name!r}: "
-            f"launch it for partition {record.name!r}"
+            f"token {token!r} belongs to topology {record.name!r}, "
+            f"this run's partition is {name!r}: launch it for partition {record.name!r}"
         )
     if tags.get(STAGED_BY_TAG) != context.run.run_id:
         if take_over(ops, token):

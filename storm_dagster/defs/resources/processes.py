@@ -1,7 +1,7 @@
-"""The ``nimbus`` resource, and ``supervisors`` and ``workers``: what runs, found through ZooKeeper;
-tails, restarts.
+"""The resources ``nimbus``, ``supervisors`` and ``workers``.
 
-They never own a life: a worker that is restarted here is started again by its supervisor.
+They find the running processes through ZooKeeper, read tails of logs, and restart workers. They
+never own the life of a process: its supervisor starts a worker that is ended here.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 
 from storm_dagster.client import NimbusClient, upload_target
 from storm_dagster.core.snapshot.workers import WorkerSnapshot, workers_of
-from storm_dagster.defs.keys import described
+from storm_dagster.defs.keys import catalog_field
 from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResource
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
@@ -25,11 +25,13 @@ from storm_dagster.packaging.target import check_inside, target_roots
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
 """Conf keys that decide which programs workers start."""
 
+_TAIL_BYTES = 64 * 1024
+
 
 class NimbusResource(ClusterHandle):
     """Calls of nimbus: uploads, topologies, the cluster."""
 
-    patience_secs: float = described("nimbus.patience_secs", default=15.0)
+    patience_secs: float = catalog_field("nimbus.patience_secs", default=15.0)
 
     def client(self, patience_secs: float | None = None) -> NimbusClient:
         """A client, to be closed by the caller (``with nimbus.client() as client``)."""
@@ -46,8 +48,9 @@ class NimbusResource(ClusterHandle):
             return client.get("/v1/topologies")["topologies"]
 
     def topology(self, name: str) -> dict[str, Any]:
-        """One topology, as `storm-dagster show NAME --json` shows it; :class:`NotAlive` when there
-        is none.
+        """One topology, as `storm-dagster show NAME --json` shows it.
+
+        :class:`NotAlive` if it does not exist.
         """
         with self.client() as client:
             return client.get(f"/v1/topologies/{name}")
@@ -61,11 +64,11 @@ def upload_of(
     conf: Mapping[str, Any],
     allow_degraded: bool = False,
 ) -> str | None:
-    """The upload that a form means: the caller's ``handle``, else one made here of its TARGET;
-    ``None`` without both.
+    """Handle of a form's upload: its ``handle``, else that of its uploaded TARGET.
 
-    :class:`InvalidRequest` when both are given, and for a TARGET or a conf with which a form could
-    run programs that are not the project's; errors of packing and uploading otherwise.
+    ``None`` without both. :class:`InvalidRequest` if both are given, and for a TARGET or a conf
+    with which a form could run programs of others than the project; else errors of packing and
+    uploading.
     """
     if handle and target:
         raise InvalidRequest(
@@ -73,7 +76,8 @@ def upload_of(
         )
     if handle or not target:
         return handle or None
-    if programs := sorted(_PROGRAMS & conf.keys()):
+    programs = sorted(_PROGRAMS & conf.keys())
+    if programs:
         raise InvalidRequest(
             f"a form cannot set {' and '.join(programs)}: set it in the topology's own conf"
         )
@@ -92,16 +96,13 @@ def upload_of(
     return uploaded.handle
 
 
-_TAIL_BYTES = 64 * 1024
-
-
 class _Finder(ClusterHandle):
     def _zookeeper(self) -> ZooKeeperResource:
         return ZooKeeperResource(home=self.home, conf_dir=self.conf_dir, overrides=self.overrides)
 
 
 class SupervisorsResource(_Finder):
-    """The supervisors that live now."""
+    """The live supervisors."""
 
     def live(self) -> dict[str, SupervisorInfo]:
         """Supervisor id -> its record."""
@@ -110,7 +111,7 @@ class SupervisorsResource(_Finder):
 
 
 class WorkersResource(_Finder):
-    """The workers that live now, of all topologies or of one."""
+    """The live workers, of all topologies or of one."""
 
     def live(self, topology: str | None = None) -> list[WorkerSnapshot]:
         """Workers with a live process, in order of host and port."""
@@ -118,34 +119,30 @@ class WorkersResource(_Finder):
             view = cluster.load_view()
         now_secs = int(time.time())
         live: list[WorkerSnapshot] = []
-        for part in view.topologies.values():
-            if topology in (None, part.id, part.base.name):
-                workers = workers_of(part, now_secs=now_secs)
+        for candidate in view.topologies.values():
+            if topology in (None, candidate.id, candidate.base.name):
+                workers = workers_of(candidate, now_secs=now_secs)
                 live += [worker for worker in workers if worker.pid is not None]
         return live
 
     def find(self, topology: str, node: str, port: int) -> WorkerSnapshot:
-        """The worker of that slot; :class:`NotAlive` when none lives there."""
+        """The worker of that slot; :class:`NotAlive` if no worker runs there."""
         slot = Slot(node, port)
         for worker in self.live(topology):
             if worker.slot == slot:
                 return worker
         raise NotAlive(
-            f"topology {topology!r} has no live worker in slot {slot.key}: see `storm-dagster show {topology}`"
+            f"topology {topology!r} has no live worker in slot {slot.key}: "
+            f"see `storm-dagster show {topology}`"
         )
 
     def tail(self, worker: WorkerSnapshot, lines: int = 100) -> str:
-        """The last lines of the worker's log; :class:`Unavailable` when it is not on this
-        machine.
+        """The last lines of the worker's log.
+
+        :class:`Unavailable` if it is not on this machine.
         """
-        path = (
-            self.home_path()
-            / "logs"
-            / "workers"
-            / worker.topology_id
-            / str(worker.port)
-            / "worker.log"
-        )
+        logs = self.home_path() / "logs" / "workers"
+        path = logs / worker.topology_id / str(worker.port) / "worker.log"
         try:
             with path.open("rb") as stream:
                 stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -158,15 +155,16 @@ class WorkersResource(_Finder):
         return "\n".join(text.splitlines()[-lines:])
 
     def restart(self, worker: WorkerSnapshot) -> int:
-        """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was
-        signaled.
+        """End the worker (SIGTERM), so that its supervisor restarts it; the signaled pid.
 
         Only on the worker's own machine, and only exactly that process (pid, start and boot are
         compared): :class:`Unavailable` otherwise.
         """
+        record_id = f"{worker.node}-{worker.port}"
         for record in RunFile.read_all(self.home_path()):
-            same = (record.role, record.id) == ("worker", f"{worker.node}-{worker.port}")
-            if same and record.pid == worker.pid and record.alive():
+            if record.role != "worker" or record.id != record_id:
+                continue
+            if record.pid == worker.pid and record.alive():
                 os.kill(record.pid, signal.SIGTERM)
                 return record.pid
         raise Unavailable(

@@ -1,7 +1,7 @@
-"""The ``spark`` resource: dagster-pyspark's session, on Spark Connect or on a classic master.
+"""The ``spark`` resource: dagster-pyspark's session.
 
-pyspark and dagster-pyspark are imported when a session is first asked for, not when definitions
-load.
+It uses Spark Connect or a classic master. pyspark and dagster-pyspark are imported when a session
+is first opened, not when definitions load.
 """
 
 from collections.abc import Mapping
@@ -22,81 +22,84 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _RELEASE_SECS = 5.0
-"""Time that the process of a run gives the server at its end to release a session."""
+"""Time that the server has to release a session at the end of a run's process."""
 
 
 class SparkResource(ClusterHandle):
     """Spark for placements, and a session for the user's own assets."""
 
     def pyspark(self, conf: dict[str, Any] | None = None) -> "LazyPySparkResource":
-        """dagster-pyspark's resource for the cluster's Spark: ``spark.remote`` (Connect), else
-        ``spark.master``.
+        """dagster-pyspark's resource for the cluster's Spark.
 
-        A session of its own, never the placement's. ``conf`` is added to the session's conf.
+        That is ``spark.remote`` (Connect), else ``spark.master``. Its session is separate, never
+        the one of placements. ``conf`` is added to the session's conf.
         """
         from dagster_pyspark import LazyPySparkResource
 
         from storm_dagster.spark.link import close_at_exit, limit_retries
 
         class ClusterPySpark(LazyPySparkResource):
-            """Ends with its process, also when the server is gone."""
+            """Session that ends with its process, also if the server is unreachable."""
 
             @property
             def spark_session(self) -> Any:
-                first, session = self._spark_session is None, super().spark_session
-                if first and "spark.remote" in where:
+                is_new = self._spark_session is None
+                session = super().spark_session
+                if is_new and "spark.remote" in spark_conf:
                     limit_retries(session)
-                    remote = where["spark.remote"]
-                    # A session that the URL names is not this process's alone.
-                    own = ";session_id=" not in remote
-                    close_at_exit(session, remote if own else "", _RELEASE_SECS)
+                    remote = spark_conf["spark.remote"]
+                    # Other processes may use a session that the URL names.
+                    is_own = ";session_id=" not in remote
+                    close_at_exit(session, remote if is_own else "", _RELEASE_SECS)
                 return session
 
-        cluster = self.conf()
-        where = {key: cluster[key] for key in ("spark.remote", "spark.master") if cluster.get(key)}
-        # Given both, Spark refuses: Connect comes first.
-        if "spark.remote" in where:
-            where.pop("spark.master", None)
-            token = derived_spark_token(cluster)
-            servers = cluster_spark_servers(cluster)
-            where["spark.remote"] = with_spark_token(
-                where["spark.remote"], servers, self.home_path(), token
+        cluster_conf = self.conf()
+        spark_conf: dict[str, str] = {}
+        # Spark refuses both keys together: Connect comes first.
+        if cluster_conf.get("spark.remote"):
+            token = derived_spark_token(cluster_conf)
+            servers = cluster_spark_servers(cluster_conf)
+            spark_conf["spark.remote"] = with_spark_token(
+                cluster_conf["spark.remote"], servers, self.home_path(), token
             )
-        return ClusterPySpark(spark_config={**where, **(conf or {})})
+        elif cluster_conf.get("spark.master"):
+            spark_conf["spark.master"] = cluster_conf["spark.master"]
+        return ClusterPySpark(spark_config={**spark_conf, **(conf or {})})
 
     def planner(self, cluster: StormClusterState) -> Planner:
-        """The PySpark assignment over the pinned session; connects when it is first called.
+        """The PySpark assignment over the pinned session; connects at its first call.
 
-        :class:`Unavailable` from the call when Spark is out of reach: what to do then is the
-        caller's choice.
+        The call raises :class:`Unavailable` if Spark is unreachable; the caller decides what to do
+        then.
         """
 
         def plan(batch: PlacementBatch) -> PlacementResult:
             from storm_dagster.spark.planner import plan_on_cluster
             from storm_dagster.spark.session import await_start
 
-            conf, home = self.conf(), self.home_path()
-            # Healing has another way; everybody else has the time that the server takes to start.
-            if conf.get("spark.remote") and any(
-                each.event != "monitor" for each in batch.topologies
-            ):
+            conf = self.conf()
+            home = self.home_path()
+            # Healing has the local planner; all other callers wait for the start of the server.
+            is_healing = all(topology.event == "monitor" for topology in batch.topologies)
+            if conf.get("spark.remote") and not is_healing:
                 await_start(conf["spark.remote"], home)
             return plan_on_cluster(conf, cluster, batch, open_session=open_session, home=home)
 
         return plan
 
 
-def open_session(where: Mapping[str, str]) -> "SparkSession":
-    """A session by dagster-pyspark's resource, for a Spark conf that names ``spark.remote`` or
-    ``spark.master``.
+def open_session(spark_conf: Mapping[str, str]) -> "SparkSession":
+    """Open a session by dagster-pyspark's resource.
+
+    ``spark_conf`` names ``spark.remote`` or ``spark.master``.
     """
     from dagster_pyspark import LazyPySparkResource
 
-    session = LazyPySparkResource(spark_config=dict(where)).spark_session
-    if "spark.remote" in where:
+    session = LazyPySparkResource(spark_config=dict(spark_conf)).spark_session
+    if "spark.remote" in spark_conf:
         from storm_dagster.spark.link import limit_retries
 
         limit_retries(session)
-        # Ending one process's session would end the pinned one for all.
+        # The end of this process must not end the pinned session, which other processes use.
         vars(session)["release_session_on_close"] = False
     return session

@@ -1,7 +1,8 @@
-"""A submission as six assets. Each calls one stage, which reads its input back from the blob store.
+"""A submission as six assets.
 
-Assets return only metadata: ZooKeeper and the blob store hold the truth, nothing passes through
-Dagster's storage, so that any stage can be run again alone, in another process.
+Each asset calls one stage, which reads its input from the blob store. Assets return only metadata:
+the state is in ZooKeeper and in the blob store and does not pass through Dagster's storage, so that
+each stage can be repeated alone, in another process.
 """
 
 import time
@@ -64,12 +65,13 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     if not context.instance.has_dynamic_partition(names.partitions, name):
         if TOKEN_TAG in context.run.tags:
             # Nimbus added the key before it launched this run; the end of a killed namesake has
-            # taken it since.
+            # dropped it since.
             context.instance.add_dynamic_partitions(names.partitions, [name])
             return name
         raise InvalidRequest(
-            f"topology {name!r} is not a registered partition of {names.partitions}: add the key first "
-            "(`storm-dagster submit` does, and so does 'Add partition' in the launch dialog)"
+            f"topology {name!r} is not a registered partition of {names.partitions}: "
+            "add the key first (`storm-dagster submit` does, "
+            "and so does 'Add partition' in the launch dialog)"
         )
     return name
 
@@ -81,10 +83,10 @@ def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResul
 
 
 def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
-    """The token in the run's tags, when it means this submission.
+    """The token in the run's tags, if it belongs to this submission.
 
-    "Open in Launchpad" copies the tags of an earlier run: with another TARGET given, that is
-    another submission, unless the run is a re-execution of the first.
+    "Open in Launchpad" copies the tags of an earlier run: with another TARGET, that is another
+    submission, unless the run is a re-execution of the first.
     """
     if config.target and context.run.root_run_id is None:
         return None
@@ -105,32 +107,33 @@ def _summary(report: RebalanceResult) -> dict[str, Any]:
 
 
 def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -> dict[str, Any]:
-    """Metadata of what the rebalance would do; nothing changes. What does not fit is refused
-    here.
+    """Metadata of the planned rebalance, without an effect.
+
+    A rebalance that does not fit is refused here.
     """
     report = rebalance(ops, name, **config.model_dump(), dry_run=True)
     metadata = _summary(report)
     if report.placement is not None:
         components = task_components(ops, report.topology_id)
-        metadata = {
-            **placement_metadata(report.placement, components, "planned"),
-            **metadata,
-        }
+        planned = placement_metadata(report.placement, components, "planned")
+        metadata = {**planned, **metadata}
         moves = moves_document(report.assignment, report.placement, report.components)
-        row = itemgetter("task", "component", "from", "to", "why")
-        metadata["moves"] = table("task:int component from to why", [row(move) for move in moves])
+        cells = itemgetter("task", "component", "from", "to", "why")
+        metadata["moves"] = table("task:int component from to why", [cells(move) for move in moves])
     return metadata
 
 
 def publish_rebalance(
     context: dg.AssetExecutionContext, ops: OperationsContext, name: str, names: DagsterNames
 ) -> dict[str, Any]:
-    """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment
-    now in force.
+    """Rebalance with the run's config, and wait for the end of its delay.
+
+    Returns metadata of the assignment afterwards.
     """
-    # The form of the run stands on the first of the two assets.
-    forms: Any = context.run.run_config.get("ops") or {}
-    form = (forms.get(names.stage_op("assignment")) or {}).get("config") or {}
+    # The form of the run belongs to the first of the two assets.
+    op_configs: Any = context.run.run_config.get("ops") or {}
+    op_config = op_configs.get(names.stage_op("assignment")) or {}
+    form = op_config.get("config") or {}
     report = rebalance(ops, name, **RebalanceConfig(**form).model_dump())
     return {
         **_summary(report),
@@ -143,7 +146,7 @@ _STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey]] = []
 
 
 def _stage(key: dg.AssetKey) -> Any:
-    """The decorator that all six share; their cluster is not known yet."""
+    """The decorator of the six stages; it does not need their cluster."""
 
     def remember(
         function: Callable[..., dg.MaterializeResult],
@@ -172,9 +175,9 @@ def topology_conf(
         )
     with operations(context, handles) as ops:
         if token is None:
-            # Launched by hand. Without anything to submit, what is staged for the name is submitted
-            # as it is.
-            token = _staged_before(ops, name) if handle is None else context.run.run_id
+            # The run was launched by hand. Without an upload it submits the staged parts of the
+            # name unchanged.
+            token = _staged_token(ops, name) if handle is None else context.run.run_id
         check_token(token)
         tag_run(context, token)
         report = submission.stage_conf(
@@ -190,19 +193,21 @@ def topology_conf(
     return _with_seconds(conf_metadata(report), began)
 
 
-def _staged_before(ops: OperationsContext, name: str) -> str:
+def _staged_token(ops: OperationsContext, name: str) -> str:
+    """The token of the newest staging of the name."""
     key = newest_token_key(name)
     if not ops.blobs.exists(key):
         raise InvalidRequest(
-            f"nothing to submit as {name!r}: give `target` in the form, for example examples/word_count.py:WordCount"
+            f"nothing to submit as {name!r}: give `target` in the form, "
+            "for example examples/word_count.py:WordCount"
         )
     return check_token(ops.blobs.read(key).decode())
 
 
 def _plain_stage(
-    key: dg.AssetKey, operation: Callable[..., Any], shown: Callable[[Any], dict[str, Any]]
+    key: dg.AssetKey, operation: Callable[..., Any], to_metadata: Callable[[Any], dict[str, Any]]
 ) -> None:
-    """A stage that takes nothing but its token."""
+    """Define a stage whose only input is its token."""
 
     @_stage(key)
     def stage(
@@ -211,7 +216,7 @@ def _plain_stage(
         began = time.monotonic()
         with operations(context, handles) as ops:
             report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))
-        return _with_seconds(shown(report), began)
+        return _with_seconds(to_metadata(report), began)
 
 
 _plain_stage(keys.TOPOLOGY_CODE, submission.stage_code, code_metadata)
@@ -240,9 +245,8 @@ def assignment(
         report = submission.stage_assignment(ops, token=token)
         for warning in report.placement.warnings:
             context.log.warning(warning)
-        return _with_seconds(
-            planned_metadata(report, read_tasks(ops, token).table.component_of()), began
-        )
+        components = read_tasks(ops, token).table.component_of()
+        return _with_seconds(planned_metadata(report, components), began)
 
 
 @_stage(keys.PUBLISHED_ASSIGNMENT)
@@ -263,7 +267,7 @@ def published_assignment(
         report = submission.publish_assignment(ops, token=token)
         components = read_tasks(ops, token).table.component_of()
     if report.replanned:
-        # The cluster had changed since storm/assignment was computed: its newest value is this one.
+        # The cluster had changed since storm/assignment was computed: this is its newest value.
         context.log_event(
             dg.AssetMaterialization(
                 asset_key=handles.zookeeper.asset_key(keys.ASSIGNMENT),
@@ -283,16 +287,20 @@ _plain_stage(keys.ACTIVE_TOPOLOGY, submission.activate_topology, active_metadata
 
 
 def build_submission_assets(names: DagsterNames) -> list[dg.AssetsDefinition]:
-    """The six, in order. One partition for each topology that lives: one history per name across
-    deploys.
+    """The six assets, in order.
+
+    Each live topology has one partition, so that a name has one history across deploys.
     """
-    stages = [cluster_key(names, key) for _, key in _STAGES]
-    return [
-        dg.asset(
+    partitions = dg.DynamicPartitionsDefinition(name=names.partitions)
+    assets: list[dg.AssetsDefinition] = []
+    former_stages: list[dg.AssetKey] = []
+    for function, key in _STAGES:
+        decorate = dg.asset(
             **asset_settings(names, key),
-            deps=stages[max(0, index - 1) : index],
-            partitions_def=dg.DynamicPartitionsDefinition(name=names.partitions),
+            deps=former_stages[-1:],
+            partitions_def=partitions,
             code_version="1",
-        )(bind(function, names))
-        for index, (function, key) in enumerate(_STAGES)
-    ]
+        )
+        assets.append(decorate(bind(function, names)))
+        former_stages.append(cluster_key(names, key))
+    return assets

@@ -1,5 +1,6 @@
-"""The blacklist: hosts whose supervisors get no new work. Running tasks stay until they are
-rebalanced or die.
+"""The blacklist: hosts whose supervisors get no new work.
+
+Running tasks stay until they are rebalanced or die.
 """
 
 import re
@@ -16,7 +17,7 @@ from storm_dagster.operations.transactions import commit, retry_on_conflict
 BLACKLIST = operation("blacklist", "blacklist")
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
-_MOST_HOSTS = 10_000
+_MAX_HOSTS = 10_000
 
 
 def check_host(host: object) -> str:
@@ -31,12 +32,14 @@ def check_host(host: object) -> str:
 def change_blacklist(
     ctx: OperationsContext, *, add: Iterable[str] = (), remove: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Add and remove hosts in one fenced transaction; the hosts that are listed now.
+    """Add and remove hosts in one fenced transaction, and return the listed hosts.
 
-    Nothing is written when nothing changes. A host without a supervisor may be listed: it may come
-    back. Two at once both have their effect: the loser reads again.
+    A call that changes no host writes no record. A host without a supervisor may be listed, because
+    its supervisor may come back. Two calls at the same time both have their effect: the loser of
+    the race re-reads the list.
     """
-    adding, removing = {check_host(host) for host in add}, {check_host(host) for host in remove}
+    adding = {check_host(host) for host in add}
+    removing = {check_host(host) for host in remove}
     if adding & removing:
         raise InvalidRequest(
             f"{min(adding & removing)!r} is to be added and removed: ask for one of them"
@@ -44,14 +47,19 @@ def change_blacklist(
     epoch = ctx.current_epoch()
 
     def attempt(_: ClusterView) -> tuple[str, ...]:
-        found = ctx.cluster.state.get_data_with_version(paths.BLACKLIST)
-        raw, version = (found[0], found[1].version) if found is not None else (b"", -1)
+        raw = b""
+        version = -1
+        node = ctx.cluster.state.get_data_with_version(paths.BLACKLIST)
+        if node is not None:
+            raw = node[0]
+            version = node[1].version
         stored = decode_record(Blacklist, raw, paths.BLACKLIST) if raw else Blacklist()
         before = set(stored.hosts)
         after = (before | adding) - removing
-        if len(after) > _MOST_HOSTS:
+        if len(after) > _MAX_HOSTS:
             raise InvalidRequest(
-                f"the blacklist would hold {len(after)} hosts, {_MOST_HOSTS} are allowed: remove some"
+                f"the blacklist would hold {len(after)} hosts, {_MAX_HOSTS} are allowed: "
+                "remove some"
             )
         if after != before:
             record = stored.model_copy(update={"hosts": tuple(sorted(after))})

@@ -21,7 +21,7 @@ _MAX_ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class StoredChanges:
-    """The records of accepted changes, as they were read."""
+    """Snapshot of the records of accepted changes."""
 
     records: Mapping[str, OperationRecord]
     """Request -> record."""
@@ -62,11 +62,10 @@ def read_change(ctx: OperationsContext, request: str) -> tuple[OperationRecord, 
 def write_change(
     ctx: OperationsContext, request: str, record: OperationRecord, version: int | None = None
 ) -> int:
-    """Create the record, or replace that of an earlier attempt of the same request; its data
-    version.
+    """Create the record, or replace that of an earlier attempt of the same request.
 
-    With ``version`` the record that was judged must be unchanged. :class:`Conflict` when it is
-    not, or when the request belongs to another topology.
+    Returns its data version. With ``version`` the judged record must be unchanged.
+    :class:`Conflict` if it is not, or if the request belongs to another topology.
     """
     path = paths.operation(request)
     raw = encode_record(record)
@@ -92,7 +91,7 @@ def write_change(
 
 
 def set_run(ctx: OperationsContext, request: str, run_id: str) -> None:
-    """Note the run of the change, if its record is still there and names no run."""
+    """Note the run of the change, if its record still exists and names no run."""
     stored = read_change(ctx, request)
     if stored is not None and not stored[0].run_id:
         _update(ctx, request, stored, {"run_id": run_id})
@@ -101,11 +100,12 @@ def set_run(ctx: OperationsContext, request: str, run_id: str) -> None:
 def claim_change(
     ctx: OperationsContext, request: str, run_id: str, *, is_recorded: bool = True
 ) -> None:
-    """Claim the change for this run, before it does anything: of several runs of one request, which
-    two leaders may have launched, only the first executes it.
+    """Claim the change for this run, before the run has any effect.
 
-    :class:`Conflict` when another run has the record, or it is gone. With ``is_recorded`` false, of
-    a run that a leader of the release before launched, there need be no record.
+    Two leaders may have launched several runs of one request; only the first one executes it.
+    :class:`Conflict` if another run has the record, or if the record was deleted. With
+    ``is_recorded`` false, for a run that a leader of the release before launched, the record may be
+    missing.
     """
     path = paths.operation(request)
     for _ in range(_MAX_ATTEMPTS):
@@ -130,7 +130,10 @@ def claim_change(
 
 
 def release_change(ctx: OperationsContext, request: str) -> None:
-    """Let no leader launch the run of the change from now on: its caller repeats the request."""
+    """Prevent every leader from launching the run of the change.
+
+    Its caller repeats the request.
+    """
     stored = read_change(ctx, request)
     if stored is not None:
         _update(ctx, request, stored, {"is_abandoned": True})
@@ -142,7 +145,7 @@ def _update(
     stored: tuple[OperationRecord, int],
     changes: Mapping[str, object],
 ) -> bool:
-    """Change fields of the record that was read; false if it was changed in the meantime."""
+    """Change fields of the record; false if it was changed since it was read."""
     record, version = stored
     transaction = ctx.cluster.fenced(ctx.current_epoch())
     raw = encode_record(record.model_copy(update=changes))
@@ -155,9 +158,10 @@ def _update(
 
 
 def end_change(ctx: OperationsContext, request: str, version: int = -1) -> None:
-    """Delete the record of a change that has ended; with ``version``, if it is unchanged.
+    """Delete the record of a change that has ended.
 
-    One that is gone is no error, and one that cannot be deleted is left to the leader.
+    With ``version``, it is deleted only if it is unchanged. A missing record is not an error, and a
+    record that cannot be deleted is left to the leader.
     """
     path = paths.operation(request)
     try:
@@ -168,7 +172,10 @@ def end_change(ctx: OperationsContext, request: str, version: int = -1) -> None:
 
 
 def end_change_of_run(ctx: OperationsContext, request: str, run_id: str) -> None:
-    """Delete the record of the change that this run executed; that of another run stays."""
+    """Delete the record of the change that this run executed.
+
+    The record of another run stays.
+    """
     try:
         stored = read_change(ctx, request)
     except StormDagsterError as error:

@@ -1,9 +1,9 @@
-"""Removal of garbage: chosen by a pure function, removed in fenced steps
-(``docs/decisions.md#garbage``).
+"""Removal of garbage: chosen by a pure function, removed in fenced steps.
 
-Absence is not an order. A key or node is garbage only when the topology that it belongs to has
-neither a base in ZooKeeper nor a token that still counts, it was seen so by this observer for the
-whole grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
+See ``docs/decisions.md#garbage``. Absence alone does not make garbage. A key or node is garbage
+only if its topology has neither a base in ZooKeeper nor a token that still counts, if this observer
+saw that for the whole grace time, and if the lists of nodes and blobs were read before the lists of
+tokens and bases.
 """
 
 from collections import Counter
@@ -41,16 +41,16 @@ from storm_dagster.zk.shards import delete_ops
 from storm_dagster.zk.state_protocol import read_children
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
-_MOST_BACKUPS = 1000
+_MAX_BACKUPS = 1000
 _BACKUP_SECS = 30 * 86_400
 _PENDING_SECS = 7 * 86_400
-"""Longest time that Dagster may be away before a submission that was taken is given up."""
+"""Seconds that Dagster may be away before an accepted submission is given up."""
 
 _OF_TASKS = (paths.TASKS, paths.TASKBEATS, paths.TASKERRORS, paths.METRICS)
 _PER_TOPOLOGY = (*_OF_TASKS, paths.GRAY_UPGRADE, paths.WORKERS, paths.ASSIGNMENTS)
 
 CleanerMemory = Mapping[str, float]
-"""Garbage or token -> boot clock at which this observer first saw it so."""
+"""Garbage or token -> boot clock at which this observer first saw that state."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ class Inventory:
     nodes: Mapping[str, tuple[str, ...]]
     """First-level node -> topology ids below it."""
     tokens: Mapping[str, TokenRecord]
-    """Client token -> record. A damaged record pins its staging: it is in ``damaged_tokens``."""
+    """Client token -> record.
+
+    The staging of a damaged record is kept: the token is in ``damaged_tokens``.
+    """
     damaged_tokens: tuple[str, ...] = ()
     topologies: tuple[str, ...] = ()
     """Ids below ``/topology``, damaged ones included."""
@@ -70,9 +73,33 @@ class Inventory:
     newest: Mapping[str, str] = field(default_factory=dict)
     """Blob ``staging-of.<name>`` -> the token that it holds."""
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Topology id -> the versions of its code that its assignment and its upgrade name."""
+    """Topology id -> code versions that its assignment and its upgrade name."""
     busy_workers: tuple[str, ...] = ()
-    """Ids without a topology that still have live workers: their nodes are not touched."""
+    """Ids without a topology that still have live workers; their nodes stay."""
+
+
+@dataclass
+class _Ages:
+    """Ages of garbage and tokens by the observer's memory."""
+
+    memory: CleanerMemory
+    boot_now: float
+    next_memory: dict[str, float] = field(default_factory=dict)
+    waiting: int = 0
+    """Garbage that is not old enough yet."""
+
+    def age_secs(self, key: str) -> float:
+        """Seconds since the observer first saw ``key``; remember it for the next time."""
+        since = min(self.memory.get(key, self.boot_now), self.boot_now)
+        self.next_memory[key] = since
+        return self.boot_now - since
+
+    def is_old(self, key: str, limit_secs: float) -> bool:
+        """True if the garbage is old enough to be removed; else it is counted as waiting."""
+        if self.age_secs(key) >= limit_secs:
+            return True
+        self.waiting += 1
+        return False
 
 
 def find_garbage(
@@ -84,26 +111,20 @@ def find_garbage(
     token_secs: float,
     upload_secs: float,
 ) -> tuple[CleanResult, dict[str, float]]:
-    """Choose the garbage to remove, and the memory for the next time.
+    """Choose the garbage to remove, and the memory for the next call.
 
     A token counts while its topology is alive, and for ``token_secs`` after this observer first saw
-    it. Uploads go ``upload_secs`` after they were first seen, unless a token that counts names
-    their handle and is not published yet. Everything else goes after ``grace_secs`` of being
-    garbage.
+    it. Uploads are removed ``upload_secs`` after they were first seen, unless a token that counts
+    names their handle and is not published yet. All other garbage is removed after ``grace_secs``.
     """
+    ages = _Ages(memory, boot_now)
     alive = set(inventory.topologies)
-    seen: dict[str, float] = {}
-
-    def age(key: str) -> float:
-        since = memory.get(key, boot_now)
-        seen[key] = since if since <= boot_now else boot_now
-        return boot_now - seen[key]
-
     expired: list[str] = []
     counting: set[str] = set(inventory.damaged_tokens)
     pinned_ids = set(alive)
-    # Accepted, and not known to be launched: also with a Dagster that is away for days. A leader of
-    # the release before has no token's record of a Storm client's submission by then.
+    # Uploads of accepted submissions that are not known to be launched; Dagster may be away for
+    # days. A leader of the release before has no token's record of a Storm client's submission
+    # before the launch.
     pending = {
         key[7:-8]
         for key in inventory.blobs
@@ -112,69 +133,72 @@ def find_garbage(
     for token, record in sorted(inventory.tokens.items()):
         waits = bool(record.request) and not record.published
         limit_secs = max(token_secs, _PENDING_SECS) if waits else token_secs
-        if record.topology_id in alive or age(f"token {token}") < limit_secs:
-            counting.add(token)
-            if record.topology_id in alive or not record.published:
-                pinned_ids.add(record.topology_id)
-            if waits and (handle := record.request.get("handle")):
-                pending.add(str(handle))
-        else:
+        is_alive = record.topology_id in alive
+        if not is_alive and ages.age_secs(f"token {token}") >= limit_secs:
             expired.append(token)
-    pinned_handles = {
-        handle
-        for token, handle in inventory.handles.items()
-        if token in counting
-        and not (token in inventory.tokens and inventory.tokens[token].published)
-    }
-    handles = Counter(key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs)
+            continue
+        counting.add(token)
+        if is_alive or not record.published:
+            pinned_ids.add(record.topology_id)
+        handle = record.request.get("handle")
+        if waits and handle:
+            pending.add(str(handle))
+    pinned_handles: set[str] = set()
+    for token, handle in inventory.handles.items():
+        record = inventory.tokens.get(token)
+        is_published = record is not None and record.published
+        if token in counting and not is_published:
+            pinned_handles.add(handle)
+    parts_of_handle = Counter(
+        key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs
+    )
 
     def limit_of(key: str) -> float | None:
-        """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
-        if (topology_id := id_of_blob_key(key)) is not None:
-            stale = inventory.versions.get(topology_id)
+        """Seconds for which the blob must have been garbage; ``None`` if it is in use."""
+        topology_id = id_of_blob_key(key)
+        if topology_id is not None:
+            if topology_id not in pinned_ids:
+                return grace_secs
+            # The first version stays for the life of the topology; a later one while the assignment
+            # or the upgrade names it. The limit is that of an upload, because an upgrade stores its
+            # code well before it begins.
+            used_versions = inventory.versions.get(topology_id)
             code_dir = code_dir_of_blob_key(key)
-            # The first version stays as long as the topology; a later one as long as somebody names
-            # it.
-            if topology_id in pinned_ids:
-                superseded = stale is not None and code_dir != topology_id and code_dir not in stale
-                # As long as an upload: an upgrade stores its code well before it begins.
-                return max(grace_secs, upload_secs) if superseded else None
-            return grace_secs
-        if (token := token_of_staging_key(key)) is not None:
+            is_later = code_dir != topology_id
+            if used_versions is not None and is_later and code_dir not in used_versions:
+                return max(grace_secs, upload_secs)
+            return None
+        token = token_of_staging_key(key)
+        if token is not None:
             return None if token in counting else grace_secs
         if key.startswith("staging-of."):
             return None if inventory.newest.get(key) in counting else grace_secs
         if key.startswith("upload."):
             handle, _, part = key[len("upload.") :].rpartition(".")
-            # Whose upload it is outlives the parts, which may come for hours.
-            kept = handle in pinned_handles or (part == "submitter" and handles[handle] > 1)
-            return None if kept else max(upload_secs, _PENDING_SECS if handle in pending else 0.0)
+            # The blob that names the submitter outlives the parts, whose upload may take hours.
+            has_parts = part == "submitter" and parts_of_handle[handle] > 1
+            if handle in pinned_handles or has_parts:
+                return None
+            pending_secs = _PENDING_SECS if handle in pending else 0.0
+            return max(upload_secs, pending_secs)
         return None  # A blob that a user put there.
 
-    waiting = 0
-
-    def old(key: str, limit: float) -> bool:
-        nonlocal waiting
-        found = age(key) >= limit
-        waiting += not found
-        return found
-
-    blobs = [
-        key
-        for key in inventory.blobs
-        if (limit := limit_of(key)) is not None and old(f"blob {key}", limit)
-    ]
-    used = pinned_ids | set(inventory.busy_workers)
-    nodes = [
-        f"{parent}/{topology_id}"
-        for parent, ids in inventory.nodes.items()
-        for topology_id in ids
-        # What somebody else wrote there stays.
-        if topology_id not in used
-        and _is_topology_id(topology_id)
-        and old(f"node {parent}/{topology_id}", grace_secs)
-    ]
-    return CleanResult(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
+    blobs: list[str] = []
+    for key in inventory.blobs:
+        limit_secs = limit_of(key)
+        if limit_secs is not None and ages.is_old(f"blob {key}", limit_secs):
+            blobs.append(key)
+    used_ids = pinned_ids | set(inventory.busy_workers)
+    nodes: list[str] = []
+    for parent, topology_ids in inventory.nodes.items():
+        for topology_id in topology_ids:
+            # A node that another program wrote there stays.
+            if topology_id in used_ids or not _is_topology_id(topology_id):
+                continue
+            if ages.is_old(f"node {parent}/{topology_id}", grace_secs):
+                nodes.append(f"{parent}/{topology_id}")
+    garbage = CleanResult(tuple(nodes), tuple(blobs), tuple(expired), ages.waiting)
+    return garbage, ages.next_memory
 
 
 def _is_topology_id(text: str) -> bool:
@@ -186,7 +210,10 @@ def _is_topology_id(text: str) -> bool:
 
 
 def take_inventory(ctx: OperationsContext) -> Inventory:
-    """Read blobs and nodes first, then what keeps them, so that nothing new looks like garbage."""
+    """Read blobs and nodes first, then the records that keep them.
+
+    In this order no new blob or node looks like garbage.
+    """
     blobs = tuple(ctx.blobs.keys())
     state = ctx.cluster.state
     nodes = {parent: tuple(state.find_children(parent) or ()) for parent in _PER_TOPOLOGY}
@@ -196,12 +223,20 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
         token = token_of_staging_key(key)
         if key.startswith("staging-of."):
             newest[key] = (ctx.find_blob(key) or b"").decode("utf-8", "replace")
-        elif token is not None and key.endswith(".record") and (handle := _handle_of(ctx, key)):
-            handles[token] = handle
+        elif token is not None and key.endswith(".record"):
+            handle = _handle_of(ctx, key)
+            if handle:
+                handles[token] = handle
     tokens, damaged = read_tokens(ctx)
     topologies = tuple(state.find_children(paths.TOPOLOGY) or ())
-    gone = sorted({*nodes[paths.WORKERS]} - {*topologies})
-    workers = state.find_children_many([paths.workers(each) for each in gone])
+    ended_ids = sorted({*nodes[paths.WORKERS]} - {*topologies})
+    worker_lists = state.find_children_many(
+        [paths.workers(topology_id) for topology_id in ended_ids]
+    )
+    busy_ids: list[str] = []
+    for topology_id, workers in zip(ended_ids, worker_lists, strict=True):
+        if workers:
+            busy_ids.append(topology_id)
     return Inventory(
         blobs=blobs,
         nodes=nodes,
@@ -210,34 +245,34 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
         topologies=topologies,
         handles=handles,
         newest=newest,
-        versions=_versions(ctx, blobs),
-        busy_workers=tuple(each for each, found in zip(gone, workers, strict=True) if found),
+        versions=_used_versions(ctx, blobs),
+        busy_workers=tuple(busy_ids),
     )
 
 
-def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
-    """The versions in use, of the topologies that have blobs of more than their first one."""
-    found: dict[str, frozenset[str]] = {}
+def _used_versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The versions in use, of the topologies that have blobs of a later version."""
+    used: dict[str, frozenset[str]] = {}
     ids = {
         id_of_blob_key(key) or ""
         for key in blobs
         if id_of_blob_key(key) != code_dir_of_blob_key(key)
     }
     for topology_id in ids:
-        with suppress(Corrupt):  # Nothing is decided about what cannot be read.
+        with suppress(Corrupt):  # Without a readable record no version of it is garbage.
             assignment = ctx.cluster.assignment_info(topology_id)
             upgrade = ctx.cluster.read_upgrade(topology_id).record
             if assignment is not None:
-                found[topology_id] = frozenset(
-                    (assignment.code_dir, upgrade.code_dir if upgrade else "")
-                )
-    return found
+                upgrade_code_dir = upgrade.code_dir if upgrade else ""
+                used[topology_id] = frozenset((assignment.code_dir, upgrade_code_dir))
+    return used
 
 
 def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[str]]:
     """Every client token with its record, and those whose record is damaged."""
     state = ctx.cluster.state
-    # The blob store is not ZooKeeper: see at least what was written before it was listed.
+    # The blob store is not ZooKeeper: after the sync every token written before the list of blobs
+    # is visible.
     state.sync_path(paths.TOKENS)
     tokens: dict[str, TokenRecord] = {}
     damaged: list[str] = []
@@ -265,24 +300,27 @@ def clean(
     boot_now: float | None = None,
     **limits: float,
 ) -> tuple[CleanResult, dict[str, float]]:
-    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next
-    time.
+    """Remove garbage; for the leader and ``inbox_cleanup_schedule``.
 
-    ``limits`` are those of :func:`survey`. Refuses with :class:`Unavailable` when the cluster's
-    root is empty, :class:`Conflict` when it is another one's.
+    Pass the returned memory to the next call. ``limits`` are those of :func:`survey`. Refuses with
+    :class:`Unavailable` if the cluster's root is empty, :class:`Conflict` if the root belongs to
+    another cluster.
     """
     epoch = ctx.current_epoch()
     now = ctx.monotonic() if boot_now is None else boot_now
-    garbage, seen = survey(ctx, memory, boot_now=now, **limits)
+    garbage, next_memory = survey(ctx, memory, boot_now=now, **limits)
     problems: list[str] = []
 
-    def deleted(nodes: Iterable[str]) -> list[str]:
-        return [path for path in nodes if _delete_node(ctx, epoch, path, problems)]
-
-    nodes = deleted([*garbage.nodes, *_old_backups(ctx)])
-    tokens = [token for token in garbage.tokens if deleted([paths.token(token)])]
-    blobs = tuple(_delete_blobs(ctx, epoch, garbage.blobs, problems))
-    return CleanResult(tuple(nodes), blobs, tuple(tokens), garbage.waiting, tuple(problems)), seen
+    garbage_nodes = [*garbage.nodes, *_old_backups(ctx)]
+    nodes = [path for path in garbage_nodes if _delete_node(ctx, epoch, path, problems)]
+    tokens = [
+        token for token in garbage.tokens if _delete_node(ctx, epoch, paths.token(token), problems)
+    ]
+    blobs = _delete_blobs(ctx, epoch, garbage.blobs, problems)
+    result = CleanResult(
+        tuple(nodes), tuple(blobs), tuple(tokens), garbage.waiting, tuple(problems)
+    )
+    return result, next_memory
 
 
 def survey(
@@ -294,9 +332,9 @@ def survey(
     token_secs: float | None = None,
     upload_secs: float | None = None,
 ) -> tuple[CleanResult, dict[str, float]]:
-    """What :func:`clean` would remove now, and the memory for the next time; nothing is changed.
+    """Garbage that :func:`clean` would remove now, and the memory for the next call.
 
-    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given.
+    No state is changed. Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given.
     """
     ctx.cluster.check_cluster_id()
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
@@ -311,29 +349,30 @@ def survey(
 
 
 def _old_backups(ctx: OperationsContext) -> list[str]:
-    """Backups of assignments of names that no topology has: all but the newest 1,000, and what is
-    30 days old.
+    """Surplus or old backups of assignments of names that no topology has.
 
-    The age is by the clock of who wrote it: nothing that runs is decided by a backup.
+    Surplus are all but the newest 1,000 backups, old are those of more than 30 days. The age is by
+    the clock of the writer, because no running topology depends on a backup.
     """
     stored = read_children(ctx.cluster.state, paths.ASSIGNMENTS_BAK)
     topologies = ctx.cluster.state.find_children(paths.TOPOLOGY) or []
     alive = {
         topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)
     }
-    ages = sorted((at.mzxid, name, raw) for name, (raw, at) in stored.items())
-    old = ctx.now_secs() - _BACKUP_SECS
-    surplus = {name for _, name, _ in ages[:-_MOST_BACKUPS]}
-    gone = [(name, raw) for _, name, raw in ages if name not in alive]
-    return [
-        paths.assignment_backup(name)
-        for name, raw in gone
-        if name in surplus or _written_secs(raw, old) < old
-    ]
+    by_age = sorted((at.mzxid, name, raw) for name, (raw, at) in stored.items())
+    oldest_secs = ctx.now_secs() - _BACKUP_SECS
+    surplus = {name for _, name, _ in by_age[:-_MAX_BACKUPS]}
+    backups: list[str] = []
+    for _, name, raw in by_age:
+        if name in alive:
+            continue
+        if name in surplus or _written_secs(raw, oldest_secs) < oldest_secs:
+            backups.append(paths.assignment_backup(name))
+    return backups
 
 
 def _written_secs(raw: bytes, unknown: float) -> float:
-    """When that assignment was made, in epoch seconds; ``unknown`` for one in parts."""
+    """Epoch seconds of the assignment; ``unknown`` for one in parts."""
     try:
         return decode_record(Assignment, raw).timestamp_ms / 1000
     except Corrupt:
@@ -366,20 +405,20 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
 def _delete_blobs(
     ctx: OperationsContext, epoch: int, keys: Iterable[str], problems: list[str]
 ) -> list[str]:
-    gone: list[str] = []
+    deleted: list[str] = []
     for key in keys:
-        found = ctx.cluster.epoch()
-        if found is None or found[0] != epoch:
+        current = ctx.cluster.epoch()
+        if current is None or current[0] != epoch:
             raise Fenced(
-                f"leadership epoch {epoch} is over: cleaning stops, the new leader goes on with it"
+                f"leadership epoch {epoch} is over: cleaning stops, the new leader continues it"
             )
         end_spark_queries(ctx, key)
         try:
             with step(ctx, "clean.blob"):
                 ctx.blobs.delete(key)
-            gone.append(key)
+            deleted.append(key)
         except KeyNotFound:
             continue
         except StormDagsterError as error:
             problems.append(f"{key}: {error.message}")
-    return gone
+    return deleted

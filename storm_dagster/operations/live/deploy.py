@@ -1,9 +1,8 @@
-"""Restart of a topology's workers, and hot deploy: a topology in the place of another
-(``docs/decisions.md#hot-deploy``).
+"""Restart of a topology's workers, and hot deploy of a successor.
 
-The one that runs is replaced only when its successor is validated, stored, replicated and planned;
-then one transaction ends the one and publishes the other. There is never a moment without the
-topology.
+See ``docs/decisions.md#hot-deploy``. The running topology is replaced only when its successor is
+validated, stored, replicated and planned; then one transaction ends the former and publishes the
+successor. There is never a moment without the topology.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from storm_dagster.core.submission.conf import message_timeout_secs, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
-from storm_dagster.model.records import encode_record
+from storm_dagster.model.records import WorkerSlot, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
@@ -39,30 +38,33 @@ UNDO_DRAIN = operation("undo_drain", "undo_drain")
 UPDATE = operation("update", submission.SUBMIT, SWEEP, DELETE_CODE)
 RESTART = operation("restart", "restart")
 
-_LONGEST_DRAIN_SECS = 30.0
+_MAX_DRAIN_SECS = 30.0
 _POLL_SECS = 0.05
 _ANSWER_SECS = 0.5
-_ASKED_AT_ONCE = 16
-_SPARE_SECS = 30
-"""Added to the drain's own limit: only then may somebody take it for abandoned and let the spouts
-run again.
+_PARALLEL_REQUESTS = 16
+_ABANDONED_SECS = 30
+"""Time beyond the drain's own limit, seconds.
+
+Only after it may another process regard the drain as abandoned and activate the topology.
 """
 
 
 def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
-    """Start every worker of the topology again: same id, places, code, conf and status.
+    """Restart every worker of the topology.
 
-    The supervisors replace the processes, each in its slot; what is under way is replayed by the
-    spouts. The pauses after earlier crashes end. :class:`NotAlive`; :class:`Conflict` unless ACTIVE
-    or INACTIVE; :class:`Unavailable` without an assignment.
+    Id, slots, code, conf and status stay. The supervisors replace the processes, each in its slot;
+    the spouts replay the tuples under way. The pauses after earlier crashes end. :class:`NotAlive`;
+    :class:`Conflict` unless ACTIVE or INACTIVE; :class:`Unavailable` without an assignment.
     """
     epoch = ctx.current_epoch()
-    wanted: dict[str, int] = {}
+    # Topology id -> number of restarts after this one.
+    target_restarts: dict[str, int] = {}
 
     def attempt(view: ClusterView) -> LifecycleResult:
         topology = topology_by_name(view, name)
         check_replaceable(topology, "restarted")
-        assignment, base = topology.assignment, topology.base
+        assignment = topology.assignment
+        base = topology.base
         if assignment is None:
             raise Unavailable(
                 f"topology {base.name!r} has no assignment yet: wait until it is healed"
@@ -70,11 +72,10 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
         report = LifecycleResult(
             topology.id, base.name, base.status, changed=True, previous=base.status
         )
-        if assignment.restarts >= wanted.setdefault(topology.id, assignment.restarts + 1):
+        restarts = target_restarts.setdefault(topology.id, assignment.restarts + 1)
+        if assignment.restarts >= restarts:
             return report  # The reply of our own commit was lost.
-        after = with_change(
-            ctx, assignment.model_copy(update={"restarts": wanted[topology.id]}), "restarted"
-        )
+        after = with_change(ctx, assignment.model_copy(update={"restarts": restarts}), "restarted")
         transaction = ctx.cluster.fenced(epoch).check(
             paths.topology(topology.id), topology.base_at.version
         )
@@ -94,13 +95,13 @@ def update(
     handle: str | None,
     allow_degraded: bool = False,
 ) -> LifecycleResult:
-    """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
+    """Hot deploy: replace the topology of that name by the uploaded one.
 
-    Whatever is wrong with the new one, its archive included, is raised before the old one is
-    touched. Then the old one's spouts fall silent, what is under way finishes (at most the message
-    timeout, 30 s), and one transaction swaps them; when that fails the old one goes on.
-    :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE and INACTIVE, and the errors
-    of a submission.
+    The new topology gets a new id. Every error of the new topology, its archive included, is raised
+    before the old one is touched. Then the old topology's spouts pause, the tuples under way finish
+    (at most the message timeout, 30 s), and one transaction swaps the topologies; if that fails the
+    old one continues. :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE and
+    INACTIVE, and the errors of a submission.
     """
     if not _is_published(ctx, token):
         old = topology_by_name(ctx.cluster.load_view(), name)
@@ -123,23 +124,21 @@ def update(
 
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:
-    known = read_token(ctx, token)
-    return known is not None and known[0].published
+    stored = read_token(ctx, token)
+    return stored is not None and stored[0].published
 
 
 def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     if _is_published(ctx, token):
-        # A repetition, maybe under another leader: what is left to do is done in the current epoch.
+        # A repetition, maybe under another leader: the remaining steps run in the current epoch.
         submission.take_over(ctx, token)
     old = read_record(ctx, token).replaces
     drained = 0.0
     topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
     try:
         if topology is not None and topology.live_workers:
-            longest = min(
-                float(message_timeout_secs(load_runnable(ctx, topology).conf)), _LONGEST_DRAIN_SECS
-            )
-            drained = drain(ctx, topology.id, longest)
+            timeout_secs = float(message_timeout_secs(load_runnable(ctx, topology).conf))
+            drained = drain(ctx, topology.id, min(timeout_secs, _MAX_DRAIN_SECS))
         began = ctx.monotonic()
         published = submission.publish_assignment(ctx, token=token)
     except StormDagsterError:
@@ -147,16 +146,16 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
             undo_drain(ctx, old)
         raise
     report = submission.activate_topology(ctx, token=token)
-    # A repetition after a crash sweeps what the first one published over and did not come to sweep.
+    # A repetition after a crash sweeps the topology that the first attempt replaced but did not
+    # sweep.
     replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
         try:
             sweep(ctx, ctx.current_epoch(), replaced)
             delete_code(ctx, replaced)
-        except (
-            StormDagsterError
-        ) as error:  # The update has taken place, and the cleaner deletes what this misses.
-            ctx.log.warning("what %s left is deleted later: %s", replaced, error)
+        except StormDagsterError as error:
+            # The update has taken place, and the cleaner deletes the remains.
+            ctx.log.warning("the remains of %s are deleted later: %s", replaced, error)
     swap_secs = ctx.monotonic() - began
     return LifecycleResult(
         report.topology_id,
@@ -168,48 +167,49 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     )
 
 
-def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:
-    """Silence the spouts and wait until no tuple is under way, at most ``longest_secs``; the
-    seconds it took.
+def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
+    """Pause the spouts and wait until no tuple is under way, at most ``max_secs``.
 
-    If nobody ends the drain, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again.
-    What is still under way at the end is replayed by its spouts. An INACTIVE topology is not
-    drained: its spouts are silent already.
+    Returns the seconds that this took. If no process ends the drain, ``lifecycle_sensor`` or the
+    leader makes the topology ACTIVE. The spouts replay the tuples that are under way at the end. An
+    INACTIVE topology is not drained, because its spouts are paused already.
     """
     began = ctx.monotonic()
-    if not _silence(ctx, topology_id, round(longest_secs) + _SPARE_SECS):
+    if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
         return 0.0
     security = Security.of(ctx.conf)
-    quiet = 0
-    while ctx.monotonic() - began < longest_secs:
+    idle_polls = 0
+    while ctx.monotonic() - began < max_secs:
         try:
             topology = ctx.cluster.load_view().topologies.get(topology_id)
-        except Unavailable:  # An election of ZooKeeper is no reason to give up.
-            quiet = 0
+        except Unavailable:  # An election of ZooKeeper is not a reason to give up.
+            idle_polls = 0
             ctx.sleep(_POLL_SECS)
             continue
         if topology is None or topology.assignment is None:
             break
-        # Twice: what is on its way between two workers is in neither while they are asked.
-        quiet = quiet + 1 if _quiet(topology, link_key_of(security, topology_id)) else 0
-        if quiet == 2:
+        # Two polls in a row: a tuple between two workers is in neither of their answers.
+        if _is_idle(topology, link_key_of(security, topology_id)):
+            idle_polls += 1
+        else:
+            idle_polls = 0
+        if idle_polls == 2:
             break
         ctx.sleep(_POLL_SECS)
-    taken = ctx.monotonic() - began
-    if quiet < 2:
-        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, taken)
-    return taken
+    drain_secs = ctx.monotonic() - began
+    if idle_polls < 2:
+        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, drain_secs)
+    return drain_secs
 
 
-def _silence(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
+def _pause_spouts(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
+    """Make the topology INACTIVE for the drain; false if it is so without a drain."""
     epoch = ctx.current_epoch()
 
     def attempt(view: ClusterView) -> bool:
         topology = view.topologies.get(topology_id)
         if topology is None or topology.base.status not in ("ACTIVE", "INACTIVE"):
-            raise Conflict(
-                f"topology {topology_id} was changed by somebody else meanwhile: try again"
-            )
+            raise Conflict(f"another process changed topology {topology_id}: try again")
         if topology.base.status == "INACTIVE":
             return topology.base.delay_secs == delay_secs
         after = apply_event(topology.base, "drain", delay_secs=delay_secs)
@@ -222,8 +222,9 @@ def _silence(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
 
 
 def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
-    """Let the spouts run again: the successor did not come. A topology that is not being drained
-    stays as it is.
+    """Resume the spouts of a topology whose successor was not published.
+
+    A topology that is not being drained stays unchanged.
     """
     epoch = ctx.current_epoch()
 
@@ -240,31 +241,35 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         commit(ctx, transaction, "undo_drain")
 
-    retry_on_conflict(ctx, f"letting {topology_id} go on", attempt)
+    retry_on_conflict(ctx, f"resuming {topology_id}", attempt)
 
 
-def _quiet(topology: TopologyView, link_key: str) -> bool:
-    """Whether no worker has a tuple waiting or a tree open. One that does not answer has nothing
-    under way if dead.
+def _is_idle(topology: TopologyView, link_key: str) -> bool:
+    """True if no live worker has a waiting tuple or an open tree.
+
+    A dead worker has no tuple under way. One that is alive and does not answer counts as busy.
     """
     assert topology.assignment is not None
     tokens = {slot: node.token for slot, node in topology.live_workers.items()}
-    asked = [worker for worker in topology.assignment.workers if worker.slot in tokens]
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        return all(
-            pool.map(
-                lambda one: _worker_quiet(one.host, one.port, tokens[one.slot], link_key), asked
-            )
-        )
+    live_workers = [worker for worker in topology.assignment.workers if worker.slot in tokens]
+
+    def is_worker_idle(worker: WorkerSlot) -> bool:
+        return _is_worker_idle(worker.host, worker.port, tokens[worker.slot], link_key)
+
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        return all(pool.map(is_worker_idle, live_workers))
 
 
-def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
+def _is_worker_idle(host: str, port: int, token: str, link_key: str) -> bool:
     try:
         answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key)
     except StormDagsterError:
         return False
     workers: Mapping[str, Any] = answer.get("workers") or {}
-    systems = [
-        worker.get("system") or {} for name, worker in workers.items() if name.endswith(f":{port}")
-    ]
-    return all(not one.get("waiting_tuples") and not one.get("open_trees") for one in systems)
+    for name, worker in workers.items():
+        if not name.endswith(f":{port}"):
+            continue
+        system = worker.get("system") or {}
+        if system.get("waiting_tuples") or system.get("open_trees"):
+            return False
+    return True

@@ -1,7 +1,7 @@
-"""Reassignment: tasks that are dead get a slot again.
+"""Reassignment: dead tasks get a new slot.
 
-The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoever observes: the
-heartbeat sensor through a run, or the leader when no sensor is armed.
+The causes come from :func:`storm_dagster.core.liveness.detection.observe`. The observer is the
+heartbeat sensor (through a run), or the leader while no sensor is armed.
 """
 
 from collections.abc import Iterable
@@ -38,36 +38,38 @@ HEALING = "healed"
 
 
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
-    """Place the tasks of the causes again, one transaction for each topology, in topology id order.
+    """Reassign the tasks of the causes.
 
-    A cause of an older assignment is ``void``, and so is one that is over: its worker came back. An
-    unchanged placement is not written. Each topology fails alone (``failed``, with the reason);
-    only :class:`Fenced` ends the whole call. PySpark plans; when it is out of reach the local
-    planner does, and the result names it.
+    One transaction per topology, in topology id order. A cause of an older assignment is ``void``,
+    and so is one whose worker came back. An unchanged placement is not written. Each topology fails
+    alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark plans; if
+    it is unreachable the local planner does, and the result names it.
     """
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
         return []
     epoch = ctx.current_epoch()
     reports: list[ReassignResult] = []
-    for topology_id, mine in sorted(by_topology.items()):
+    for topology_id, own_causes in sorted(by_topology.items()):
         try:
-            reports.append(_reassign_one(ctx, epoch, topology_id, mine))
+            reports.append(_reassign_topology(ctx, epoch, topology_id, own_causes))
         except Fenced:
             raise
         except StormDagsterError as error:
             ctx.log.warning("reassigning %s failed: %s", topology_id, error.message)
-            keys = tuple(cause.key for cause in mine)
-            reports.append(
-                ReassignResult(topology_id, mine[0].name, "failed", keys, error=error.message)
-            )
+            keys = tuple(cause.key for cause in own_causes)
+            name = own_causes[0].name
+            reports.append(ReassignResult(topology_id, name, "failed", keys, error=error.message))
     return reports
 
 
 def plan_or_fall_back(
     ctx: OperationsContext, batch: PlacementBatch
 ) -> tuple[PlacementResult, str | None]:
-    """The placement, and why the local planner made it (``None`` when PySpark did)."""
+    """Plan the batch, with the local planner if PySpark is unreachable.
+
+    Returns the placement, and the reason why the local planner made it (``None`` if PySpark did).
+    """
     try:
         return ctx.planner(batch), None
     except Unavailable as error:
@@ -75,12 +77,12 @@ def plan_or_fall_back(
         return ctx.fallback(batch), error.message
 
 
-def _reassign_one(
+def _reassign_topology(
     ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
 ) -> ReassignResult:
     committed: list[ReassignResult] = []
     planned: list[PlacementResult] = []
-    # First of all: what is placed again then runs the former code.
+    # Before the placement, so that the reassigned tasks run the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)
 
     def attempt(view: ClusterView) -> ReassignResult:
@@ -89,22 +91,25 @@ def _reassign_one(
         if topology is None or topology.base.status not in HEALED:
             return ReassignResult(topology_id, causes[0].name, "gone", keys)
         name = topology.base.name
-        true = causes_still_true(view, topology, causes)
-        if not true or topology.tasks is None or topology.assignment is None:
+        true_causes = causes_still_true(view, topology, causes)
+        if not true_causes or topology.tasks is None or topology.assignment is None:
             if committed and topology.assignment == committed[0].assignment:
                 return committed[0]  # The reply of our own commit was lost.
             return ReassignResult(topology_id, name, "void", keys)
-        batch = monitor_batch(view, topology, load_runnable(ctx, topology), topology.tasks, true)
-        result, why = plan_or_fall_back(ctx, batch)
+        runnable = load_runnable(ctx, topology)
+        batch = monitor_batch(view, topology, runnable, topology.tasks, true_causes)
+        result, fallback_reason = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
-        dead = frozenset(task for cause in true for task in cause.tasks)
+        dead_tasks: set[int] = set()
+        for cause in true_causes:
+            dead_tasks.update(cause.tasks)
         report = ReassignResult(
             topology_id,
             name,
             "unchanged",
             keys,
             planner=result.planner,
-            why_planner=why,
+            why_planner=fallback_reason,
             placement=placement,
         )
         if placement.status == "failed":
@@ -116,15 +121,16 @@ def _reassign_one(
             topology_id=topology_id,
             previous=topology.assignment,
             now_secs=ctx.now_secs(),
-            restarted=dead,
+            restarted=frozenset(dead_tasks),
         )
+        reasons = dict.fromkeys(cause.words() for cause in true_causes)
         assignment = with_change(
             ctx,
             assignment,
             HEALING,
-            "; ".join(dict.fromkeys(cause.words() for cause in true)),
+            "; ".join(reasons),
             moved=placement.moved,
-            outage_secs=round(max(cause.silent_secs for cause in true)),
+            outage_secs=round(max(cause.silent_secs for cause in true_causes)),
         )
         assert topology.assignment_at is not None
         transaction = ctx.cluster.fenced(epoch)

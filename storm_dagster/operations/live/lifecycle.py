@@ -1,6 +1,4 @@
-"""Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has
-passed.
-"""
+"""Activate, deactivate, kill, remove, restart, update, and the due transitions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,15 +70,18 @@ def operation_of(verb: str) -> Callable[..., Any]:
 
 
 def activate(ctx: OperationsContext, name: str) -> LifecycleResult:
-    """Make the topology's spouts run. Active already: nothing is written.
+    """Resume the topology's spouts; an active topology is not written.
 
-    :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it.
+    :class:`NotAlive` for an unknown name, :class:`Conflict` if its status does not allow it.
     """
     return _change(ctx, name, "activate")
 
 
 def deactivate(ctx: OperationsContext, name: str) -> LifecycleResult:
-    """Make the topology's spouts pause; its workers stay. Inactive already: nothing is written."""
+    """Pause the topology's spouts; its workers stay.
+
+    An inactive topology is not written.
+    """
     return _change(ctx, name, "deactivate")
 
 
@@ -90,15 +91,17 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
     With a delay of 0 it is removed before this returns.
     """
     report = mark_killed(ctx, name, wait_secs)
-    return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
+    if report.delay_secs == 0:
+        return remove(ctx, report.topology_id)
+    return report
 
 
 def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
     """Mark the topology KILLED, so that its spouts stop.
 
-    After the delay :func:`finish_due` or :func:`remove` removes it.
-    The delay is ``wait_secs``, else (also when negative) the topology's message timeout. Allowed in
-    every status; killing again stores the new delay.
+    After the delay :func:`finish_due` or :func:`remove` removes it. The delay is ``wait_secs``,
+    else (also if that is negative) the topology's message timeout. Allowed in every status; a
+    second kill stores the new delay.
     """
 
     def delay(topology: TopologyView) -> int:
@@ -120,16 +123,16 @@ def _change(
     event: Event,
     delay: Callable[[TopologyView], int] | None = None,
 ) -> LifecycleResult:
-    """One fenced transaction on the base, or none when nothing changes."""
+    """Change the base in one fenced transaction, or in none if it stays unchanged."""
     epoch = ctx.current_epoch()
-    chosen: dict[str, int] = {}
+    delays: dict[str, int] = {}
 
     def attempt(view: ClusterView) -> LifecycleResult:
         topology = topology_by_name(view, name)
         before: StormBase = topology.base
-        if delay is not None and topology.id not in chosen:
-            chosen[topology.id] = delay(topology)
-        delay_secs = chosen.get(topology.id)
+        if delay is not None and topology.id not in delays:
+            delays[topology.id] = delay(topology)
+        delay_secs = delays.get(topology.id)
         after = apply_event(before, event, delay_secs=delay_secs)
         changed = after is not before
         if changed:
@@ -156,11 +159,12 @@ def _change(
 
 
 def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
-    """Remove a killed topology for good: assignment first, base last, so that a crash leaves it
-    removable.
+    """Remove a killed topology permanently.
 
+    The assignment is removed first, the base last, so that a crash leaves the topology removable.
     Waits up to ``task.cleanup.timeout.sec`` for its workers to end. The token and the backup of the
-    assignment stay. Gone already: nothing is written. :class:`Conflict` when it is not KILLED.
+    assignment stay. A topology that no longer exists is not written. :class:`Conflict` if it is not
+    KILLED.
     """
     epoch = ctx.current_epoch()
 
@@ -170,7 +174,8 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
             return None
         if topology.base.status != "KILLED":
             raise Conflict(
-                f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: kill it first"
+                f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: "
+                "kill it first"
             )
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
             transaction = bump_assignments_version(
@@ -193,7 +198,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
 
 @dataclass(frozen=True)
 class DoneAction:
-    """A transition that was due and is done."""
+    """A due transition that was executed."""
 
     action: Literal["remove", "finish_rebalance", "activate", "upgrade"]
     topology_id: str
@@ -210,12 +215,11 @@ class DoneAction:
 
 @dataclass(frozen=True)
 class DueResult:
-    """Due transitions: those that are done, those that failed (topology id -> message), and the
-    next memory.
-    """
+    """Executed and failed due transitions, and the memory for the next call."""
 
     done: tuple[DoneAction, ...]
     failed: dict[str, str]
+    """Topology id -> message."""
     memory: DueMemory
 
 
@@ -229,23 +233,23 @@ def finish_due(
     late_secs: float = 0.0,
     start_removal: Callable[[str, str], object] | None = None,
 ) -> DueResult:
-    """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the
-    leader and ``lifecycle_sensor``.
+    """Execute the due transitions, for the leader and ``lifecycle_sensor``.
 
-    Pass the result's memory in again next time: delays run on the caller's boot clock
-    (``boot_now``, default: the context's monotonic clock) from when it first saw the status.
-    ``view`` spares a read of the cluster; what is done is decided by another. With ``late_secs``
-    only removals, and what another process should have done by then. ``start_removal`` (id and
-    name of the topology) begins a removal elsewhere, which is then not among the results; without
-    it removals are made here, one after the other. Each topology fails alone; only :class:`Fenced`
-    ends the whole call.
+    They are removals, rebalances, unfinished activations and the ends of upgrades. Pass the
+    result's memory to the next call: delays run on the caller's boot clock (``boot_now``, default:
+    the context's monotonic clock) from its first view of the status on. ``view`` spares a read of
+    the cluster; each transition is decided by a fresh view. With ``late_secs`` only removals are
+    executed, and transitions that another process should have executed by then. ``start_removal``
+    (id and name of the topology) begins a removal elsewhere, which is then not among the results;
+    without it removals are made here, one after the other. Each topology fails alone; only
+    :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     view = view or ctx.cluster.load_view()
-    due, seen = due_actions(
+    due, next_memory = due_actions(
         view, memory or DueMemory(), boot_id=boot_id, boot_now=now, late_secs=late_secs
     )
-    done: list[DoneAction] = []
+    actions: list[DoneAction] = []
     failed: dict[str, str] = {}
     for action in due:
         try:
@@ -258,14 +262,17 @@ def finish_due(
                 finish_rebalance(ctx, action.topology_id)
             else:
                 finish_activation(ctx, action.topology_id, ctx.current_epoch())
-            done.append(DoneAction(action.action, action.topology_id, action.name))
+            actions.append(DoneAction(action.action, action.topology_id, action.name))
         except Fenced:
             raise
         except NotAlive:
-            continue  # Done by somebody else.
+            continue  # Another process has removed it.
         except (StormDagsterError, OSError) as error:
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
-    ended = [] if late_secs else advance_upgrades(ctx, view=view)
-    done += [DoneAction("upgrade", each.topology_id, each.name, each.outcome) for each in ended]
-    return DueResult(tuple(done), failed, seen)
+    upgrades = [] if late_secs else advance_upgrades(ctx, view=view)
+    actions += [
+        DoneAction("upgrade", upgrade.topology_id, upgrade.name, upgrade.outcome)
+        for upgrade in upgrades
+    ]
+    return DueResult(tuple(actions), failed, next_memory)

@@ -1,8 +1,7 @@
-"""Rebalance of a running topology: other parallelism, other spread.
+"""Rebalance of a running topology: another parallelism, another spread.
 
-Begin: the base becomes REBALANCING with the delay, and the request is stored in a node below it by
-the same transaction. Finish: plan, then one transaction with tasks, assignment and the former
-status.
+Begin: one transaction makes the base REBALANCING with the delay, and stores the request in a node
+below it. Finish: plan, then one transaction with tasks, assignment and the former status.
 """
 
 import difflib
@@ -56,8 +55,9 @@ REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
 
 class PendingRebalance(Record):
-    """A requested rebalance, stored at ``/topology/<id>/rebalance`` while it waits for its
-    delay.
+    """A requested rebalance.
+
+    It is stored at ``/topology/<id>/rebalance`` while it waits for its delay.
     """
 
     workers: int
@@ -67,15 +67,19 @@ class PendingRebalance(Record):
 
 @dataclass(frozen=True)
 class _Plan:
-    wanted: PendingRebalance
+    request: PendingRebalance
     table: TaskTable
     result: PlacementResult
     changed: bool
     disturbs: bool
-    """Whether tasks move, come or go; else only the base changes, and no spout has to pause."""
+    """True if tasks are moved, added or removed.
+
+    Otherwise only the base changes, and no spout has to pause.
+    """
     bound: bool
-    """Whether more than sizes decides what moves: a user-defined assignment, isolation, tasks apart
-    or together.
+    """True if the moves depend on more than sizes.
+
+    These are a user-defined assignment, isolation, and rules that keep tasks apart or together.
     """
 
 
@@ -95,35 +99,34 @@ def rebalance(
     stay: bool = True,
     view: ClusterView | None = None,
 ) -> RebalanceResult:
-    """Change the number of workers or executors, or only restore balance; ``reassign`` places every
-    task again.
+    """Change the number of workers or executors, or only restore balance.
 
-    It is planned before anything changes: what does not fit, or changes nothing, never disturbs the
-    topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it
-    and finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
+    ``reassign`` moves every task to a new slot. The change is planned before the topology is
+    touched: a request that does not fit, or has no effect, never disturbs it. The delay is
+    ``wait_secs``, else the message timeout; with ``stay`` this call waits for it and finishes,
+    without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
     planner's message; a run never uses the local planner in place of PySpark. A ``dry_run`` may be
     given the ``view`` to plan with, so that many of them read the cluster once.
     """
     epoch = ctx.current_epoch()
-    sent: list[tuple[bytes, RebalanceResult]] = []
+    attempted: list[tuple[bytes, RebalanceResult]] = []
 
     def begin(view: ClusterView) -> RebalanceResult:
         topology = topology_by_name(view, name)
-        for raw, asked in sent:  # Its reply was lost.
-            if (
-                ctx.cluster.state.get_data(_pending_path(topology.id)) == raw
-                and asked.topology_id == topology.id
-            ):
-                return asked
+        for raw, attempted_report in attempted:  # The reply of our own commit was lost.
+            pending = ctx.cluster.state.get_data(_pending_path(topology.id))
+            if pending == raw and attempted_report.topology_id == topology.id:
+                return attempted_report
         require_offered_host(view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
         marked = apply_event(topology.base, "rebalance", delay_secs=delay)
-        wanted = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
-        plan = _plan(ctx, view, topology, runnable, wanted)
+        request = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
+        plan = _plan(ctx, view, topology, runnable, request)
         if not plan.disturbs:
-            marked, delay = apply_event(topology.base, "rebalance", delay_secs=0), 0
+            delay = 0
+            marked = apply_event(topology.base, "rebalance", delay_secs=0)
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
@@ -131,10 +134,10 @@ def rebalance(
         transaction.set(
             paths.topology(topology.id), encode_record(marked), topology.base_at.version
         )
-        transaction.create(_pending_path(topology.id), encode_record(wanted))
+        transaction.create(_pending_path(topology.id), encode_record(request))
         announce(ctx, transaction, topology.id, "rebalance")
         report = _report(topology, marked, plan, "waiting", delay=delay)
-        sent[:] = [(encode_record(wanted), report)]
+        attempted[:] = [(encode_record(request), report)]
         commit(ctx, transaction, "rebalance")
         return report
 
@@ -149,15 +152,21 @@ def rebalance(
 
 
 def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
-    """:class:`Unavailable` when no host may take a task: then a rebalance could change nothing."""
+    """Raise :class:`Unavailable` if no host may take a task.
+
+    A rebalance would then have no effect.
+    """
     if offered_supervisors(view, placing=[topology.id]):
         return
     hosts = sorted({info.host for info in view.supervisors.values()})
-    why = "no supervisor is registered: start one"
+    reason = "no supervisor is registered: start one"
     if hosts:
-        why = f"every host is blacklisted ({', '.join(hosts):.200}): `storm-dagster blacklist remove HOST`"
+        reason = (
+            f"every host is blacklisted ({', '.join(hosts):.200}): "
+            "`storm-dagster blacklist remove HOST`"
+        )
     raise Unavailable(
-        f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}"
+        f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {reason}"
     )
 
 
@@ -169,37 +178,38 @@ def _check_request(
     reassign: bool,
 ) -> PendingRebalance:
     name = topology.base.name
-    wrong = None if workers is None else check_value("topology.workers", workers)
-    if wrong:
-        raise InvalidRequest(f"rebalance of {name!r}: {wrong}")
-    known = topology.base.executors.keys() - {TOPOLOGY_MASTER}
-    most = runnable.conf.get("topology.max.task.parallelism")
+    problem = None if workers is None else check_value("topology.workers", workers)
+    if problem:
+        raise InvalidRequest(f"rebalance of {name!r}: {problem}")
+    components = topology.base.executors.keys() - {TOPOLOGY_MASTER}
+    topology_limit = runnable.conf.get("topology.max.task.parallelism")
     for component, count in executors.items():
-        if component not in known:
-            near = difflib.get_close_matches(component, known, n=1, cutoff=0.5)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"components are {', '.join(sorted(known))}"
-            )
+        if component not in components:
+            matches = difflib.get_close_matches(component, components, n=1, cutoff=0.5)
+            if matches:
+                hint = f"did you mean {matches[0]!r}?"
+            else:
+                hint = f"components are {', '.join(sorted(components))}"
             raise InvalidRequest(
                 f"topology {name!r} has no component {component!r} to rebalance: {hint}"
             )
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidRequest(
-                f"rebalance of {name!r}: {component!r} cannot have {count!r} executors: give at least 1"
+                f"rebalance of {name!r}: {component!r} cannot have {count!r} executors: "
+                "give at least 1"
             )
-        part = runnable.spec.component(component)
-        own = part.conf.get("topology.max.task.parallelism") if part else None
-        limit = most if own is None else own
+        spec = runnable.spec.component(component)
+        own_limit = spec.conf.get("topology.max.task.parallelism") if spec else None
+        limit = topology_limit if own_limit is None else own_limit
         if limit is not None and count > limit:
             raise InvalidRequest(
                 f"rebalance of {name!r}: {component!r} cannot have {count} executors, "
                 f"topology.max.task.parallelism is {limit}"
             )
-    chosen = topology.base.workers if workers is None else workers
     return PendingRebalance(
-        workers=chosen, executors={**topology.base.executors, **executors}, reassign=reassign
+        workers=topology.base.workers if workers is None else workers,
+        executors={**topology.base.executors, **executors},
+        reassign=reassign,
     )
 
 
@@ -208,37 +218,41 @@ def _plan(
     view: ClusterView,
     topology: TopologyView,
     runnable: Runnable,
-    wanted: PendingRebalance,
+    request: PendingRebalance,
 ) -> _Plan:
     if topology.tasks is None or topology.assignment is None:
         raise Unavailable(
             f"topology {topology.base.name!r} has no assignment yet: wait until it is healed"
         )
-    present = topology.base.executors
-    changed = {
-        component: n for component, n in wanted.executors.items() if n != present.get(component)
+    current_executors = topology.base.executors
+    changed_executors = {
+        component: count
+        for component, count in request.executors.items()
+        if count != current_executors.get(component)
     }
-    table = rescale(topology.tasks, changed, fixed_task_components(runnable.spec))
+    table = rescale(topology.tasks, changed_executors, fixed_task_components(runnable.spec))
     batch = rebalance_batch(
         view,
         topology,
         runnable,
         table,
-        executors=wanted.executors,
-        workers=wanted.workers,
-        reassign=wanted.reassign,
+        executors=request.executors,
+        workers=request.workers,
+        reassign=request.reassign,
     )
     result = plan_or_raise(ctx, batch, topology.base.name)
     placement = result.placement(topology.base.name)
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
-    differs = (
+    changed = (
         disturbs
-        or wanted.workers != topology.base.workers
-        or wanted.executors != topology.base.executors
+        or request.workers != topology.base.workers
+        or request.executors != topology.base.executors
     )
-    (asked,) = batch.topologies
-    bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
-    return _Plan(wanted, table, result, differs, disturbs, bound)
+    (to_place,) = batch.topologies
+    bound = bool(
+        to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
+    )
+    return _Plan(request, table, result, changed, disturbs, bound)
 
 
 def _report(
@@ -251,8 +265,8 @@ def _report(
         _unchanged(topology),
         status=base.status,
         outcome=outcome,
-        workers=plan.wanted.workers,
-        executors=plan.wanted.executors,
+        workers=plan.request.workers,
+        executors=plan.request.executors,
         moved=placement.moved,
         delay_secs=delay,
         planner=plan.result.planner,
@@ -265,15 +279,15 @@ def _report(
 
 
 def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResult:
-    """Apply the rebalance that a REBALANCING topology waits for, and give it its former status
-    back.
+    """Apply the pending rebalance of a REBALANCING topology.
 
-    When it does not fit any more the former status returns with the former placement, and the
-    planner's error is raised. While its code cannot be read or the planner does not answer it stays
-    REBALANCING, to be finished later. Finished by somebody else already: ``unchanged``.
+    Then the topology gets its former status. If the rebalance no longer fits, the former status
+    returns with the former placement, and the planner's error is raised. While its code cannot be
+    read or the planner does not respond, the topology stays REBALANCING, to be finished later. If
+    another process has finished it already, the outcome is ``unchanged``.
     """
     epoch = ctx.current_epoch()
-    sent: list[tuple[RebalanceResult, Callable[[], None] | None]] = []
+    attempted: list[tuple[RebalanceResult, Callable[[], None] | None]] = []
     abandoned: list[StormDagsterError] = []
 
     def attempt(view: ClusterView) -> RebalanceResult:
@@ -283,34 +297,34 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         if topology.base.status != "REBALANCING":
             for error in abandoned:
                 raise error
-            done = [report for report, _ in sent if report.assignment == topology.assignment]
-            return (
-                done[0] if done else _unchanged(topology)
-            )  # The reply was lost, or somebody else finished it.
+            for report, _ in attempted:
+                if report.assignment == topology.assignment:
+                    return report  # The reply of our own commit was lost.
+            return _unchanged(topology)  # Another process finished it.
         path = _pending_path(topology_id)
-        found = ctx.cluster.state.get_data_with_version(path)
-        wanted = (
-            decode_record(PendingRebalance, found[0], path)
-            if found is not None
-            else PendingRebalance(workers=topology.base.workers, executors=topology.base.executors)
-        )
+        node = ctx.cluster.state.get_data_with_version(path)
         after = apply_event(topology.base, "finish_rebalance")
         transaction = ctx.cluster.fenced(epoch)
-        if found is not None:
-            transaction.delete(path, found[1].version)
-        answers: list[PlacementResult] = []
+        if node is None:
+            request = PendingRebalance(
+                workers=topology.base.workers, executors=topology.base.executors
+            )
+        else:
+            raw, at = node
+            request = decode_record(PendingRebalance, raw, path)
+            transaction.delete(path, at.version)
+        results: list[PlacementResult] = []
 
         def planner(batch: PlacementBatch) -> PlacementResult:
-            answers.append(ctx.planner(batch))
-            return answers[0]
+            results.append(ctx.planner(batch))
+            return results[0]
 
+        planning = replace(ctx, planner=planner)
         try:
-            plan = _plan(
-                replace(ctx, planner=planner), view, topology, load_runnable(ctx, topology), wanted
-            )
+            plan = _plan(planning, view, topology, load_runnable(ctx, topology), request)
         except (Unavailable, InvalidRequest, Conflict) as error:
-            if isinstance(error, Unavailable) and not answers:
-                raise  # Nobody said that it does not fit.
+            if isinstance(error, Unavailable) and not results:
+                raise  # The planner did not say that the rebalance does not fit.
             transaction.set(
                 paths.topology(topology_id), encode_record(after), topology.base_at.version
             )
@@ -320,15 +334,17 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
                 abandoned[:] = [error]
                 raise
             raise
-        after = after.model_copy(update={"workers": wanted.workers, "executors": wanted.executors})
+        after = after.model_copy(
+            update={"workers": request.workers, "executors": request.executors}
+        )
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
-        return _apply(ctx, transaction, view, topology, after, plan, sent)
+        return _apply(ctx, transaction, view, topology, after, plan, attempted)
 
-    found = retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
-    for report, explain in sent:
-        if report is found and explain is not None:
-            explain()
-    return found
+    result = retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
+    for report, write_explanation in attempted:
+        if report is result and write_explanation is not None:
+            write_explanation()
+    return result
 
 
 def _unchanged(topology: TopologyView) -> RebalanceResult:
@@ -345,37 +361,35 @@ def _unchanged(topology: TopologyView) -> RebalanceResult:
     )
 
 
-def _asked(base: StormBase, wanted: PendingRebalance) -> str:
-    changes = (
-        [f"{wanted.workers} workers instead of {base.workers}"]
-        if wanted.workers != base.workers
-        else []
-    )
-    changes += [
-        f"{name} with {count} executors instead of {base.executors.get(name, 0)}"
-        for name, count in wanted.executors.items()
-        if count != base.executors.get(name)
-    ]
-    return ", ".join(changes) or (
-        "every task was placed again" if wanted.reassign else "balance was restored"
-    )
+def _describe_request(base: StormBase, request: PendingRebalance) -> str:
+    """The changes of the request, for the history of the assignment."""
+    changes: list[str] = []
+    if request.workers != base.workers:
+        changes.append(f"{request.workers} workers instead of {base.workers}")
+    for name, count in request.executors.items():
+        if count != base.executors.get(name):
+            former = base.executors.get(name, 0)
+            changes.append(f"{name} with {count} executors instead of {former}")
+    if changes:
+        return ", ".join(changes)
+    return "every task was placed again" if request.reassign else "balance was restored"
 
 
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
-    """Input of the asset check ``fewest_moves``; empty where every task was placed again.
+    """Input of the asset check ``fewest_moves``; empty if every task was reassigned.
 
-    A topology master that is alone may move beside. Where more than sizes decides, nothing is
-    recorded.
+    A topology master that is alone may move as well. If more than sizes decides the moves, no input
+    is recorded.
     """
-    if plan.wanted.reassign or topology.assignment is None or plan.bound:
+    if plan.request.reassign or topology.assignment is None or plan.bound:
         return {}
-    offered = {
-        Slot(part.id, port).key
-        for part in offered_supervisors(view, placing=[topology.id])
-        for port in part.info.ports
-    }
+    offered: set[str] = set()
+    for supervisor in offered_supervisors(view, placing=[topology.id]):
+        offered.update(Slot(supervisor.id, port).key for port in supervisor.info.ports)
     before = {worker.slot.key: worker.tasks for worker in topology.assignment.workers}
-    return {"moves": {"before": before, "slack": 1}} if before.keys() <= offered else {}
+    if not before.keys() <= offered:
+        return {}
+    return {"moves": {"before": before, "slack": 1}}
 
 
 def _apply(
@@ -385,11 +399,11 @@ def _apply(
     topology: TopologyView,
     after: StormBase,
     plan: _Plan,
-    sent: list[tuple[RebalanceResult, Callable[[], None] | None]],
+    attempted: list[tuple[RebalanceResult, Callable[[], None] | None]],
 ) -> RebalanceResult:
-    """Commit ``transaction``, which restores the status, together with the changes of the plan.
+    """Commit ``transaction``, which restores the status, with the plan's changes.
 
-    ``sent`` gets the report as it will be, and what stores the reasons for it.
+    ``attempted`` gets the report of the commit, and the function that stores the reasons for it.
     """
     report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
     placement = plan.result.placement(after.name)
@@ -408,19 +422,22 @@ def _apply(
             kind="Assign" if plan.table == topology.tasks else "ScaleTopology",
         )
         assignment = with_change(
-            ctx, assignment, "rebalanced", _asked(topology.base, plan.wanted), moved=placement.moved
+            ctx,
+            assignment,
+            "rebalanced",
+            _describe_request(topology.base, plan.request),
+            moved=placement.moved,
         )
         if plan.table != topology.tasks:
             transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
         append_assignment(ctx, transaction, view, after.name, assignment)
-        report = replace(
-            report,
-            assignment=assignment,
-            version=(report.version if report.version is not None else -1) + 1,
-        )
+        version = 0 if report.version is None else report.version + 1
+        report = replace(report, assignment=assignment, version=version)
     moves = _moves(view, topology, plan)
     changed = report.assignment is not topology.assignment
-    explain = functools.partial(write_reasons, ctx, topology.id, plan.result, after.name, moves)
-    sent[:] = [(report, explain if changed else None)]
+    write_explanation = functools.partial(
+        write_reasons, ctx, topology.id, plan.result, after.name, moves
+    )
+    attempted[:] = [(report, write_explanation if changed else None)]
     commit(ctx, transaction, "finish_rebalance")
     return report

@@ -1,11 +1,12 @@
-"""Requests to a running worker: statistics (of the whole topology, if it runs the topology master),
-stacks, a ping.
+"""Requests to a running worker: statistics, stacks, a ping.
 
-When the cluster has a secret, they and what workers send each other go over CurveZMQ. Every worker
+The worker that runs the topology master returns the statistics of the whole topology.
+
+If the cluster has a secret, the requests and the frames between workers use CurveZMQ. Every worker
 of a topology serves with one key, derived from the cluster's secret and the topology's id. Its
-public half is published nowhere: a client needs it for the handshake, so that only a process that
-can derive the key connects, and a worker of another topology cannot. ZeroMQ encrypts what follows
-with keys of the session.
+public half is never published. A client needs it for the handshake, so that only a process that can
+derive the key connects, and a worker of another topology cannot. ZeroMQ encrypts the messages after
+the handshake with keys of the session.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
+from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import HistoryQuestion, Question, Request, encode_request
 from storm_dagster.security.settings import Security
@@ -21,26 +23,23 @@ if TYPE_CHECKING:
     import zmq
 
 _STARTING_SECS = 0.2
-_MOST_BYTES = 32 * 1024**2
-"""Largest answer that is taken from a worker, in which code of users runs."""
+_MAX_BYTES = 32 * 1024**2
+"""Largest response that is accepted from a worker, because it runs user code."""
 
 
 def link_key_of(security: Security, topology_id: str) -> str:
-    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on
-    loopback).
+    """The key of a topology's workers in hex; ``""`` without a secret.
 
-    Derived from the oldest secret that counts: while the secret is changed, workers that start
-    reach those that run.
+    Without a secret the links are open, on loopback. The key is derived from the oldest secret that
+    counts, so that starting workers reach running ones while the secret is changed.
     """
-    return (
-        ""
-        if security.secret is None
-        else security.derived(f"worker links of {topology_id}", -1).hex()
-    )
+    if security.secret is None:
+        return ""
+    return security.derived(f"worker links of {topology_id}", -1).hex()
 
 
-# Every Dagster process loads this module, and few of them talk to a worker: ZeroMQ is imported when
-# it is needed.
+# Every Dagster process loads this module, and few of them connect to a worker: ZeroMQ is imported
+# when it is needed.
 
 
 def _secret_half(link_key: str) -> bytes:
@@ -50,7 +49,10 @@ def _secret_half(link_key: str) -> bytes:
 
 
 def secure_server(socket: "zmq.Socket[Any]", link_key: str) -> None:
-    """Before ``bind``: admit only clients that know the key; does nothing for an empty one."""
+    """Admit only clients that know the key; call before ``bind``.
+
+    An empty key has no effect.
+    """
     if link_key:
         import zmq
 
@@ -59,7 +61,10 @@ def secure_server(socket: "zmq.Socket[Any]", link_key: str) -> None:
 
 
 def secure_client(socket: "zmq.Socket[Any]", link_key: str) -> None:
-    """Before ``connect``: prove knowledge of the key; does nothing for an empty one."""
+    """Prove knowledge of the key; call before ``connect``.
+
+    An empty key has no effect.
+    """
     if link_key:
         import zmq
 
@@ -78,11 +83,11 @@ def ask_worker(
     link_key: str = "",
     **more: Any,
 ) -> dict[str, Any]:
-    """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of
-    its topology.
+    """Send a request to a worker and return its response.
 
-    ``more`` are the fields of :class:`~storm_dagster.model.wire.Request` that go with ``op``.
-    Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
+    ``token`` is the start token in the worker's ZooKeeper node, ``link_key`` the key of its
+    topology. ``more`` are the fields of :class:`~storm_dagster.model.wire.Request` that belong to
+    ``op``. Raises :class:`Unavailable` if it does not respond within ``timeout`` seconds.
     """
     import zmq
 
@@ -90,14 +95,15 @@ def ask_worker(
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
     try:
         secure_client(socket, link_key)
         socket.connect(f"tcp://{host}:{port}")
         socket.send(encode_request(Request(op, token, **more)))
         if not socket.poll(int(timeout * 1000)):
             raise Unavailable(
-                f"the worker at {host}:{port} did not answer {op!r} within {timeout:g} s: it is starting, paused or hung"
+                f"the worker at {host}:{port} did not answer {op!r} within {timeout:g} s: "
+                "it is starting, paused or hung"
             )
         document = json.loads(socket.recv())
         if not isinstance(document, dict):
@@ -118,28 +124,39 @@ def ask_topology_master(
     link_key: str = "",
     history: HistoryQuestion | None = None,
 ) -> dict[str, Any] | None:
-    """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is
-    silent.
+    """Statistics of the whole topology.
 
-    With ``history``, rows of its rings instead (``{"columns", "interval", "rows"}``). ``{"tasks":
+    ``None`` while its topology master runs nowhere or does not respond. With ``history`` the result
+    are rows of its rings (``{"columns", "interval", "rows"}``). Otherwise the shape is ``{"tasks":
     {id: {"status", "component", "node", "port", "uptime_secs", "stats", "windows", "streams",
     "errors", "metrics"}}, "workers": {"node:port": {"pid", "host", "uptime_secs", "version",
     "status", ...}}, "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``
     """
-    masters = view.tasks.components.get(TOPOLOGY_MASTER) if view.tasks is not None else None
-    worker = next(
-        (each for each in view.workers if masters and masters.ids and masters.ids[0] in each.ids),
-        None,
-    )
-    node = None if worker is None else view.live_workers.get(worker.slot)
-    if worker is None or node is None:
+    worker = _worker_of_topology_master(view)
+    if worker is None:
         return None
-    # One that is just starting has few statistics: nobody waits long for it.
-    patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
+    node = view.live_workers.get(worker.slot)
+    if node is None:
+        return None
+    # A starting worker has few statistics: the wait for it is short.
+    wait_secs = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
     op: Question = "stats" if history is None else "history"
     try:
         return ask_worker(
-            worker.host, worker.port, node.token, op, patience, link_key, history=history
+            worker.host, worker.port, node.token, op, wait_secs, link_key, history=history
         )
     except Unavailable:
         return None
+
+
+def _worker_of_topology_master(view: TopologyView) -> WorkerSlot | None:
+    """The worker that the assignment gives the topology master; ``None`` without one."""
+    if view.tasks is None:
+        return None
+    master = view.tasks.components.get(TOPOLOGY_MASTER)
+    if master is None or not master.ids:
+        return None
+    for worker in view.workers:
+        if master.ids[0] in worker.ids:
+            return worker
+    return None

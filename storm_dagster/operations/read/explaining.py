@@ -1,5 +1,7 @@
-"""Documents with reasons: the placement as ``explain`` shows it, the moves of a plan, and why
-tasks do not run.
+"""Documents with reasons.
+
+They are the placement that ``explain`` shows, the moves of a plan, and the reasons why tasks do not
+run.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,9 +16,11 @@ from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome, WorkerSlot
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 
-_OF_A_FORMER_ONE = "why it is here could not be stored: rebalance the topology to get new reasons"
+_REASON_LOST = "why it is here could not be stored: rebalance the topology to get new reasons"
+"""Reason of a task whose stored reason belongs to a former placement."""
 
 
 def explain_document(
@@ -27,13 +31,13 @@ def explain_document(
     down: Collection[int],
     task: int | None = None,
 ) -> dict[str, Any]:
-    """``stored`` (blob ``<id>-placement.json``) with the present state.
+    """``stored`` (blob ``<id>-placement.json``) completed by the current state.
 
-    ``down`` are tasks that do not run: those for which no slot can be found now are in
-    ``unassigned`` with the reason, the others in ``waiting`` with the slot that they would get; a
-    task that ``stored`` has in another slot has no stored reason. ``components`` and ``slots`` map
-    each task; ``fused`` maps bolts to the spout whose query runs them; ``choice`` compares the
-    worker of ``task`` with those that it was chosen from.
+    ``down`` are tasks that do not run. Those without a free slot are in ``unassigned`` with the
+    reason, the others in ``waiting`` with the slot that they would get. A task that ``stored`` has
+    in another slot has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps
+    bolts to the spout whose query runs them; ``choice`` compares the worker of ``task`` with its
+    alternatives.
     """
     document = dict(stored)
     if topology.tasks is None:
@@ -45,19 +49,22 @@ def explain_document(
     document["slots"] = {str(number): slot.key for number, slot in sorted(slots.items())}
     placement = _stored_placement(stored)
     workers = placement.workers if placement is not None else ()
-    placed = {task_id: worker.slot for worker in workers for task_id in worker.ids}
-    moved = {number for number, slot in slots.items() if placed.get(number, slot) != slot}
+    stored_slots: dict[int, Slot] = {}
+    for worker in workers:
+        stored_slots.update(dict.fromkeys(worker.ids, worker.slot))
+    moved = {number for number, slot in slots.items() if stored_slots.get(number, slot) != slot}
     if moved:
-        document["reasons"] = {
-            **stored["reasons"],
-            **{str(number): _OF_A_FORMER_ONE for number in moved},
-        }
+        lost_reasons = {str(number): _REASON_LOST for number in moved}
+        document["reasons"] = {**stored["reasons"], **lost_reasons}
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
-    document["unassigned"], document["waiting"] = _slot_outlook(view, topology, runnable, lost)
+    unassigned, waiting = _slot_outlook(view, topology, runnable, lost)
+    document["unassigned"] = unassigned
+    document["waiting"] = waiting
     if task is not None:
-        to_place = current_topology(view, topology, runnable, topology.tasks)
-        stands = None if task in moved else placement
-        document["choice"] = None if stands is None else choice_document(to_place, stands, task)
+        document["choice"] = None
+        if placement is not None and task not in moved:
+            to_place = current_topology(view, topology, runnable, topology.tasks)
+            document["choice"] = choice_document(to_place, placement, task)
     return document
 
 
@@ -71,47 +78,56 @@ def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:
 def problems(
     view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]
 ) -> list[str]:
-    """Reasons why the tasks ``down`` do not run: a sentence for each reason, with its remedy."""
+    """Reasons why the tasks ``down`` do not run.
+
+    One sentence per reason, with its remedy.
+    """
     if topology.tasks is None or not down:
         return []
     components = topology.tasks.component_of()
-    without, waiting = _slot_outlook(view, topology, runnable, set(down) & components.keys())
-    by_reason = multimap((reason, int(task)) for task, reason in without.items())
-    found = [
-        f"{_describe_tasks(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
-        for why, tasks in by_reason.items()
+    unassigned, waiting = _slot_outlook(view, topology, runnable, set(down) & components.keys())
+    by_reason = multimap((reason, int(task)) for task, reason in unassigned.items())
+    rebalance = f"`storm-dagster rebalance {topology.base.name} -n WORKERS`"
+    sentences = [
+        f"{_describe_tasks(tasks, components)} wait for a slot: {reason} ({rebalance})"
+        for reason, tasks in by_reason.items()
     ]
     if waiting:
         tasks = [int(task) for task in waiting]
-        places = ", ".join(sorted(set(waiting.values())))
-        found.append(
-            f"{_describe_tasks(tasks, components)} lost their worker and are about to be moved to {places}: wait, or see "
-            "heartbeat_sensor in Dagster when they do not come back"
+        slots = ", ".join(sorted(set(waiting.values())))
+        sentences.append(
+            f"{_describe_tasks(tasks, components)} lost their worker and are about to be moved to "
+            f"{slots}: wait, or see heartbeat_sensor in Dagster when they do not come back"
         )
-    return found
+    return sentences
 
 
 def local_state_problems(topology: TopologyView, home: StateHome) -> list[str]:
-    """A sentence, if workers run on several hosts and keep state that stays there."""
+    """A sentence, if workers run on several hosts and keep state on their own host."""
     hosts = {worker.host for worker in topology.workers}
     local = [host for host in home.local if host in hosts]
     if len(hosts) < 2 or not local:
         return []
     return [
-        f"state lies on {', '.join(local)}, on each by itself (topology.state.local): it is lost or older for a task that "
-        "moves; make topology.state.dir a folder that all hosts share"
+        f"state is on the disks of {', '.join(local)} (topology.state.local): it is lost or older "
+        "for a task that moves; make topology.state.dir a folder that all hosts share"
     ]
 
 
 def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
-    named = ", ".join(f"{components[task]}[{task}]" for task in sorted(tasks)[:5])
-    return f"{len(tasks)} tasks ({named}{', ...' if len(tasks) > 5 else ''})"
+    labels = [f"{components[task]}[{task}]" for task in sorted(tasks)[:5]]
+    if len(tasks) > 5:
+        labels.append("...")
+    return f"{len(tasks)} tasks ({', '.join(labels)})"
 
 
 def _slot_outlook(
     view: ClusterView, topology: TopologyView, runnable: Runnable, lost: set[int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the lost tasks: the reason without a slot, or the slot that each would get."""
+    """Outlook of the lost tasks.
+
+    Two maps: task -> reason without a slot, and task -> slot that it would get.
+    """
     if not lost or topology.tasks is None:
         return {}, {}
     name = topology.base.name
@@ -122,13 +138,13 @@ def _slot_outlook(
         for worker in topology.workers
         if not lost.isdisjoint(worker.ids)
     ]
-    outcome = plan_placement(
-        monitor_batch(view, topology, runnable, topology.tasks, dead)
-    ).placement(name)
-    if outcome.status == "failed":
-        return {str(task): outcome.error or "no reason was given" for task in sorted(lost)}, {}
-    now = _slot_keys(outcome.workers)
-    return {}, {str(task): now[task] for task in sorted(lost)}
+    batch = monitor_batch(view, topology, runnable, topology.tasks, dead)
+    placement = plan_placement(batch).placement(name)
+    if placement.status == "failed":
+        reason = placement.error or "no reason was given"
+        return {str(task): reason for task in sorted(lost)}, {}
+    new_slots = _slot_keys(placement.workers)
+    return {}, {str(task): new_slots[task] for task in sorted(lost)}
 
 
 def _slot_keys(workers: Iterable[WorkerSlot]) -> dict[int, str]:
@@ -142,8 +158,9 @@ def _slot_keys(workers: Iterable[WorkerSlot]) -> dict[int, str]:
 def choice_document(
     topology: TopologyToPlace, placement: TopologyPlacement, task: int
 ) -> dict[str, Any] | None:
-    """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by
-    comparing.
+    """The choice of a worker for ``task`` with its alternatives.
+
+    ``None`` if no workers were compared for it.
     """
     choice = choice_of(topology, placement, task)
     if choice is None:
@@ -151,17 +168,17 @@ def choice_document(
     return {
         "task": task,
         **asdict(choice),
-        "alternatives": [asdict(other) for other in choice.alternatives],
+        "alternatives": [asdict(alternative) for alternative in choice.alternatives],
     }
 
 
 def moves_document(
     before: Assignment | None, placement: TopologyPlacement, components: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """Tasks that move: ``[{"task", "component", "from", "to", "why"}]``, in task order.
+    """Tasks that move, in task order.
 
-    ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not
-    listed.
+    Each entry is ``{"task", "component", "from", "to", "why"}``. ``from`` is ``null`` for a new
+    task, ``to`` for one that is removed; tasks that stay are not listed.
     """
     old = _slot_keys(before.workers if before else ())
     new = _slot_keys(placement.workers)
@@ -170,16 +187,16 @@ def moves_document(
         if old.get(task) == new.get(task):
             continue
         target = new.get(task)
-        why = placement.reasons.get(task, "") if target else "the task is removed"
+        reason = placement.reasons.get(task, "") if target else "the task is removed"
         if target and placement.worker_reasons.get(target):
-            why = f"{why}; {target}: {placement.worker_reasons[target]}"
+            reason = f"{reason}; {target}: {placement.worker_reasons[target]}"
         rows.append(
             {
                 "task": task,
                 "component": components.get(task, "?"),
                 "from": old.get(task),
                 "to": target,
-                "why": why,
+                "why": reason,
             }
         )
     return rows

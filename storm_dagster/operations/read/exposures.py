@@ -1,4 +1,4 @@
-"""What a cluster exposes to others by its conf and as it runs now, each with the remedy."""
+"""Security checks of a cluster, by its conf and while it runs, with remedies."""
 
 import re
 import stat
@@ -18,7 +18,7 @@ HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
 
 
 class ClusterPlace(NamedTuple):
-    """A cluster as its clients find it."""
+    """The files and the conf by which clients find a cluster."""
 
     home: Path
     conf_dir: Path | str | None
@@ -37,14 +37,12 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
     if security.tls:
         yield "warning", "no secret: links of workers are not authenticated", _SECRET
         return
-    who = (
-        "daemons and workers serve this user and root"
-        if can_tell_users()
-        else "every local user may do all"
-    )
+    access = "every local user may do all"
+    if can_tell_users():
+        access = "daemons and workers serve this user and root"
     yield (
         "warning",
-        f"no secret: {who}; ZooKeeper takes connections of every user of this machine",
+        f"no secret: {access}; ZooKeeper takes connections of every user of this machine",
         _SECRET,
     )
 
@@ -58,10 +56,12 @@ def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
                 "traffic to ZooKeeper is not encrypted",
                 "trust its network, or set storm.zookeeper.ssl.enable",
             )
-    elif (outside := address_beyond_loopback(str(place.conf["storm.local.hostname"]))) is not None:
+        return
+    address = address_beyond_loopback(str(place.conf["storm.local.hostname"]))
+    if address is not None:
         yield (
             "warning",
-            f"no TLS: answers from {outside} can be read on the way",
+            f"no TLS: answers from {address} can be read on the way",
             "set storm.tls.cert, .key and .ca",
         )
     else:
@@ -83,17 +83,17 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
     tls = zookeeper_tls(conf)
     for server in conf["storm.zookeeper.servers"]:
         address = server_address(server, conf)
-        found = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address, 1.0, tls))
-        if found is None:
+        match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address, 1.0, tls))
+        if match is None:
             yield "ok", f"{server} shows no version: it is stopped, or does not answer srvr", ""
             continue
         answering.append(f"{address[0]}:{address[1]}")
-        version = tuple(map(int, found.groups()))
+        version = tuple(map(int, match.groups()))
         if version < _SAFE_ZOOKEEPER:
-            shown = ".".join(map(str, version))
+            version_text = ".".join(map(str, version))
             yield (
                 "warning",
-                f"{server} is ZooKeeper {shown}, with known holes",
+                f"{server} is ZooKeeper {version_text}, with known holes",
                 "upgrade it to 3.9.2 or newer",
             )
     if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"]), tls):
@@ -102,7 +102,7 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         )
         yield (
             "warning",
-            "everybody who reaches ZooKeeper may change the cluster and make it run code",
+            "every client that reaches ZooKeeper may change the cluster and make it run code",
             remedy,
         )
     elif answering:
@@ -112,9 +112,9 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
 def _home(place: ClusterPlace) -> Iterator[HealthResult]:
     home = place.home
     mode = stat.S_IMODE(home.stat().st_mode) if home.exists() else 0o700
-    # Workers of other users pass through it; what lies in it is closed.
-    passed = 0o011 if place.conf.get("supervisor.run.worker.as.user") else 0
-    if mode & 0o077 & ~passed:
+    # Workers of other users pass through the folder; the files in it are closed to them.
+    passage_bits = 0o011 if place.conf.get("supervisor.run.worker.as.user") else 0
+    if mode & 0o077 & ~passage_bits:
         yield (
             "warning",
             f"{home} has mode {mode:o}: others can read code, logs and tokens",
@@ -127,9 +127,12 @@ def _home(place: ClusterPlace) -> Iterator[HealthResult]:
 def _spark(place: ClusterPlace) -> Iterator[HealthResult]:
     remote = str(place.conf.get("spark.remote") or "")
     host = urlsplit(remote).hostname
-    if host and "use_ssl=true" not in remote and (outside := address_beyond_loopback(host)):
+    address = None
+    if host and "use_ssl=true" not in remote:
+        address = address_beyond_loopback(host)
+    if address:
         remedy = "put Spark behind a TLS proxy (;use_ssl=true), or on this host"
-        yield "warning", f"Spark at {outside}: its token and data travel in clear text", remedy
+        yield "warning", f"Spark at {address}: its token and data travel in clear text", remedy
     else:
         yield "ok", "no Spark beyond loopback without TLS", ""
 
@@ -141,21 +144,23 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     url = str(place.conf.get("dagster.graphql.url") or "")
     if not url and cluster is not None and cluster.dagster is not None:
         url = f"{cluster.dagster.url.rstrip('/')}/graphql"
-    try:
-        # Without our credentials, as an untrusted client.
-        bare = re.sub(r"(?<=://)[^/@]*@", "", url)
-        is_open = (
-            bool(url)
-            and httpx.post(
-                bare, json={"query": "{__typename}"}, timeout=5, trust_env=False
-            ).is_success
-        )
-    except (httpx.HTTPError, httpx.InvalidURL):
-        is_open = False
+    # Without our credentials, as an untrusted client.
+    untrusted_url = re.sub(r"(?<=://)[^/@]*@", "", url)
+    is_open = False
+    if url:
+        query = {"query": "{__typename}"}
+        try:
+            response = httpx.post(untrusted_url, json=query, timeout=5, trust_env=False)
+            is_open = response.is_success
+        except (httpx.HTTPError, httpx.InvalidURL):
+            is_open = False
     if is_open:
         remedy = "put an authenticating proxy before it, which also refuses requests of other sites"
-        found = f"Dagster at {mask_text(url)} runs jobs for whoever reaches it, and pages in your browser do"
-        yield "warning", found, remedy
+        problem = (
+            f"Dagster at {mask_text(url)} runs jobs for every client that reaches it, "
+            "and pages in your browser do"
+        )
+        yield "warning", problem, remedy
     else:
         yield "ok", "no Dagster answers untrusted clients", ""
 
@@ -175,9 +180,17 @@ def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterator[HealthResult]]]:
-    """The checks by name; an error when the conf cannot be read, by which each would fail."""
+    """The checks by name.
+
+    Raises the error of an unreadable conf here, because every check would fail with it.
+    """
     Security.of(place.conf)
-    names = ("callers", "TLS", "ZooKeeper", "HOME", "Spark", "Dagster", "workers")
-    return dict(
-        zip(names, (_callers, _tls, _zookeeper, _home, _spark, _dagster, _workers), strict=True)
-    )
+    return {
+        "callers": _callers,
+        "TLS": _tls,
+        "ZooKeeper": _zookeeper,
+        "HOME": _home,
+        "Spark": _spark,
+        "Dagster": _dagster,
+        "workers": _workers,
+    }

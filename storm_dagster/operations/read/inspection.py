@@ -1,4 +1,7 @@
-"""Inspection of a live cluster for its invariants (:mod:`storm_dagster.core.invariants`)."""
+"""Inspection of a live cluster for its invariants.
+
+The rules are in :mod:`storm_dagster.core.invariants`.
+"""
 
 import math
 import os
@@ -34,32 +37,36 @@ _BETWEEN_SECS = 1.0
 
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
-    """The worker processes of this machine, those of one HOME when it is given.
+    """The worker processes of this machine, with ``home`` only those of that HOME.
 
-    A worker is recognized by its command line, whether or not anybody has a record of it.
+    A worker is recognized by its command line, with or without a record of it.
     """
-    found: list[WorkerPid] = []
+    workers: list[WorkerPid] = []
     for process, path in all_workers():
         try:
             spec = WorkerSpec.read(path)
         except (Corrupt, OSError):
             continue
         if home is None or os.path.realpath(spec.home) == os.path.realpath(home):
-            found.append(WorkerPid(spec.topology_id, spec.node, spec.port, process.pid))
-    return tuple(sorted(found, key=lambda part: (part.slot, part.pid)))
+            workers.append(WorkerPid(spec.topology_id, spec.node, spec.port, process.pid))
+    return tuple(sorted(workers, key=lambda worker: (worker.slot, worker.pid)))
 
 
 def take_snapshot(
     ctx: OperationsContext, former: ClusterSnapshot | None = None, *, home: Path | None = None
 ) -> ClusterSnapshot:
-    """One snapshot of the cluster; with ``home`` also of the worker processes of this machine."""
+    """Snapshot of the cluster.
+
+    With ``home`` also of the worker processes of this machine.
+    """
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
-    visible = [
-        topology for topology in view.topologies.values() if topology.base.status != "KILLED"
-    ]
+    visible = _visible_topologies(view)
     keys = code_keys(view)
     copies, nimbuses = _copies(ctx, keys)
+    rebalance_requests = frozenset(
+        topology.id for topology in visible if _has_pending_rebalance(ctx, topology.id)
+    )
     return ClusterSnapshot(
         view=view,
         # Tokens are claimed before a base exists, and read after it here.
@@ -70,47 +77,54 @@ def take_snapshot(
             topology.id: _wanted_copies(ctx, topology, nimbuses) for topology in visible
         },
         unschedulable=dict(_unschedulable(ctx, visible)),
-        rebalance_requests=frozenset(
-            topology.id
-            for topology in visible
-            if "rebalance" in (ctx.cluster.state.find_children(paths.topology(topology.id)) or ())
-        ),
+        rebalance_requests=rebalance_requests,
         gray={topology.id: _gray(ctx, topology.id) for topology in visible},
         processes=processes,
         former=None if former is None else replace(former, former=None),
     )
 
 
+def _visible_topologies(view: ClusterView) -> list[TopologyView]:
+    """The topologies that are not killed."""
+    return [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
+
+
+def _has_pending_rebalance(ctx: OperationsContext, topology_id: str) -> bool:
+    """True if a requested rebalance is stored below the base."""
+    children = ctx.cluster.state.find_children(paths.topology(topology_id)) or ()
+    return "rebalance" in children
+
+
 def code_keys(view: ClusterView) -> list[str]:
     """Blob keys of archive, conf and code of every topology that is not killed."""
-    visible = (
-        topology for topology in view.topologies.values() if topology.base.status != "KILLED"
-    )
-    return [key for topology in visible for key in names.code_keys(topology.code_dir)]
+    keys: list[str] = []
+    for topology in _visible_topologies(view):
+        keys += names.code_keys(topology.code_dir)
+    return keys
 
 
 def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
-    """Blob key -> SHA-256, of those that are stored."""
-    found: dict[str, str] = {}
+    """Blob key -> SHA-256, of the blobs that are stored."""
+    hashes: dict[str, str] = {}
     for key in keys:
         with suppress(KeyNotFound):
-            found[key] = blobs.meta(key).sha256
-    return found
+            hashes[key] = blobs.meta(key).sha256
+    return hashes
 
 
 def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, int] | None, int]:
-    """Blob key -> nimbuses that hold the newest content; ``None`` when nobody registers blobs (a
-    shared store).
+    """Blob key -> nimbuses that hold the newest content, and the number of nimbuses.
+
+    ``None`` instead of the map if no nimbus registers blobs (a shared store).
     """
     state = ctx.cluster.state
-    nimbuses = len(state.find_children(paths.NIMBUS_SLAVE) or ()) + state.exists(
-        paths.NIMBUS_MASTER
-    )
-    held = state.find_children_many([paths.blob(key) for key in keys])
-    if all(holders is None for holders in held):
+    followers = state.find_children(paths.NIMBUS_SLAVE) or ()
+    nimbuses = len(followers) + state.exists(paths.NIMBUS_MASTER)
+    holder_lists = state.find_children_many([paths.blob(key) for key in keys])
+    if all(holders is None for holders in holder_lists):
         return None, nimbuses
     copies: dict[str, int] = {}
-    for key, holders in zip(keys, held, strict=True):
+    for key, holders in zip(keys, holder_lists, strict=True):
         sequences = [holder.rpartition("-")[2] for holder in holders or ()]
         newest = max((int(text) for text in sequences if text.isdigit()), default=0)
         copies[key] = sum(1 for text in sequences if text == str(newest))
@@ -119,7 +133,7 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
 
 def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
     stored: dict[str, Any] = {}
-    with suppress(StormDagsterError):  # That it is missing or damaged is another rule's business.
+    with suppress(StormDagsterError):  # Another rule reports a missing or damaged conf.
         stored = load_stored_conf(ctx, topology.code_dir)
     copies = total_conf(ctx.values(), stored).get("topology.min.replication.count")
     return min(int(copies or 1), max(1, nimbuses))
@@ -134,9 +148,8 @@ def _unschedulable(
         if topology.tasks.component_of().keys() == topology.assignment.task_slots().keys():
             continue
         with suppress(StormDagsterError, KeyError, TypeError, ValueError):
-            document = decode_json(
-                ctx.blobs.read(placement_key(topology.id)), placement_key(topology.id)
-            )
+            key = placement_key(topology.id)
+            document = decode_json(ctx.blobs.read(key), key)
             yield topology.id, frozenset(int(task) for task in document["unassigned"])
 
 
@@ -161,56 +174,64 @@ class InspectionResult:
     violations: tuple[Violation, ...]
     """Violations that lasted for the whole ``stable_secs``."""
     warnings: tuple[Violation, ...]
-    """Violations that the cluster is healing, or that were in the last snapshot but not for long
-    enough to count.
+    """Violations that do not count.
+
+    The cluster is healing them, or they were in the last snapshot but did not last long enough.
     """
     garbage: tuple[str, ...]
-    """Paths and keys that belong to nothing and wait for the cleaner."""
+    """Paths and keys without an owner that wait for the cleaner."""
     view: ClusterView
     snapshots: int
     seconds: float
 
     @property
     def sound(self) -> bool:
-        """Whether every invariant holds."""
+        """True if every invariant holds."""
         return not self.violations
 
 
 def inspect_cluster(
     ctx: OperationsContext, *, home: Path | None = None, stable_secs: float = 10.0
 ) -> InspectionResult:
-    """Take at least two snapshots, and more while something is broken; what stays so for
-    ``stable_secs`` counts.
+    """Take at least two snapshots, and more while a violation is pending.
 
-    Gives up waiting after three times ``stable_secs``: what keeps changing is a warning. With
-    ``home`` the worker processes of this machine are inspected as well. Nothing is changed.
+    A violation counts if it lasts for ``stable_secs``. The call stops waiting after three times
+    ``stable_secs``; a violation that comes and goes is a warning. With ``home`` the worker
+    processes of this machine are inspected as well. No state is changed.
     """
     began = ctx.monotonic()
-    pending, former, snapshots = PendingViolations(), None, 0
-    heals = {rule.name for rule in RULES if rule.heals}
-    idle: dict[Violation, None] = {}
+    pending = PendingViolations()
+    former: ClusterSnapshot | None = None
+    snapshots = 0
+    healing_rules = {rule.name for rule in RULES if rule.heals}
+    confirmed: dict[Violation, None] = {}
     while True:
         snapshot = take_snapshot(ctx, former, home=home)
-        found = violations_of(snapshot)
+        violations = violations_of(snapshot)
         now = ctx.monotonic()
-        counted, pending = confirm_violations(pending, found, boot_now=now, stable_secs=stable_secs)
-        idle.update(
-            (violation, None) for violation in counted if violation.rule == "no_idle_writes"
+        counted, pending = confirm_violations(
+            pending, violations, boot_now=now, stable_secs=stable_secs
         )
-        former, snapshots = snapshot, snapshots + 1
-        hard = [violation for violation in found if violation.rule not in heals]
-        over = now - began >= 3 * stable_secs
-        if snapshots > 1 and (over or all(violation in counted for violation in hard)):
+        for violation in counted:
+            if violation.rule == "no_idle_writes":
+                confirmed[violation] = None
+        former = snapshot
+        snapshots += 1
+        hard = [violation for violation in violations if violation.rule not in healing_rules]
+        is_over = now - began >= 3 * stable_secs
+        if snapshots > 1 and (is_over or all(violation in counted for violation in hard)):
             break
         ctx.sleep(_BETWEEN_SECS)
-    bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
-    # Live tokens and uploads are none.
+    for violation in counted:
+        if violation.rule not in healing_rules:
+            confirmed[violation] = None
+    # Live tokens and uploads are not garbage: their limits are infinite.
     garbage, _ = survey(
         ctx, boot_now=time.monotonic(), grace_secs=0.0, token_secs=math.inf, upload_secs=math.inf
     )
     return InspectionResult(
-        violations=tuple(bad),
-        warnings=tuple(violation for violation in found if violation not in bad),
+        violations=tuple(confirmed),
+        warnings=tuple(violation for violation in violations if violation not in confirmed),
         garbage=(*garbage.nodes, *garbage.blobs),
         view=snapshot.view,
         snapshots=snapshots,

@@ -1,6 +1,7 @@
-"""``storm-dagster plan``: the placement that a submission, a healing or a rebalance would get.
+"""Placements of ``storm-dagster plan``, which reads the cluster from a file.
 
-The same normalization, numbering and planner as in a submission; nothing is written anywhere.
+They are those that a submission, a healing or a rebalance would get. Normalization, numbering and
+planner are those of a submission; no state is written.
 """
 
 import json
@@ -56,43 +57,44 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 def plan_text(
     text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this
-    process.
+    """Plan each document of ``text``.
+
+    The planner uses the Spark that the cluster conf names, else one in this process.
     """
     from storm_dagster.spark.planner import planner_for
 
     conf = conf.values if isinstance(conf, ClusterConf) else conf
     plans = parse_plans(text)
     if log is not None:
-        where = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
-        log(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
+        spark = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
+        log(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {spark}")
     planner = planner_for(conf, _pinned_session(conf))
     return [result_document(plan, planner) for plan in plans]
 
 
 def _pinned_session(conf: Conf) -> str | None:
-    """The id of the session in which the cluster's placements run, which is warm; ``None`` without
-    a cluster.
+    """Id of the warm session in which the cluster's placements run.
+
+    ``None`` without a cluster.
     """
     if not conf.get("spark.remote"):
         return None
     from storm_dagster.spark.planner import ClusterSessionIds
 
+    quick_conf = {**conf, "storm.zookeeper.connection.timeout": 2000}
     try:
-        with StormClusterState.open(
-            {**conf, "storm.zookeeper.connection.timeout": 2000}
-        ) as cluster:
-            kept = ClusterSessionIds(cluster.state).read()
+        with StormClusterState.open(quick_conf) as cluster:
+            stored = ClusterSessionIds(cluster.state).read()
     except StormDagsterError:
         return None
-    return kept[0] if kept is not None else None
+    return stored[0] if stored is not None else None
 
 
 def parse_plans(text: str) -> list[PlacementBatch]:
-    """The documents of a YAML stream, or of one JSON document, as batches.
+    """Decode the documents of a YAML stream, or one JSON document, to batches.
 
     All of them are checked; :class:`InvalidRequest` (or :class:`InvalidTopology`) names the
-    document when there are several.
+    document if there are several.
     """
     values = _load(text)
     plans: list[PlacementBatch] = []
@@ -106,7 +108,8 @@ def parse_plans(text: str) -> list[PlacementBatch]:
 
 def _load(text: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
-        # Much faster than YAML for large clusters; a YAML flow map that is not JSON is read below.
+        # Much faster than YAML for large clusters; the code below reads a YAML flow map that is not
+        # JSON.
         with suppress(ValueError):
             return [json.loads(text)]
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -117,22 +120,23 @@ def _load(text: str) -> list[Any]:
 
 
 def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
-    """The batch that the document describes, checked as a submission would be."""
+    """Make the batch that the document describes, with the checks of a submission."""
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
     cluster = {**default_conf(), **values}
     supervisors = tuple(_supervisor(supervisor) for supervisor in document.supervisors)
     hosts = {supervisor.id: supervisor.info.host for supervisor in supervisors}
-    return PlacementBatch(
-        supervisors=supervisors,
-        topologies=tuple(
-            _to_place(topology, cluster, hosts, f"{source}: {place('topologies', index)}")
-            for index, topology in enumerate(document.topologies)
-        ),
-    )
+    topologies: list[TopologyToPlace] = []
+    for index, topology in enumerate(document.topologies):
+        position = f"{source}: {place('topologies', index)}"
+        topologies.append(_to_place(topology, cluster, hosts, position))
+    return PlacementBatch(supervisors=supervisors, topologies=tuple(topologies))
 
 
 def _supervisor(supervisor: PlanSupervisor) -> SupervisorSlots:
-    """The supervisor as its heartbeat would announce it. Its host is named like it by default."""
+    """The supervisor as its heartbeat would announce it.
+
+    Its host is by default its id.
+    """
     heartbeat = supervisor.model_dump(exclude={"id", "used"})
     heartbeat["host"] = supervisor.host or supervisor.id
     heartbeat["ports"] = tuple(supervisor.ports)
@@ -141,10 +145,14 @@ def _supervisor(supervisor: PlanSupervisor) -> SupervisorSlots:
 
 
 def _old_worker(worker: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
-    """The worker as an assignment names it. Its host is that of its supervisor by default."""
-    host = worker.host or hosts.get(worker.node, worker.node)
-    tasks = encode_ranges(worker.tasks)
-    return WorkerSlot(**{**worker.model_dump(), "host": host, "tasks": tasks})
+    """The worker as an assignment names it.
+
+    Its host is by default that of its supervisor.
+    """
+    fields = worker.model_dump()
+    fields["host"] = worker.host or hosts.get(worker.node, worker.node)
+    fields["tasks"] = encode_ranges(worker.tasks)
+    return WorkerSlot(**fields)
 
 
 def _to_place(
@@ -168,69 +176,79 @@ def _to_place(
         validate_topology(spec, conf)
     except InvalidRequest as error:
         raise type(error)(f"{source}: {error.message}") from None
-    whole = with_system_components(spec, conf)
-    table = _assign_given_ids(number_tasks(whole, conf), topology.tasks, source)
-    wanted = wanted_executors(whole)
-    _check_executors(table, wanted, source)
+    full_spec = with_system_components(spec, conf)
+    table = _assign_declared_ids(number_tasks(full_spec, conf), topology.tasks, source)
+    executors = wanted_executors(full_spec)
+    _check_executors(table, executors, source)
     for key in ("dead", "unstopped"):
         _check_tasks(f"{source}.{key}", getattr(topology, key), table)
-    built = topology_to_place(
+    to_place = topology_to_place(
         name=topology.name,
         topology_id="",
         spec=spec,
         conf=conf,
         tasks=table,
-        executors=executors_of(table, wanted),
+        executors=executors_of(table, executors),
     )
-    old = tuple(_old_worker(worker, hosts) for worker in topology.old)
-    dead, unstopped = tuple(topology.dead), tuple(topology.unstopped)
-    given = {"event": topology.event, "reassign": topology.reassign}
-    return built.model_copy(update={**given, "old": old, "dead": dead, "unstopped": unstopped})
+    return to_place.model_copy(
+        update={
+            "event": topology.event,
+            "reassign": topology.reassign,
+            "old": tuple(_old_worker(worker, hosts) for worker in topology.old),
+            "dead": tuple(topology.dead),
+            "unstopped": tuple(topology.unstopped),
+        }
+    )
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
     conf, _ = validate_conf(part.conf, source=f"{source}.conf", submitted=True)
+    names = dict.fromkeys(part.inputs)
     return ComponentSpec(
-        # What it runs does not matter to a plan.
+        # The code of a component does not matter to a plan.
         object=ComponentObject(python="plan:component"),
         parallelism=part.parallelism,
         conf=conf,
-        inputs=tuple(
-            InputSpec(component=name, grouping=Grouping.SHUFFLE)
-            for name in dict.fromkeys(part.inputs)
-        ),
+        inputs=tuple(InputSpec(component=name, grouping=Grouping.SHUFFLE) for name in names),
         outputs={DEFAULT_STREAM: StreamSpec()},
     )
 
 
-def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
-    known = table.component_of()
+def _check_tasks(path: str, tasks: list[int], table: TaskTable) -> None:
+    table_tasks = table.component_of()
     for number, task in enumerate(tasks):
-        if task not in known:
+        if task not in table_tasks:
             raise InvalidRequest(
-                f"{where}[{number}]: task {task} does not exist, the topology has {encode_ranges(known)}"
+                f"{path}[{number}]: task {task} does not exist, "
+                f"the topology has {encode_ranges(table_tasks)}"
             )
 
 
-def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
-    """The table with the ids that the document gives; the others are numbered around them, in
-    declared order.
+def _assign_declared_ids(
+    table: TaskTable, declared: Mapping[str, list[int]], source: str
+) -> TaskTable:
+    """The table with the task ids that the document declares.
+
+    The tasks of other components get the free ids, in declared order.
     """
-    if not given:
+    if not declared:
         return table
-    if unknown := sorted(given.keys() - table.components.keys()):
+    unknown = sorted(declared.keys() - table.components.keys())
+    if unknown:
         raise InvalidRequest(
             f"{source}.tasks.{unknown[0]}: component {unknown[0]!r} has no tasks: remove it"
         )
-    taken = {task for ids in given.values() for task in ids}
+    declared_ids: set[int] = set()
+    for ids in declared.values():
+        declared_ids.update(ids)
     components = {}
-    cursor = 1
+    next_id = 1
     for name, part in table.components.items():
-        ids = list(given.get(name, ()))
-        while name not in given and len(ids) < len(part.ids):
-            if cursor not in taken:
-                ids.append(cursor)
-            cursor += 1
+        ids = list(declared.get(name, ()))
+        while name not in declared and len(ids) < len(part.ids):
+            if next_id not in declared_ids:
+                ids.append(next_id)
+            next_id += 1
         if not ids:
             raise InvalidRequest(
                 f"{source}.tasks.{name}: component {name!r} has no id here: give at least one"
@@ -239,21 +257,21 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
     return table.model_copy(update={"components": components})
 
 
-def _check_executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> None:
+def _check_executors(table: TaskTable, executors: Mapping[str, int], source: str) -> None:
     for name, part in table.components.items():
-        if len(part.ids) < wanted.get(name, 0):
+        if len(part.ids) < executors.get(name, 0):
             raise InvalidRequest(
-                f"{source}.tasks.{name}: component {name!r} has parallelism {wanted[name]} and {len(part.ids)} task ids: "
-                "give as many ids, or lower its parallelism"
+                f"{source}.tasks.{name}: component {name!r} has parallelism {executors[name]} "
+                f"and {len(part.ids)} task ids: give as many ids, or lower its parallelism"
             )
 
 
 def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:
-    """Plans the batch; the outcome as ``plan --json`` prints it."""
+    """Plan the batch, and return the result as ``plan --json`` prints it."""
     result = planner(batch)
     return {
         "topologies": {
-            topology.name: _outcome(topology, result.placement(topology.name))
+            topology.name: _placement_document(topology, result.placement(topology.name))
             for topology in batch.topologies
         },
         "seconds": {
@@ -263,23 +281,25 @@ def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:
     }
 
 
-def _outcome(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[str, Any]:
-    failed = placement.status == "failed"
+def _placement_document(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[str, Any]:
+    error = None
+    if placement.status == "failed":
+        error = {"type": placement.error_type, "message": placement.error}
     return {
         "status": placement.status,
-        "error": {"type": placement.error_type, "message": placement.error} if failed else None,
+        "error": error,
         "workers": [
             {**worker, "components": _component_counts(topology, worker["tasks"])}
             for worker in placement.worker_documents()
         ],
         "tasks": {str(task): component for task, component in sorted(topology.tasks.items())},
-        "unassigned": {str(task): why for task, why in sorted(placement.unassigned.items())},
+        "unassigned": {str(task): reason for task, reason in sorted(placement.unassigned.items())},
         "moved": placement.moved,
         "warnings": list(placement.warnings),
     }
 
 
 def _component_counts(topology: TopologyToPlace, tasks: Iterable[int]) -> dict[str, int]:
-    """Component -> how many of these tasks are its own."""
+    """Component -> number of these tasks that are its own."""
     counts = Counter(topology.tasks[task] for task in tasks)
     return dict(sorted(counts.items()))

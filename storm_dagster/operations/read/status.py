@@ -1,4 +1,7 @@
-"""The documents of ``list --json`` and ``show --json``. Pure: from a view, and from a snapshot."""
+"""The documents of ``list --json`` and ``show --json``.
+
+Pure functions of a view, and of a snapshot.
+"""
 
 from typing import Any
 
@@ -28,10 +31,10 @@ STAT_NAMES = (
 def list_document(
     view: ClusterView, *, now_secs: int, launch_secs: float = LAUNCH_SECS
 ) -> dict[str, Any]:
-    """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out.
+    """``list --json``: every topology in name order.
 
-    ``not_running`` counts the tasks that have no slot, or whose worker is gone and is not being
-    restarted.
+    Damaged topologies (``view.corrupt``) are left out. ``not_running`` counts the tasks that have
+    no slot, or whose worker is dead and is not being restarted.
     """
     rows = [
         _list_row(view, topology, now_secs, launch_secs) for topology in view.topologies.values()
@@ -58,15 +61,18 @@ def _list_row(
 def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskError]]:
     """The newest errors of a topology as (component, error), newest first."""
     by_component = ctx.cluster.errors_by_component(topology_id)
-    errors = [(component, error) for component, rows in by_component.items() for error in rows]
+    errors: list[tuple[str, TaskError]] = []
+    for component, rows in by_component.items():
+        errors += [(component, error) for error in rows]
     return sorted(errors, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
 
 
 def show_document(topology: TopologySnapshot) -> dict[str, Any]:
     """``show NAME --json``; without a response of the topology master counts are 0.
 
-    A worker's ``version`` is the hash of the code that it runs. Of a component, ``stats`` are of
-    all time; ``waiting``, ``capacity`` and ``lag`` are of now, latencies of the last ten minutes.
+    A worker's ``version`` is the hash of the code that it runs. Of a component, ``stats`` are
+    all-time values; ``waiting``, ``capacity`` and ``lag`` are current values, latencies those of
+    the last ten minutes.
     """
     workers = sorted(topology.workers, key=lambda worker: (worker.host, worker.node, worker.port))
     return {
@@ -98,7 +104,7 @@ def _worker_document(worker: WorkerSnapshot) -> dict[str, Any]:
 
 def _task_document(task: TaskSnapshot) -> dict[str, Any]:
     worker = task.worker
-    lives = task.status in ("starting", "running")
+    is_alive = task.status in ("starting", "running")
     return {
         "id": task.id,
         "component": task.component,
@@ -106,7 +112,7 @@ def _task_document(task: TaskSnapshot) -> dict[str, Any]:
         "host": worker.host if worker is not None else None,
         "port": worker.port if worker is not None else None,
         "status": task.status,
-        "uptime_secs": task.uptime_secs if lives else 0,
+        "uptime_secs": task.uptime_secs if is_alive else 0,
         "stats": {
             **_counts(task.totals),
             "execute_ms": task.totals.execute_ms or 0,
@@ -140,8 +146,10 @@ def _component_document(part: ComponentSnapshot) -> dict[str, Any]:
 
 
 def load_document(part: ComponentSnapshot) -> dict[str, Any]:
-    """How loaded a component is: queue, capacity and lag now, latencies of the last ten
-    minutes, figures of its output streams of all time.
+    """Load of a component.
+
+    Queue, capacity and lag are current values, latencies those of the last ten minutes, metrics of
+    the output streams all-time values.
     """
     return {
         "waiting": part.waiting,
@@ -155,9 +163,15 @@ def load_document(part: ComponentSnapshot) -> dict[str, Any]:
 
 
 def _stream_latencies(stats: WindowStats) -> dict[str, Any]:
-    keys = sorted({key for by_key in stats.latencies.values() for key in by_key})
-    latencies = {key: latency_document(stats.stream_percentiles(key)) for key in keys}
-    return {key: by_kind for key, by_kind in latencies.items() if by_kind}
+    streams: set[str] = set()
+    for latency_by_stream in stats.latencies.values():
+        streams.update(latency_by_stream)
+    documents: dict[str, Any] = {}
+    for stream in sorted(streams):
+        document = latency_document(stats.stream_percentiles(stream))
+        if document:
+            documents[stream] = document
+    return documents
 
 
 def _error_document(component: str, error: TaskError) -> dict[str, Any]:

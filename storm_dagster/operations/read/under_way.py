@@ -1,4 +1,4 @@
-"""Operations under way: submissions and changes that are accepted, not ended."""
+"""Operations under way: submissions and changes that are accepted and not ended."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from storm_dagster.zk.state_protocol import ClusterState
 
 @dataclass(frozen=True)
 class OperationStatus:
-    """An operation that has not ended, and the step that it comes to next."""
+    """An operation that has not ended, and its current step."""
 
     key: str
     """Client token of a submission or an update, request of another change."""
@@ -30,11 +30,11 @@ class OperationStatus:
     """Name of the topology."""
     topology_id: str
     started_secs: int
-    """When it was accepted, epoch seconds; 0: a former release wrote the record."""
+    """Epoch seconds at which it was accepted; 0: a former release wrote the record."""
     step: str
     """Of a submission or update one of :data:`STAGES`: that stage has not ended."""
     run_id: str = ""
-    """Its Dagster run; empty: not known here."""
+    """Its Dagster run; empty if this process does not know it."""
     user: str = ""
 
     def to_document(self, now_secs: int) -> dict[str, Any]:
@@ -54,9 +54,9 @@ class OperationStatus:
 
 @dataclass
 class OpenOperations:
-    """Reads the records of operations that have not ended.
+    """Reader of the records of operations that have not ended.
 
-    Remembers which tokens were published: their records do not change, and a cluster has one for
+    It remembers which tokens were published: their records do not change, and a cluster has one for
     each topology.
     """
 
@@ -65,7 +65,7 @@ class OpenOperations:
     def tokens(self, state: ClusterState) -> dict[str, TokenRecord]:
         """Token -> record of each submission and update whose topology is not published.
 
-        Those that have ended and damaged ones are left out.
+        Ended and damaged records are left out.
         """
         return {token: record for token, (record, _) in self.stored_tokens(state).items()}
 
@@ -99,16 +99,16 @@ def operations_under_way(
 ) -> list[OperationStatus]:
     """Operations that are accepted and have not ended, oldest first.
 
-    Records are read from ZooKeeper, steps from what is staged and from the topologies: any process
-    sees the same, and a later leader finds what a former one accepted. ``view`` spares a read of
-    the cluster, ``records`` reads of tokens. ``run_of`` returns the run of a token or request whose
-    record names none, if the caller has launched it.
+    Records are read from ZooKeeper, steps from the staged parts and from the topologies. So any
+    process sees the same, and a later leader finds the operations that a former one accepted.
+    ``view`` spares a read of the cluster, ``records`` reads of tokens. ``run_of`` returns the run
+    of a token or request whose record names none, if the caller has launched it.
     """
     view = view or ctx.cluster.load_view()
     state = ctx.cluster.state
     tokens = (records or OpenOperations()).tokens(state)
     operations = [_submission(ctx, token, record) for token, record in tokens.items()]
-    operations += _unfinished(ctx, view.topologies.values())
+    operations += _inactive_submissions(ctx, view.topologies.values())
     for request, change in read_changes(state).items():
         if change.topology_id in view.topologies:
             operations.append(_change(request, change, view.topologies[change.topology_id], run_of))
@@ -123,11 +123,11 @@ def _submission(ctx: OperationsContext, token: str, record: TokenRecord) -> Oper
     """The submission or update of a topology that is not published."""
     staged = read_staging(ctx, token)
     run_id = "" if staged is None else staged.run
-    return _of_token(token, record, _stage_of(ctx, token, record), run_id)
+    return _token_status(token, record, _stage_of(ctx, token, record), run_id)
 
 
 def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
-    """The head of a staged submission; ``None`` if nothing is staged, or it cannot be read."""
+    """Head of a staged submission; ``None`` if it is missing or unreadable."""
     key = staging_key(token, "record")
     try:
         raw = ctx.find_blob(key)
@@ -136,7 +136,7 @@ def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
         return None
 
 
-def _of_token(token: str, record: TokenRecord, step: str, run_id: str) -> OperationStatus:
+def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> OperationStatus:
     return OperationStatus(
         key=token,
         verb=record.verb,
@@ -163,7 +163,7 @@ def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str:
     return "published_assignment"
 
 
-def _unfinished(
+def _inactive_submissions(
     ctx: OperationsContext, topologies: Iterable[TopologyView]
 ) -> list[OperationStatus]:
     """The submissions whose topology is published, and not active yet."""
@@ -183,7 +183,7 @@ def _unfinished(
         if record.topology_id == topology.id:
             staged = read_staging(ctx, base.token)
             run_id = "" if staged is None else staged.run
-            operations.append(_of_token(base.token, record, "active_topology", run_id))
+            operations.append(_token_status(base.token, record, "active_topology", run_id))
     return operations
 
 

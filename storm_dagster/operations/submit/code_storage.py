@@ -1,5 +1,6 @@
-"""Archive, conf and topology as the blobs of one version of a topology's code
-(``docs/decisions.md#content-once``).
+"""Archive, conf and topology as the blobs of one version of a topology's code.
+
+See ``docs/decisions.md#content-once``.
 """
 
 import ast
@@ -29,8 +30,8 @@ _HOLDER_POLL_SECS = 0.1
 
 def code_hashes(ctx: OperationsContext, code_dir: str) -> dict[str, str]:
     """Blob key -> SHA-256 of the code that is stored under that prefix."""
-    found = (_meta(ctx, key) for key in code_keys(code_dir))
-    return {meta.key: meta.sha256 for meta in found if meta is not None}
+    metas = [_meta(ctx, key) for key in code_keys(code_dir)]
+    return {meta.key: meta.sha256 for meta in metas if meta is not None}
 
 
 def store_code(
@@ -44,13 +45,13 @@ def store_code(
     keep: bool,
     allow_degraded: bool,
 ) -> CodeResult:
-    """Store the code under the prefix ``code_dir`` and see it replicated.
+    """Store the code under the prefix ``code_dir``, and wait until it is replicated.
 
-    ``archive`` is the blob key of the uploaded archive. What is stored already under another key,
-    as an upload or staged, gets a second name and is not copied. ``keep``: what is stored under the
-    prefix is never replaced. Raises :class:`Unavailable` when ``topology.min.replication.count``
-    nimbuses do not hold all of it within ``topology.max.replication.wait.time.sec``, unless
-    degraded was allowed.
+    ``archive`` is the blob key of the uploaded archive. Content that is stored already under
+    another key, as an upload or staged, gets a second name and is not copied. ``keep``: blobs that
+    are stored under the prefix are never replaced. Raises :class:`Unavailable` if
+    ``topology.min.replication.count`` nimbuses do not hold all of it within
+    ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
     """
     total = total_conf(ctx.values(), conf)
     blobs = (
@@ -58,16 +59,17 @@ def store_code(
         _store(ctx, conf_key(code_dir), encode_json(conf), keep=keep),
         _store(ctx, code_key(code_dir), spec.to_json(), keep=keep),
     )
-    wanted = int(total.get("topology.min.replication.count") or 1)
-    copies = _await_copies(
-        ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0)
-    )
-    stored = CodeResult(code_dir, name, blobs, copies, wanted)
+    min_copies = int(total.get("topology.min.replication.count") or 1)
+    wait_secs = float(total.get("topology.max.replication.wait.time.sec") or 0)
+    copies = _await_copies(ctx, blobs, min_copies, wait_secs)
+    stored = CodeResult(code_dir, name, blobs, copies, min_copies)
     if stored.degraded and not allow_degraded:
-        lacking = [key for key, count in copies.items() if count < wanted]
+        scarce_keys = [key for key, count in copies.items() if count < min_copies]
+        key = scarce_keys[0]
         raise Unavailable(
-            f"topology {name!r}: {lacking[0]} is held by {copies[lacking[0]]} nimbuses, {wanted} are wanted: "
-            "start more nimbuses, lower topology.min.replication.count, or submit with --allow-degraded"
+            f"topology {name!r}: {key} is held by {copies[key]} nimbuses, {min_copies} are wanted: "
+            "start more nimbuses, lower topology.min.replication.count, "
+            "or submit with --allow-degraded"
         )
     return stored
 
@@ -92,12 +94,13 @@ def _store_archive(
         if stored is not None:
             return stored
         raise NotAlive(
-            f"the archive {archive!r} of topology {name!r} does not exist, its upload has expired: submit again"
+            f"the archive {archive!r} of topology {name!r} does not exist, "
+            "its upload has expired: submit again"
         )
     if stored is not None and stored.sha256 == source.sha256:
         return stored
     with step(ctx, "store.stormjar.jar"):
-        # The store has these very bytes under the upload's key: they need not travel.
+        # The store has the same bytes under the upload's key: they are not transferred.
         meta = ctx.blobs.put_existing(target, source.sha256)
         if meta is None:
             with ctx.blobs.open(archive) as stream:
@@ -115,18 +118,19 @@ def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
 
 
 def _await_copies(
-    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
+    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], min_copies: int, wait_secs: float
 ) -> dict[str, int]:
-    """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one
-    at least.
+    """Wait for the copies; blob key -> number of nimbuses that announce it.
+
+    It is at least 1, the store that acknowledged the write.
     """
     deadline = ctx.monotonic() + wait_secs
     while True:
-        copies = {
-            meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ()))
-            for meta in blobs
-        }
-        if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
+        copies: dict[str, int] = {}
+        for meta in blobs:
+            holders = ctx.cluster.state.find_children(paths.blob(meta.key)) or ()
+            copies[meta.key] = max(1, len(holders))
+        if min(copies.values()) >= min_copies or ctx.monotonic() >= deadline:
             return copies
         ctx.sleep(_HOLDER_POLL_SECS)
 
@@ -134,16 +138,17 @@ def _await_copies(
 def check_uploaded_archive(
     ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]
 ) -> None:
-    """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the
-    components.
+    """Check that the archive of blob ``key`` has the components' modules.
 
-    A submission finds out from its workers; what takes the place of something that runs must not.
-    Nothing of the archive is executed. Raises :class:`InvalidTopology` for an archive that breaks a
-    rule, for a module in it that is not valid Python, and for one that is neither in it nor
-    installed here (not checked with another ``topology.python``).
+    It is unpacked as by a supervisor. For a submission the workers report such errors; code that
+    replaces running code must be checked before. No code of the archive is executed. Raises
+    :class:`InvalidTopology` for an archive that breaks a rule, for a module in it that is not valid
+    Python, and for one that is neither in it nor installed here (not checked with another
+    ``topology.python``).
     """
     with tempfile.TemporaryDirectory(prefix="storm-dagster-check-") as folder:
-        path, root = Path(folder, "archive"), Path(folder, "code")
+        path = Path(folder, "archive")
+        root = Path(folder, "code")
         try:
             with ctx.blobs.open(key) as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink, _CHUNK)
@@ -163,7 +168,7 @@ def check_uploaded_archive(
                 )
 
 
-def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> None:
+def _check_module(root: Path, module: str, component: str, *, elsewhere: bool) -> None:
     path = root.joinpath(*module.split("."))
     for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
         if file.is_file():
@@ -171,11 +176,12 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
                 ast.parse(file.read_bytes(), filename=file.name)
             except (SyntaxError, ValueError) as error:
                 raise InvalidTopology(
-                    f"module {module!r} of {what} is not valid Python ({error}): fix it and pack it again"
+                    f"module {module!r} of {component} is not valid Python ({error}): "
+                    "fix it and pack it again"
                 ) from None
             return
     if elsewhere or any(path.parent.glob(f"{path.name}.*")) or path.is_dir():
-        # Another interpreter, a compiled module, a namespace package: only its worker knows.
+        # Another interpreter, a compiled module, a namespace package: only the worker can tell.
         return
     top = module.partition(".")[0]
     if not (root / top / "__init__.py").is_file():
@@ -183,5 +189,6 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
             if importlib.util.find_spec(top) is not None:
                 return
     raise InvalidTopology(
-        f"module {module!r} of {what} is neither in the archive nor installed: pack it, or correct the name"
+        f"module {module!r} of {component} is neither in the archive nor installed: "
+        "pack it, or correct the name"
     )

@@ -1,5 +1,6 @@
-"""Stages 4 to 6 of a submission: place the tasks, make the topology visible in one transaction,
-activate it.
+"""Stages 4 to 6 of a submission: place, publish, activate.
+
+One transaction makes the topology visible.
 """
 
 from collections.abc import Mapping
@@ -62,8 +63,9 @@ ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 
 
 def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
-    """The placement of the batch; when topology ``name`` does not fit, the planner's own error and
-    message.
+    """Plan the batch.
+
+    If topology ``name`` does not fit, raise the planner's own error with its message.
     """
     result = ctx.planner(batch)
     placement = result.placement(name)
@@ -83,19 +85,19 @@ def write_reasons(
     name: str,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it),
-    and ``more``.
+    """Store the reasons of a placement, and ``more``, as a blob.
 
-    Only after the placement was committed, and as well as it goes: what merely explains waits for
-    no second nimbus, and when it cannot be stored the placement stands.
+    Its key is ``<id>-placement.json``; ``explain`` reads it. They are stored only after the
+    placement was committed, with best effort: an explanation does not wait for a second nimbus, and
+    if it cannot be stored the placement is still valid.
     """
-    placement = result.placement(name)
-    head = {
+    document: dict[str, Any] = {
         "topology_id": topology_id,
         "planner": result.planner,
         "assign_secs": result.assign_secs,
     }
-    document = {**head, **placement.to_document(), **(more or {})}
+    document.update(result.placement(name).to_document())
+    document.update(more or {})
     with step(ctx, "store.placement.json"):
         try:
             ctx.accepting_fewer(minimum=1).blobs.put(
@@ -106,10 +108,10 @@ def write_reasons(
 
 
 def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
-    """Stage 4: compute a placement for the cluster as it is now, and stage it.
+    """Stage 4: compute a placement for the current cluster, and stage it.
 
-    Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits
-    for room. A submission never uses the local planner in place of PySpark.
+    Raises the planner's error if the topology does not fit (:class:`Unavailable`), and does not
+    wait for free slots. A submission never uses the local planner in place of PySpark.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
@@ -148,11 +150,13 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
     check_name_free(view, record.name, (record.topology_id, record.replaces), remedy)
     if record.replaces is None:
         return
-    if (replaced := view.topologies.get(record.replaces)) is None:
+    replaced = view.topologies.get(record.replaces)
+    if replaced is None:
         raise NotAlive(
-            f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} again"
+            f"topology {record.replaces} was killed while its replacement was prepared: "
+            f"submit {record.name!r} again"
         )
-    # What others were told has happened to it meanwhile is not undone.
+    # A status change that another caller has made since is not undone.
     check_replaceable(replaced)
     if record.former not in ("", replaced.code_dir):
         raise Conflict(
@@ -161,12 +165,14 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
 
 
 def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
-    """:class:`Conflict` when the topology is in the middle of something, or killed, and nothing may
-    take its place.
+    """Raise :class:`Conflict` unless the topology is ACTIVE or INACTIVE.
+
+    In another status it is killed, or a change of it is under way, and it cannot be replaced.
     """
     if topology.base.status not in ("ACTIVE", "INACTIVE"):
         raise Conflict(
-            f"topology {topology.base.name!r} is {topology.base.status} and cannot be {doing}: wait until it has finished"
+            f"topology {topology.base.name!r} is {topology.base.status} and cannot be {doing}: "
+            "wait until it has finished"
         )
 
 
@@ -197,33 +203,34 @@ def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacemen
 
 
 def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
-    """Stage 5: one fenced transaction makes the topology visible, INACTIVE, with its wanted status.
+    """Stage 5: publish the topology.
 
-    When the cluster has changed since the placement was computed, it is computed again here, and
-    again after every lost race, until the assignment wait ends. Published already: nothing is
-    written. Raises :class:`AlreadyAlive` when the name was taken meanwhile, :class:`Fenced` when
-    the epoch of the staged conf is over, :class:`Unavailable` when the topology does not fit any
-    more.
+    One fenced transaction makes it visible, INACTIVE, with its target status. If the cluster has
+    changed since the placement was computed, the placement is recomputed, and after every lost race
+    once more, until the assignment wait ends. A published topology is not written. Raises
+    :class:`AlreadyAlive` if another topology has taken the name, :class:`Fenced` if the epoch of
+    the staged conf is over, :class:`Unavailable` if the topology no longer fits.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     planned = read_placement(ctx, token)
-    attempts = replanned = 0
+    attempts = 0
+    replanned = 0
 
     def attempt(view: ClusterView) -> PublishResult:
         nonlocal planned, attempts, replanned
         attempts += 1
-        if (present := view.topologies.get(record.topology_id)) is not None:
-            return _already(record, planned, present)
+        published = view.topologies.get(record.topology_id)
+        if published is not None:
+            return _published_result(record, planned, published)
         if view.epoch != record.epoch:
             raise Fenced(
-                f"topology {record.name!r} was staged under leadership epoch {record.epoch}, which is over "
-                f"(now {view.epoch}): materialize storm/topology_conf again"
+                f"topology {record.name!r} was staged under leadership epoch {record.epoch}, "
+                f"which is over (now {view.epoch}): materialize storm/topology_conf again"
             )
         _check_target(view, record)
-        if planned.assignments_version != view.assignments_version or not _fits(
-            planned, record, staged, view
-        ):
+        is_current = planned.assignments_version == view.assignments_version
+        if not is_current or not _fits(planned, record, staged, view):
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1
             _write_placement(ctx, token, planned)
@@ -237,20 +244,21 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     return report
 
 
-def _already(
-    record: StagingRecord, planned: StagedPlacement, present: TopologyView
+def _published_result(
+    record: StagingRecord, planned: StagedPlacement, topology: TopologyView
 ) -> PublishResult:
-    assert present.assignment is not None and present.assignment_at is not None
+    """Result for a topology that an earlier attempt has published."""
+    assert topology.assignment is not None and topology.assignment_at is not None
     return PublishResult(
         topology_id=record.topology_id,
         name=record.name,
-        status=present.base.status,
-        assignment=present.assignment,
+        status=topology.base.status,
+        assignment=topology.assignment,
         placement=planned.result.placement(record.name),
         planner=planned.result.planner,
         versions={
-            paths.assignment(present.id): present.assignment_at.version,
-            paths.topology(present.id): present.base_at.version,
+            paths.assignment(topology.id): topology.assignment_at.version,
+            paths.topology(topology.id): topology.base_at.version,
         },
         already=True,
     )
@@ -259,10 +267,13 @@ def _already(
 def _fits(
     planned: StagedPlacement, record: StagingRecord, staged: StagedTasks, view: ClusterView
 ) -> bool:
-    """Whether every slot of the placement is still offered and free: supervisors come and go
-    unversioned.
+    """True if every slot of the placement is still offered and free.
+
+    The assignments version does not show it, because supervisors come and go without a version.
     """
-    placing = [record.topology_id, *([record.replaces] if record.replaces else [])]
+    placing = [record.topology_id]
+    if record.replaces:
+        placing.append(record.replaces)
     offered = offered_supervisors(view, placing=placing, isolation=staged.isolation)
     unused = {supervisor.id: supervisor.unused for supervisor in offered}
     workers = planned.result.placement(record.name).workers
@@ -278,10 +289,11 @@ def _publish(
     view: ClusterView,
 ) -> PublishResult:
     topology_id = record.topology_id
-    claimed = read_token(ctx, token)
-    if claimed is None or claimed[0].topology_id != topology_id:
+    stored_token = read_token(ctx, token)
+    if stored_token is None or stored_token[0].topology_id != topology_id:
         raise NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
-    if claimed[0].published:
+    token_record, token_version = stored_token
+    if token_record.published:
         raise Conflict(
             f"{topology_id} was published before and has been killed: submit with a new token"
         )
@@ -295,27 +307,28 @@ def _publish(
     assignment = with_change(
         ctx, assignment, "submitted" if replaced is None else "updated", f"as {topology_id}"
     )
+    wanted_status = record.wanted_status if replaced is None else replaced.base.wanted_status
+    keys_by_code: dict[str, tuple[str, ...]] = {}
+    if record.submitted_keys is not None:
+        keys_by_code[topology_id] = record.submitted_keys
     base = StormBase(
         name=record.name,
         launch_time_secs=now,
         status="INACTIVE",
-        wanted_status=replaced.base.wanted_status if replaced is not None else record.wanted_status,
+        wanted_status=wanted_status,
         workers=staged.workers,
         executors=staged.executors,
         token=token,
         owner=staged.owner,
         isolation=staged.isolation,
-        submitted_keys=(
-            {} if record.submitted_keys is None else {topology_id: record.submitted_keys}
-        ),
+        submitted_keys=keys_by_code,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     transaction = ctx.cluster.fenced(record.epoch)
-    done = {"published": True, "ended": False, "request": {}}
-    published = claimed[0].model_copy(update=done)
-    transaction.set(paths.token(token), encode_record(published), claimed[1])
+    published = token_record.model_copy(update={"published": True, "ended": False, "request": {}})
+    transaction.set(paths.token(token), encode_record(published), token_version)
     if replaced is not None:
-        # The one that is replaced ends in the very same step; what is left of it is garbage.
+        # The replaced topology ends in the same step; its remains are garbage.
         delete_ops(ctx.cluster.state, transaction, paths.assignment(replaced.id))
         for child in ctx.cluster.state.find_children(paths.topology(replaced.id)) or ():
             transaction.delete(f"{paths.topology(replaced.id)}/{child}")
@@ -330,16 +343,10 @@ def _publish(
     }
     for path, content in created.items():
         transaction.create(path, content)
-    append_assignment(
-        ctx,
-        transaction,
-        view,
-        record.name,
-        assignment,
-        *([] if replaced is None else [replaced.id]),
-    )
+    ended_ids = [] if replaced is None else [replaced.id]
+    append_assignment(ctx, transaction, view, record.name, assignment, *ended_ids)
     transaction.create(paths.topology(topology_id), encode_record(base))
-    # Workers may write it, and make nothing below the base.
+    # Workers may write this node, and must not create nodes below the base.
     transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
     announce(
         ctx,
@@ -348,7 +355,7 @@ def _publish(
         "updateTopology" if replaced is not None else "submitTopology",
     )
     commit(ctx, transaction, "publish")
-    found = ctx.cluster.state.get_version(paths.assignment(topology_id))
+    assignment_version = ctx.cluster.state.get_version(paths.assignment(topology_id))
     return PublishResult(
         topology_id=topology_id,
         name=record.name,
@@ -359,7 +366,7 @@ def _publish(
         versions={
             paths.ASSIGNMENTS: view.assignments_version + 1,
             **dict.fromkeys(created, 0),
-            paths.assignment(topology_id): found or 0,
+            paths.assignment(topology_id): assignment_version or 0,
             paths.topology(topology_id): 0,
         },
         replaced=replaced.id if replaced else None,
@@ -367,22 +374,25 @@ def _publish(
 
 
 def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateResult:
-    """Stage 6: a second fenced transaction sets the wanted status; nothing is written when it holds
-    already.
+    """Stage 6: a second fenced transaction sets the target status.
+
+    A topology that has its target status already is not written.
     """
     return finish_activation(ctx, read_record(ctx, token).topology_id, ctx.current_epoch())
 
 
 def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateResult:
-    """Give a published topology its wanted status. :class:`NotAlive` when it is not published or
-    gone.
+    """Give a published topology its target status.
+
+    :class:`NotAlive` if it is not published or no longer exists.
     """
 
     def attempt(view: ClusterView) -> ActivateResult:
         topology = view.topologies.get(topology_id)
         if topology is None:
             raise NotAlive(
-                f"topology {topology_id} is not published or was killed: materialize storm/published_assignment first"
+                f"topology {topology_id} is not published or was killed: "
+                "materialize storm/published_assignment first"
             )
         base = topology.base
         version = topology.base_at.version
@@ -398,9 +408,8 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
         transaction = ctx.cluster.fenced(epoch).set(
             paths.topology(topology_id), encode_record(changed), version
         )
-        if (
-            base.delay_secs is None
-        ):  # Else a drain that nobody ended is undone, of which no listener was notified.
+        # With a delay this undoes an abandoned drain, of which the listener was not notified.
+        if base.delay_secs is None:
             announce(ctx, transaction, topology_id, "activate")
         commit(ctx, transaction, "activate")
         return ActivateResult(

@@ -1,7 +1,7 @@
-"""State of a submission between its stages: the token's node, and blobs ``staging.<token>.<part>``.
+"""State of a submission between its stages.
 
-Every stage reads what it needs from here, so that any of them can run again, alone, in another
-process.
+It is the token's node, and the blobs ``staging.<token>.<part>``. Every stage reads its input from
+here, so that each of them can be repeated, alone, in another process.
 """
 
 import re
@@ -35,11 +35,13 @@ from storm_dagster.operations.transactions import ReplyLost, commit, lost_race
 Part = Literal["record", "conf", "topology", "tasks", "placement"]
 PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
 
+_STAGE_OF_PART = {"tasks": "storm/task_info", "placement": "storm/assignment"}
+"""Asset that stages a part; ``storm/topology_conf`` stages the others."""
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,235}")
 
 
 class StagingRecord(Record):
-    """The head of a staged submission. ``epoch`` is read once, when the conf is staged."""
+    """Head of a staged submission; ``epoch`` is read once, when the conf is staged."""
 
     topology_id: str
     name: str
@@ -50,14 +52,15 @@ class StagingRecord(Record):
     wanted_status: Literal["ACTIVE", "INACTIVE"] = "ACTIVE"
     allow_degraded: bool = False
     replaces: str | None = None
-    """Topology id of the same name that the publication takes the place of."""
+    """Id of the topology of the same name that the publication replaces."""
     former: str = ""
-    """Code of that one, whose conf was read to make this. Empty: not checked."""
+    """Code of the replaced topology whose conf was read; empty: not checked."""
     run: str = ""
     """Id of the Dagster run that staged it."""
     submitted_keys: tuple[str, ...] | None = None
-    """Conf keys that came with the submission. ``None``: the release before staged it, and its conf
-    names them.
+    """Conf keys of the submission.
+
+    ``None``: the release before staged it, and its conf names them.
     """
 
 
@@ -72,9 +75,9 @@ class StagedTasks(Record):
 
 
 class StagedPlacement(Record):
-    """A computed placement, and the assignments version of the view that it was computed for.
+    """A computed placement, and the assignments version of its view.
 
-    Its workers are those of the assignment that is then published.
+    The published assignment has its workers.
     """
 
     assignments_version: int
@@ -82,12 +85,14 @@ class StagedPlacement(Record):
 
 
 def check_token(token: object) -> str:
-    """A client token: 1 to 236 letters, digits, ``-``, ``_`` and ``.``; :class:`InvalidRequest`
-    otherwise.
+    """Check a client token: 1 to 236 letters, digits, ``-``, ``_`` and ``.``.
+
+    :class:`InvalidRequest` for any other value.
     """
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise InvalidRequest(
-            f"token {token!r:.80} may hold 1 to 236 letters, digits, '-', '_' and '.', and begins with a letter or digit"
+            f"token {token!r:.80} may hold 1 to 236 letters, digits, '-', '_' and '.', "
+            "and begins with a letter or digit"
         )
     return token
 
@@ -134,7 +139,8 @@ def read_token(
     record = decode_record(TokenRecord, raw, path)
     if name not in (None, record.name):
         raise Conflict(
-            f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own"
+            f"token {token!r} belongs to topology {record.name!r}: "
+            f"submit {name!r} with a token of its own"
         )
     return record, node.version
 
@@ -159,16 +165,17 @@ def allocate_topology_id(
     request: Mapping[str, Any] | None = None,
     user: str = "",
 ) -> tuple[TokenRecord, int]:
-    """The token's record; at its first use one transaction counts up and binds the token to a new
-    id.
+    """The token's record, and its data version.
 
-    A repetition after any crash, also after a lost reply, finds the same id. With ``request``, the
-    fields of the request of ``user``, the leader of ``epoch`` accepts it: a record that has ended,
-    or that no leader launches, begins again. Each record is then returned by a leader that was not
-    deposed: it launches the run. Without ``request``, for a run, a record that has ended is open
-    again. :class:`Conflict` when the token belongs to a topology of another name.
+    The record binds the token to a topology id. At its first use one transaction increments the
+    counter and binds the token to a new id. A repetition after any crash, also after a lost reply,
+    gets the same id. With ``request``, the fields of the request of ``user``, the leader of
+    ``epoch`` accepts it: a record that has ended, or that no leader launches, restarts. Each record
+    is then returned by a leader that was not deposed: it launches the run. Without ``request``, for
+    a run, a record that has ended is reopened. :class:`Conflict` if the token belongs to a topology
+    of another name.
     """
-    last: Exception | None = None
+    last_error: Exception | None = None
     for _ in range(50):
         stored = read_token(ctx, token, name)
         if stored is not None:
@@ -196,10 +203,10 @@ def allocate_topology_id(
         except (ReplyLost, Conflict) as error:
             if isinstance(error, Conflict) and not lost_race(error):
                 raise
-            last = error
+            last_error = error
         ctx.sleep(0.02 * ctx.jitter())
-    assert last is not None
-    raise last
+    assert last_error is not None
+    raise last_error
 
 
 def _accept_again(
@@ -210,9 +217,10 @@ def _accept_again(
     request: Mapping[str, Any],
     user: str,
 ) -> tuple[TokenRecord, int]:
-    """The record for a repetition with its token; as it was where a run changed it at that time.
+    """The record for a repetition with its token.
 
-    Each way has a transaction of the epoch, :class:`Fenced` after it.
+    It is the stored record if a run changed that at the same time. Every branch commits a
+    transaction of the epoch, so that a deposed leader gets :class:`Fenced`.
     """
     record, version = stored
     if record.published or (record.request and record.epoch == epoch):
@@ -237,7 +245,7 @@ def _accept_again(
 def _reopen(
     ctx: OperationsContext, token: str, stored: tuple[TokenRecord, int], epoch: int
 ) -> tuple[TokenRecord, int]:
-    """The record of a submission whose run continues, not ended."""
+    """Mark a submission whose run continues as not ended, and return its record."""
     record, version = stored
     if not record.ended or record.published:
         return stored
@@ -248,7 +256,7 @@ def _reopen(
 
 
 def reopen_token(ctx: OperationsContext, token: str, epoch: int) -> None:
-    """Note that the submission of a token continues, if its record says that it has ended."""
+    """Note that the submission of a token continues, if its record has ended."""
     stored = read_token(ctx, token)
     if stored is not None:
         _reopen(ctx, token, stored, epoch)
@@ -257,11 +265,11 @@ def reopen_token(ctx: OperationsContext, token: str, epoch: int) -> None:
 def release_token(
     ctx: OperationsContext, token: str, *, ended: bool, version: int | None = None
 ) -> None:
-    """Let no leader launch the token's run from now on: its caller repeats the request, or the run
-    has ``ended``.
+    """Prevent every leader from launching the token's run.
 
-    A token that was published, or that expired, is left as it is; with ``version``, also one whose
-    record was changed since it had that data version.
+    Its caller repeats the request, or the run has ``ended``. A token that was published, or that
+    expired, stays unchanged; with ``version``, also one whose record was changed since it had that
+    data version.
     """
     stored = read_token(ctx, token)
     if stored is None or stored[0].published:
@@ -277,7 +285,7 @@ def release_token(
 def _set_token(
     ctx: OperationsContext, token: str, record: TokenRecord, version: int, epoch: int
 ) -> bool:
-    """Replace the record of data version ``version``; false if it was changed in the meantime."""
+    """Replace the record of data version ``version``; false if it was changed since."""
     transaction = ctx.cluster.fenced(epoch)
     transaction.set(paths.token(token), encode_record(record), version)
     try:
@@ -288,11 +296,10 @@ def _set_token(
 
 
 def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) -> bool:
-    """Delete the token's record, of data version ``version``, when no run was launched for it;
-    false if it is left.
+    """Delete the token's record if no run was launched for it.
 
-    One that was changed or deleted in the meantime is left as it is, and so is one that cannot be
-    deleted: the cleaner deletes it when it expires.
+    ``version`` is the data version that it must have. False if the record stays, because it was
+    changed or deleted since, or cannot be deleted: the cleaner deletes it when it expires.
     """
     try:
         ctx.cluster.fenced(epoch).delete(paths.token(token), version).commit()
@@ -303,20 +310,19 @@ def discard_token(ctx: OperationsContext, token: str, version: int, epoch: int) 
 
 
 def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) -> None:
-    """Store one part; a record as its JSON, a topology in its blob form, anything else as plain
-    JSON.
+    """Store one part of the staged submission.
 
-    A topology that normalization left as it was is the uploaded content; the other parts are new.
+    A record is stored as its JSON, a topology in its blob form, another value as plain JSON. A
+    topology that normalization did not change is the uploaded content; the other parts are new.
     """
     key = staging_key(token, part)
     with step(ctx, f"stage.{part}"):
         if isinstance(document, TopologySpec):
             put_by_hash(ctx.blobs, key, document.to_json())
+        elif isinstance(document, Record):
+            ctx.blobs.put(key, encode_record(document, limit=None))
         else:
-            record = isinstance(document, Record)
-            ctx.blobs.put(
-                key, encode_record(document, limit=None) if record else encode_json(document)
-            )
+            ctx.blobs.put(key, encode_json(document))
 
 
 def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
@@ -324,9 +330,7 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
     try:
         return ctx.blobs.read(key)
     except KeyNotFound:
-        stage = {"tasks": "storm/task_info", "placement": "storm/assignment"}.get(
-            part, "storm/topology_conf"
-        )
+        stage = _STAGE_OF_PART.get(part, "storm/topology_conf")
         raise NotAlive(
             f"submission {token!r} has no staged {part}, it never got there or has expired: "
             f"materialize {stage} first, or submit again"
@@ -334,7 +338,7 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
 
 
 def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
-    """The head of a staged submission; :class:`NotAlive` when there is none."""
+    """The head of a staged submission; :class:`NotAlive` if it does not exist."""
     return decode_record(StagingRecord, _read(ctx, token, "record"), staging_key(token, "record"))
 
 
@@ -362,20 +366,19 @@ def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
 
 
 def _former_placement(document: Mapping[str, Any], key: str) -> StagedPlacement:
-    """A placement that a former release staged: its workers list their task ids one by one."""
+    """Decode a placement of a former release, whose workers list their task ids."""
     try:
-        result = document["result"]
-        return StagedPlacement(
-            assignments_version=document["assignments_version"],
-            result=PlacementResult(
-                placements=tuple(
-                    TopologyPlacement.from_document(placement) for placement in result["placements"]
-                ),
-                planner=result["planner"],
-                session_secs=result["session_secs"],
-                assign_secs=result["assign_secs"],
-            ),
+        fields = document["result"]
+        placements = [
+            TopologyPlacement.from_document(placement) for placement in fields["placements"]
+        ]
+        result = PlacementResult(
+            placements=tuple(placements),
+            planner=fields["planner"],
+            session_secs=fields["session_secs"],
+            assign_secs=fields["assign_secs"],
         )
+        return StagedPlacement(assignments_version=document["assignments_version"], result=result)
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(
             f"{key} is not a placement ({error}): materialize storm/assignment again"

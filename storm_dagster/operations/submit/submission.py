@@ -1,8 +1,8 @@
-"""A submission in six stages (``docs/decisions.md#two-phase-publication``). Each reads its input
-from the blob store.
+"""A submission in six stages (``docs/decisions.md#two-phase-publication``).
 
-Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again,
-alone, after any crash, and the whole ends in exactly one topology for one client token.
+Each stage reads its input from the blob store. No part of a topology is visible before
+:func:`publish_assignment`. Every stage may be repeated, alone, after any crash, and the submission
+ends in exactly one topology for one client token.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit import staging
 from storm_dagster.operations.submit.code_storage import store_code
-from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the stages after those of this module)
+from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the later stages)
     ACTIVATE_TOPOLOGY,
     PUBLISH_ASSIGNMENT,
     STAGE_ASSIGNMENT,
@@ -77,17 +77,17 @@ def stage_conf(
     allow_degraded: bool = False,
     replaces: str | None = None,
 ) -> ConfResult:
-    """Stage 1: check and normalize conf and topology, bind the token to a topology id, stage both.
+    """Stage 1: check and normalize conf and topology, and stage both.
 
-    Source is the upload ``handle``; without one, or when it has expired, what is staged already:
-    checked and normalized before, and taken as it is. A re-execution takes the current leadership
-    epoch. Unknown conf keys are an error, or a warning when the upload's part ``source`` is
-    ``thrift``. ``replaces`` (a topology id) publishes over the topology of that name instead of
-    beside it.
+    The token is bound to a topology id. The source is the upload ``handle``. Without one, or if it
+    has expired, the source are the staged parts, which were checked and normalized before and stay
+    unchanged. A re-execution takes the current leadership epoch. Unknown conf keys are an error, or
+    a warning if the upload's part ``source`` is ``thrift``. ``replaces`` (a topology id) publishes
+    over the topology of that name instead of beside it.
 
-    Raises :class:`InvalidTopology` before anything but the token's record is stored,
-    :class:`AlreadyAlive` when the name is taken, :class:`Conflict` when the token's topology was
-    published and is gone, and :class:`Unavailable` without a leader.
+    Raises :class:`InvalidTopology` before more than the token's record is stored,
+    :class:`AlreadyAlive` if the name is taken, :class:`Conflict` if the token's topology was
+    published and no longer exists, and :class:`Unavailable` without a leader.
     """
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
@@ -100,13 +100,15 @@ def stage_conf(
     published = earlier is not None and earlier.published
     if earlier is not None and published and earlier.topology_id not in view.topologies:
         raise Conflict(
-            f"token {token!r} was used for {earlier.topology_id}, which has been killed since: submit with a new token"
+            f"token {token!r} was used for {earlier.topology_id}, which has been killed since: "
+            "submit with a new token"
         )
     check_name_free(view, name, (replaces, None if earlier is None else earlier.topology_id))
     alive = view.topology_named(name)
     if replaces is not None and not published and (alive is None or alive.id != replaces):
         raise NotAlive(
-            f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
+            f"topology {replaces} is not alive and cannot be replaced: "
+            f"submit {name!r} as a new topology"
         )
     if published:
         return _take_epoch(ctx, token, epoch)
@@ -158,19 +160,23 @@ def _conf_result(
     spec: TopologySpec,
     **fields: Any,
 ) -> ConfResult:
-    ids = {"topology_id": record.topology_id, "name": record.name, "epoch": record.epoch}
-    conf = merge_conf({"stored": conf})
     return ConfResult(
-        **ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **fields
+        topology_id=record.topology_id,
+        name=record.name,
+        epoch=record.epoch,
+        token=token,
+        conf=merge_conf({"stored": conf}),
+        topology=spec,
+        replaces=record.replaces,
+        **fields,
     )
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
-    """For a stage that runs again in another process: what it needs is staged again, under the
-    current epoch.
+    """Restage the conf under the current epoch, for a repeated stage.
 
-    Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as
-    of :func:`stage_conf`.
+    Another process repeats it. Returns ``False`` without an effect if the staging is of the current
+    epoch. Raises the errors of :func:`stage_conf`.
     """
     record = staging.read_record(ctx, token)
     epoch = ctx.current_epoch()
@@ -190,7 +196,7 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
 
 
 def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
-    """The id that the submission replaces: a repetition of the stage alone need not give it."""
+    """Id of the replaced topology, for a repetition of the stage without it."""
     try:
         return staging.read_record(ctx, token).replaces
     except NotAlive:
@@ -198,9 +204,7 @@ def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
-    """A submission that is published keeps what was staged for it; only its epoch becomes the
-    current one.
-    """
+    """Give a published submission the current epoch; its staged parts stay."""
     record = staging.read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = staging.read_topology(ctx, token)
     staging.write_part(ctx, token, "record", record)
@@ -210,7 +214,7 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
 def _read_staged_record(
     ctx: OperationsContext, name: str, token: str, handle: str | None
 ) -> staging.StagingRecord:
-    """The head of what was staged before; :class:`Conflict` if it is of another name."""
+    """The head of an earlier staging; :class:`Conflict` if it is of another name."""
     if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
@@ -220,7 +224,8 @@ def _read_staged_record(
     record = staging.read_record(ctx, token)
     if record.name != name:
         raise Conflict(
-            f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own"
+            f"token {token!r} belongs to topology {record.name!r}: "
+            f"submit {name!r} with a token of its own"
         )
     return record
 
@@ -228,25 +233,25 @@ def _read_staged_record(
 def read_source(
     ctx: OperationsContext, handle: str, former: TopologyView | None
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
-    """Conf and topology as uploaded, checked here and nowhere after, warnings, and the blob key of
-    the archive.
+    """The uploaded conf and topology, warnings, and the blob key of the archive.
 
-    The conf keeps what was submitted with the code that ``former`` runs and is not given again; not
-    for an upload by Thrift, for a Storm client sends the whole conf each time. An upload of a
-    limited user changes no owner: :class:`NotAuthorized`.
+    Conf and topology are checked here and not later. The conf keeps the submitted keys of the code
+    that ``former`` runs if the upload does not have them; not for an upload by Thrift, because a
+    Storm client sends the complete conf each time. An upload of a limited user must not change the
+    owner: :class:`NotAuthorized`.
     """
     uploaded = ctx.find_blob(staging.upload_key(handle, "topology"))
     if uploaded is None:
         raise _no_upload(handle)
-    whole = ctx.find_blob(staging.upload_key(handle, "source")) == b"thrift"
+    is_thrift = ctx.find_blob(staging.upload_key(handle, "source")) == b"thrift"
     raw_conf = ctx.find_blob(staging.upload_key(handle, "conf")) or b"{}"
-    where = "the uploaded conf"
+    source = "the uploaded conf"
     spec = decode_topology(uploaded)
     try:
-        document = decode_json(raw_conf, where)
+        document = decode_json(raw_conf, source)
     except Exception as error:
-        raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
-    conf, spec, warnings = check_confs(document, spec, where, "warn" if whole else "error")
+        raise InvalidTopology(f"{source} is not valid JSON: {error}") from None
+    conf, spec, warnings = check_confs(document, spec, source, "warn" if is_thrift else "error")
     submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
     old = None if former is None else load_runnable(ctx, former)
     layers: dict[LayerName, dict[str, Any]] = {"submission": conf}
@@ -254,7 +259,7 @@ def read_source(
         lists = merge_conf({"author": spec.conf, "submission": conf})
         former_conf = None if old is None else old.conf
         layers["owner"] = limited_conf(submitter.decode(), lists, former_conf)
-    if former is not None and old is not None and not whole:
+    if former is not None and old is not None and not is_thrift:
         stored_conf = load_stored_conf(ctx, former.code_dir)
         layers["former"] = kept_conf(ctx.values(), stored_conf, old.submitted_keys, document)
     return overlay(layers), spec, warnings, staging.upload_key(handle, "archive")
@@ -269,32 +274,32 @@ def _no_upload(handle: str) -> NotAlive:
 def update_differences(
     ctx: OperationsContext, topology: TopologyView, handle: str
 ) -> dict[str, dict[str, Any]]:
-    """Changes to the conf by an update of a running topology with an upload: key -> ``{"old",
-    "new"}``, no secrets.
+    """Changes to the conf of a running topology by an update with an upload.
 
-    :class:`InvalidTopology` for an upload that no topology can be made of.
+    The shape is key -> ``{"old", "new"}``; secrets are masked. :class:`InvalidTopology` for an
+    upload that is not a valid topology.
     """
     submitted, spec, _, _ = read_source(ctx, handle, topology)
     old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
-    found = conf_differences(old, new)
-    before = mask({key: pair[0] for key, pair in found.items()})
-    after = mask({key: pair[1] for key, pair in found.items()})
-    return {key: {"old": before[key], "new": after[key]} for key in found}
+    differences = conf_differences(old, new)
+    before = mask({key: pair[0] for key, pair in differences.items()})
+    after = mask({key: pair[1] for key, pair in differences.items()})
+    return {key: {"old": before[key], "new": after[key]} for key in differences}
 
 
 def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
-    """Stage 2: store archive, conf and topology under the topology's id, and see them replicated.
+    """Stage 2: store archive, conf and topology under the topology's id.
 
-    An archive that is stored already with the same content is not copied again, and nothing of a
-    published topology is replaced. Raises :class:`Unavailable` when
+    Waits until they are replicated. An archive that is stored already with the same content is not
+    copied, and no blob of a published topology is replaced. Raises :class:`Unavailable` if
     ``topology.min.replication.count`` nimbuses do not hold all of it within
     ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
     """
     record = staging.read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = staging.read_topology(ctx, token)
-    claimed = staging.read_token(ctx, token)
+    stored_token = staging.read_token(ctx, token)
     return store_code(
         ctx,
         record.topology_id,
@@ -302,8 +307,8 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
         archive=record.archive,
         conf=conf,
         spec=spec,
-        # What runs is never replaced by a repetition: a published topology is only completed.
-        keep=claimed is not None and claimed[0].published,
+        # A repetition never replaces running code: a published topology is only completed.
+        keep=stored_token is not None and stored_token[0].published,
         allow_degraded=record.allow_degraded,
     )
 
@@ -314,10 +319,10 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = staging.read_topology(ctx, token)
     total = total_conf(ctx.values(), conf)
-    whole = with_system_components(spec, total)
+    full_spec = with_system_components(spec, total)
     staged = staging.StagedTasks(
-        table=number_tasks(whole, total),
-        executors=wanted_executors(whole),
+        table=number_tasks(full_spec, total),
+        executors=wanted_executors(full_spec),
         workers=int(total["topology.workers"]),
         owner=str(total.get(OWNER_KEY) or ""),
         isolation=tuple(total.get("isolation.scheduler.machines") or ()),

@@ -1,5 +1,6 @@
-"""Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the
-epoch.
+"""Deletion of a topology's remains.
+
+Nodes are deleted in fenced transactions, blobs after a check of the epoch.
 """
 
 from contextlib import suppress
@@ -14,6 +15,7 @@ from storm_dagster.model.names import (
     placement_key,
 )
 from storm_dagster.model.records import StormBase
+from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
@@ -30,10 +32,10 @@ _SWEPT = {
 SWEEP = shared_steps("sweep", *_SWEPT, "sweep.workers")
 DELETE_CODE = shared_steps(
     "delete_code",
-    *(
-        f"delete.{suffix}"
-        for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")
-    ),
+    "delete.stormjar.jar",
+    "delete.stormconf.ser",
+    "delete.stormcode.ser",
+    "delete.placement.json",
 )
 DELETE_BLOBS = shared_steps(
     "delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest"
@@ -43,8 +45,9 @@ _WORKER_POLL_SECS = 0.1
 
 
 def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
-    """Delete the nodes of a topology that is assigned no more, once its workers have ended or their
-    time is up.
+    """Delete the nodes of a topology without an assignment.
+
+    Waits until its workers have ended, at most ``task.cleanup.timeout.sec``.
     """
     _await_workers(ctx, topology_id, float(ctx.conf.get("task.cleanup.timeout.sec", 10)))
     for name, path_of in _SWEPT.items():
@@ -52,17 +55,18 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
         try:
             delete_tree(ctx, epoch, path, name)
         except Conflict as error:
-            # A worker may have put nodes there that are closed to the cluster: they must not keep
-            # the topology.
+            # A worker may have created nodes there that are closed to the cluster. They must not
+            # prevent the removal of the topology.
             ctx.log.warning("%s is left to the cleaner: %s", path, error.message)
     if not ctx.cluster.state.find_children(paths.workers(topology_id)):
-        # A worker that is still there keeps its node: the cleaner takes the parent once it is gone.
+        # A live worker keeps its node: the cleaner deletes the parent once the worker has ended.
         delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")
     # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
-    found = ctx.cluster.epoch()
-    if found is None or found[0] != epoch:
+    current = ctx.cluster.epoch()
+    if current is None or current[0] != epoch:
         raise Fenced(
-            f"leadership epoch {epoch} is over, no blob was deleted: stop acting, ask the new leader"
+            f"leadership epoch {epoch} is over, no blob was deleted: "
+            "stop acting, ask the new leader"
         )
 
 
@@ -76,7 +80,7 @@ def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -
 
 
 def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> None:
-    """Delete the topology's blobs and its staging; those that are gone already do not matter."""
+    """Delete the topology's blobs and its staging; missing blobs do not matter."""
     delete_code(ctx, topology_id)
     for part in PARTS:
         _delete(ctx, f"delete.staged.{part}", staging_key(base.token, part))
@@ -86,42 +90,49 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
 
 
 def delete_code(ctx: OperationsContext, topology_id: str) -> None:
-    """Delete archive, conf, topology and reasons of an id; those that are gone already do not
-    matter.
+    """Delete archive, conf, topology and reasons of an id.
+
+    Missing blobs do not matter.
     """
     end_spark_queries(ctx, code_key(topology_id))
     for key in (*code_keys(topology_id), placement_key(topology_id)):
         _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
     for key in ctx.blobs.keys(f"{topology_id}."):
-        # Later versions of the code, which upgrades left.
+        # Later versions of the code, which upgrades have stored.
         if id_of_blob_key(key) == topology_id:
             end_spark_queries(ctx, key)
             _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
 
 
 def end_spark_queries(ctx: OperationsContext, key: str) -> None:
-    """End what killed workers left running on a Spark Connect server, before the blob of their
-    topology's code goes.
+    """End the queries of killed workers on a Spark Connect server.
 
-    A server that does not answer is logged: it ends the queries when their session expires.
+    Called before the blob of their topology's code is deleted. A server that does not respond is
+    logged: it ends the queries when their session expires.
     """
     code_dir = code_dir_of_blob_key(key)
     try:
         if code_dir is None or key != code_key(code_dir) or ctx.find_blob(key) is None:
             return
-        known = load_code(ctx, code_dir)
-        remote = known.conf.get("topology.spark.remote") or known.conf.get("spark.remote")
-        if remote and any(
-            {"query", "checkpoint"} <= part.object.args.keys()
-            for _, _, part in known.spec.components()
-        ):
-            # Every Dagster process loads this module.
+        runnable = load_code(ctx, code_dir)
+        conf = runnable.conf
+        remote = conf.get("topology.spark.remote") or conf.get("spark.remote")
+        if remote and _has_spark_query(runnable.spec):
+            # Imported here, because every Dagster process loads this module.
             from storm_dagster.spark.query_sessions import end_query_session
 
             servers = cluster_spark_servers(ctx.conf)
             end_query_session(str(remote), code_dir, servers, derived_spark_token(ctx.conf))
     except StormDagsterError as error:
         ctx.log.warning("queries of %s on Spark may still run: %s", code_dir, error.message)
+
+
+def _has_spark_query(spec: TopologySpec) -> bool:
+    """True if a component runs a Spark query, which has a checkpoint."""
+    for _, _, component in spec.components():
+        if {"query", "checkpoint"} <= component.object.args.keys():
+            return True
+    return False
 
 
 def _delete(ctx: OperationsContext, name: str, key: str) -> None:

@@ -1,8 +1,8 @@
 """Rows that the stages exchange: keys as columns, the value beside them as bytes.
 
 Spark groups, joins and sorts by the keys. Only the rules of ``core.scheduling`` read a value, so
-that its fields are declared there alone. A value is JSON of the standard library: Python workers of
-a Spark server elsewhere may have nothing but pyarrow beside it.
+that its fields are declared there alone. A value is JSON of the standard library, because Python
+workers of a Spark server elsewhere may have no other library than pyarrow.
 """
 
 import json
@@ -33,7 +33,7 @@ _PORTS = pa.list_(pa.int32())
 SUPERVISORS = pa.schema(
     [("cluster", _KEY), ("node", pa.string()), ("ports", _PORTS), ("used", _PORTS)]
 )
-"""Ports of supervisors: free slots are ranked on columns."""
+"""Ports of supervisors; free slots are ranked on columns."""
 
 HELD_SLOTS = pa.schema(
     [("cluster", _KEY), ("topology", _KEY), ("node", pa.string()), ("port", pa.int32())]
@@ -43,12 +43,14 @@ HELD_SLOTS = pa.schema(
 VALUES = pa.schema(
     [("cluster", _KEY), ("topology", _KEY), ("kind", pa.string()), ("value", pa.binary())]
 )
-"""Values about topologies, and one about the whole cluster. ``topology`` is the place in the order
-of service, or ``CLUSTER``; each has one value of each kind at most.
+"""Values of topologies, and one value of the cluster.
+
+``topology`` is the place in the order of service, or ``CLUSTER``; each has at most one value of
+each kind.
 """
 
 CLUSTER = -1
-"""``topology`` of what concerns the whole cluster."""
+"""``topology`` of the cluster's value."""
 SUPERVISOR_RECORDS = "supervisors"
 """(id, record) of each supervisor of the cluster, by ascending id."""
 
@@ -57,7 +59,7 @@ SUMMARY = "summary"
 EXECUTORS = "executors"
 """Runs of ``executor_runs``."""
 HISTORY = "history"
-"""Rows of ``history.history_rows``; a topology without any has no such value."""
+"""Rows of ``history.history_rows``; a topology without rows has no such value."""
 REQUEST = "request"
 """``requested_workers.SlotRequest`` of a topology with a history."""
 ALLOCATED = "allocated"
@@ -97,10 +99,16 @@ def decode(data: bytes) -> Any:
 
 
 def decode_supervisors(data: bytes) -> "list[tuple[str, SupervisorInfo]]":
-    """(id, record) of each supervisor. The record is a plain object with the fields of
-    ``SupervisorInfo``: a Python worker may lack the library that records are made with.
+    """(id, record) of each supervisor.
+
+    The record is a plain object with the fields of ``SupervisorInfo``, because a Python worker may
+    lack the library of the record classes.
     """
-    return [(node, cast("SupervisorInfo", SimpleNamespace(**info))) for node, info in decode(data)]
+    supervisors: list[tuple[str, SupervisorInfo]] = []
+    for node, fields in decode(data):
+        record = cast("SupervisorInfo", SimpleNamespace(**fields))
+        supervisors.append((node, record))
+    return supervisors
 
 
 def decode_summary(data: bytes) -> TopologySummary:
@@ -129,7 +137,7 @@ def _slot(fields: Iterable[Any]) -> Slot:
 
 
 def decode_allocated(data: bytes) -> Allocated:
-    """The slots of a topology, or the reason why it gets none."""
+    """The slots of a topology, or its refusal."""
     fields = decode(data)
     refusal = fields["refusal"]
     return Allocated(

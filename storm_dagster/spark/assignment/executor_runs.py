@@ -12,33 +12,41 @@ if TYPE_CHECKING:
     from storm_dagster.model.placement import TopologyToPlace
 
 Run = tuple[int, int, int, int, Sequence[int] | None]
-"""(component, first task, executors, tasks in each, tasks of an irregular one): executors of
-consecutive tasks, or a single one whose tasks are not consecutive.
+"""(component, first task, executors, tasks in each, tasks of an irregular one).
+
+A run has executors of consecutive tasks, or is a single executor whose tasks are not consecutive.
 """
 
 
 def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
-    """Runs of a topology: a component of a thousand tasks is one. Numbers new components in
-    ``codes``.
+    """Runs of a topology; a component of a thousand tasks is one run.
+
+    New components get their numbers in ``codes``.
     """
     several = several_tasks(topology)
     for first, tasks in several.items():
         irregular = list(tasks) if tasks[-1] - first + 1 != len(tasks) else None
         component = codes.setdefault(topology.tasks[first], len(codes))
         yield component, first, 1, len(tasks), irregular
-    grouped = {task for tasks in several.values() for task in tasks}
-    first, count, owner = 0, 0, ""
-    # One more at the end yields the last run.
-    for task, component_id in [
-        *sorted(item for item in topology.tasks.items() if item[0] not in grouped),
-        (0, ""),
-    ]:
+    grouped: set[int] = set()
+    for tasks in several.values():
+        grouped.update(tasks)
+    first = 0
+    count = 0
+    owner = ""
+    for task, component_id in sorted(topology.tasks.items()):
+        if task in grouped:
+            continue
         if count and component_id == owner and task == first + count:
             count += 1
             continue
         if count:
             yield codes.setdefault(owner, len(codes)), first, count, 1, None
-        first, count, owner = task, 1, component_id
+        first = task
+        count = 1
+        owner = component_id
+    if count:
+        yield codes.setdefault(owner, len(codes)), first, count, 1, None
 
 
 def executors_of_runs(runs: Sequence[Run]) -> Executors:

@@ -1,9 +1,9 @@
-"""The Arrow groups of the assignment: what runs in Spark's Python workers.
+"""The Arrow groups of the assignment, which run in Spark's Python workers.
 
-Requests and tasks are worked out per topology, in parallel, many small topologies in one part: a
+Requests and tasks are computed per topology, in parallel, many small topologies in one part: a
 group costs about as much as two hundred tasks. Only the allocation of slots is not parallel,
-because every topology narrows the choice of the next: one group for each cluster, which sees
-supervisors, slots and workers, never tasks.
+because every topology narrows the choice of the next: there is one group for each cluster, which
+reads supervisors, slots and workers, never tasks.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def request_in_part(key: _Key, values: pa.Table) -> pa.Table:
 
 
 def allocate_in_cluster(key: _Key, slots: pa.Table, values: pa.Table) -> pa.Table:
-    """Allocated slots of each topology of one cluster, or the reason why it gets none."""
+    """Allocated slots of each topology of one cluster, or its refusal."""
     cluster = key[0].as_py()
     topologies = _by_topology(values)
     supervisors = exchange.decode_supervisors(
@@ -48,8 +48,10 @@ def allocate_in_cluster(key: _Key, slots: pa.Table, values: pa.Table) -> pa.Tabl
         topology: exchange.decode_summary(by_kind[exchange.SUMMARY])
         for topology, by_kind in topologies.items()
     }
-    isolated = {host for summary in summaries.values() for host in summary.isolation}
-    ports = FreePorts(supervisors, _ranked_slots(slots), isolated)
+    isolated_hosts: set[str] = set()
+    for summary in summaries.values():
+        isolated_hosts.update(summary.isolation)
+    ports = FreePorts(supervisors, _ranked_slots(slots), isolated_hosts)
     allocations: list[exchange.Value] = []
     for topology, summary in sorted(summaries.items()):
         allocated = allocate(summary, _request(summary, topologies[topology]), ports)
@@ -58,7 +60,7 @@ def allocate_in_cluster(key: _Key, slots: pa.Table, values: pa.Table) -> pa.Tabl
 
 
 def assign_in_part(key: _Key, values: pa.Table) -> pa.Table:
-    """Rows of all workers of the topologies of one part, those that stay as they are included."""
+    """Rows of all workers of the topologies of one part, unchanged ones included."""
     cluster = key[0].as_py()
     placed: list[exchange.Value] = []
     for topology, by_kind in _by_topology(values).items():

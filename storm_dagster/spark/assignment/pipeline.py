@@ -1,4 +1,7 @@
-"""Assignment as a DataFrame computation: one plan, one job, for all topologies of an event."""
+"""Assignment as a DataFrame computation.
+
+It is one plan and one job for all topologies of an event.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,15 @@ from storm_dagster.spark.assignment.groups import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_MOST_PARTITIONS = 32
+_MAX_PARTITIONS = 32
 _TASKS_OF_PARTITION = 50_000
 TASKS_OF_GROUP = 10_000
 
 
 def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementResult:
-    """Place the batch on Spark; ``assign_secs`` is the time of the job and of the reading of its
-    result.
+    """Place the batch on Spark.
+
+    ``assign_secs`` is the time of the job, including the transfer of its result.
     """
     return plan_many_with_spark(session, [batch])[0]
 
@@ -48,16 +52,16 @@ def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementRe
 def plan_many_with_spark(
     session: SparkSession, batches: Sequence[PlacementBatch], tasks_of_group: int = TASKS_OF_GROUP
 ) -> list[PlacementResult]:
-    """Place several independent clusters in one job; each result carries the time of the whole job.
+    """Place several independent clusters in one job.
 
-    Up to ``tasks_of_group`` tasks are one partition: nothing is exchanged, and the job is one
-    stage.
+    Each result has the time of the complete job. Up to ``tasks_of_group`` tasks are one partition:
+    no rows are exchanged, and the job is one stage.
     """
     started = time.monotonic()
     frames = batch_frames(batches)
     placed = exchange.VALUES.empty_table()
     if any(batch.topologies for batch in batches):
-        placed = _placed(session, frames, _cut(batches, tasks_of_group)).toArrow()
+        placed = _placement_frame(session, frames, _cut(batches, tasks_of_group)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
     return [
@@ -73,62 +77,66 @@ def _read_results(
     rows: dict[tuple[int, int], list[Row]] = {}
     for cluster, place, _, value in exchange.read_values(placed):
         rows[cluster, place] = exchange.decode(value)
-    return [
-        tuple(
-            placement_of(topology, rows[cluster, place])
-            for place, topology in enumerate(service_order(batch.topologies))
-        )
-        for cluster, batch in enumerate(batches)
-    ]
+    results: list[tuple[TopologyPlacement, ...]] = []
+    for cluster, batch in enumerate(batches):
+        placements: list[TopologyPlacement] = []
+        for place, topology in enumerate(service_order(batch.topologies)):
+            placements.append(placement_of(topology, rows[cluster, place]))
+        results.append(tuple(placements))
+    return results
 
 
 def _cut(batches: Sequence[PlacementBatch], tasks_of_group: int) -> tuple[int, int]:
     """(number of partitions, number of topologies in one Arrow group)."""
-    tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
-    total = max(1, sum(tasks))
-    partitions = (
-        1
-        if total <= tasks_of_group
-        else max(2, min(_MOST_PARTITIONS, total // _TASKS_OF_PARTITION))
-    )
-    return partitions, max(1, tasks_of_group * len(tasks) // total)
+    topologies = 0
+    tasks = 0
+    for batch in batches:
+        topologies += len(batch.topologies)
+        tasks += sum(len(topology.tasks) for topology in batch.topologies)
+    tasks = max(1, tasks)
+    partitions = 1
+    if tasks > tasks_of_group:
+        partitions = max(2, min(_MAX_PARTITIONS, tasks // _TASKS_OF_PARTITION))
+    return partitions, max(1, tasks_of_group * topologies // tasks)
 
 
 def _in_parts(
     function: Callable[..., pa.Table], values: DataFrame, cut: tuple[int, int]
 ) -> DataFrame:
     """``function`` of the values of some topologies, in Arrow groups, in parallel."""
-    partitions, together = cut
-    part = F.floor(F.col("topology") / together).alias("part")
+    partitions, topologies_of_part = cut
+    part = F.floor(F.col("topology") / topologies_of_part).alias("part")
     return (
-        _cut_by(partitions, values.select("*", part), "cluster", "part")
+        _partition(partitions, values.select("*", part), "cluster", "part")
         .groupBy("cluster", "part")
         .applyInArrow(function, from_arrow_schema(exchange.VALUES))
     )
 
 
-def _cut_by(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
-    return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *columns)
+def _partition(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
+    if partitions == 1:
+        return frame.coalesce(1)
+    return frame.repartition(partitions, *columns)
 
 
-def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
+def _placement_frame(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
+    """The frame of the placed rows, not yet computed."""
     partitions = cut[0]
     supervisors = _frame(session, frames.supervisors)
     values = _frame(session, frames.without_history)
     requests = _frame(session, frames.clusters).union(_summaries(values))
     held_slots = None
     if frames.with_history is not None:
-        past = _frame(session, frames.with_history)
-        requests = requests.union(_summaries(past)).union(_in_parts(request_in_part, past, cut))
-        values = values.union(past)
+        history_values = _frame(session, frames.with_history)
+        requests = requests.union(_summaries(history_values))
+        requests = requests.union(_in_parts(request_in_part, history_values, cut))
+        values = values.union(history_values)
         held_slots = _frame(session, frames.held_slots)
-    ranked = _ranked_slots(
-        _cut_by(partitions, supervisors, "cluster", "node"), held_slots, partitions
-    )
-    allocated = (
-        ranked.groupBy("cluster")
-        .cogroup(_cut_by(partitions, requests, "cluster").groupBy("cluster"))
-        .applyInArrow(allocate_in_cluster, from_arrow_schema(exchange.VALUES))
+    supervisors = _partition(partitions, supervisors, "cluster", "node")
+    slots_by_cluster = _ranked_slots(supervisors, held_slots, partitions).groupBy("cluster")
+    requests_by_cluster = _partition(partitions, requests, "cluster").groupBy("cluster")
+    allocated = slots_by_cluster.cogroup(requests_by_cluster).applyInArrow(
+        allocate_in_cluster, from_arrow_schema(exchange.VALUES)
     )
     return _in_parts(assign_in_part, values.union(allocated), cut)
 
@@ -138,17 +146,17 @@ def _summaries(values: DataFrame) -> DataFrame:
 
 
 def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
-    # Of an empty table Spark does not read the columns.
-    return session.createDataFrame(
-        table if table.num_rows else [], schema=from_arrow_schema(table.schema)
-    )
+    # Spark does not read the columns of an empty table.
+    rows = table if table.num_rows else []
+    return session.createDataFrame(rows, schema=from_arrow_schema(table.schema))
 
 
 def _ranked_slots(
     supervisors: DataFrame, held_slots: DataFrame | None, partitions: int
 ) -> DataFrame:
-    """Every port that is not used, ranked within its supervisor, with the number of topologies that
-    hold it.
+    """Every unused port, ranked within its supervisor, with its number of holders.
+
+    The holders of a slot are topologies.
     """
     slots = supervisors.select(
         "cluster", "node", F.explode(F.array_except("ports", "used")).alias("port")
@@ -157,7 +165,7 @@ def _ranked_slots(
     if held_slots is None:
         return slots.select("*", rank, F.lit(0).alias("holders"))
     holders = (
-        _cut_by(partitions, held_slots, "cluster", "node", "port")
+        _partition(partitions, held_slots, "cluster", "node", "port")
         .groupBy("cluster", "node", "port")
         .agg(F.count_distinct("topology").cast("int").alias("holders"))
     )
@@ -183,9 +191,9 @@ class Frames:
     clusters: pa.Table
     """Values of the clusters."""
     without_history: pa.Table
-    """Values of the topologies that have neither an assignment nor user-defined workers."""
+    """Values of the topologies with neither assignment nor user-defined workers."""
     with_history: pa.Table | None
-    """Values of the others; ``None`` when there are none."""
+    """Values of the other topologies; ``None`` without any."""
     held_slots: pa.Table
 
 

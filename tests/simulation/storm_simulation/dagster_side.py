@@ -112,7 +112,7 @@ class SimulatedDagster:
             return
         # What its process remembers.
         HealingCursor._recent.clear()
-        heartbeat_sensor._KEPT.clear()
+        heartbeat_sensor._idle_watches.clear()
         self.process = self.cluster.process("dagster", self.host)
         self.process.spawn(self._heal, "heartbeat_sensor")
         self.process.spawn(self._finish, "lifecycle_sensor")
@@ -129,12 +129,12 @@ class SimulatedDagster:
             tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, self.names)
             requests: list[dg.RunRequest] = []
             try:
-                with heartbeat_sensor._kept_watch(conf) as watch:
+                with heartbeat_sensor._open_watch(conf) as watch:
                     requests = tick.run(watch, kernel.boot() + _TICK_SECS)
                     tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             except Unavailable:
                 tick.grant_new_time()
-                if not tick.seen:
+                if not tick.is_loaded:
                     continue
             self.storage.cursor = tick.cursor.after(tick.memory)
             for request in requests:

@@ -255,9 +255,10 @@ def _write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = 
     path.write_text(text, encoding="utf-8")
 
 
-def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
-    """``deploy._worker_quiet``: whether a worker has nothing under way; ``False`` when it does not
-    answer.
+def _is_worker_idle(host: str, port: int, token: str, link_key: str) -> bool:
+    """Replacement of ``deploy._is_worker_idle``: true if a worker has no tuple under way.
+
+    ``False`` when it does not answer.
     """
     cluster, process = _cluster[-1], _here()
     kernel = cluster.kernel
@@ -279,7 +280,7 @@ def install() -> None:
     """Put the simulated processes and files in the place of the system's."""
     for module, replaced in (
         (slots, {"ProcessWatch": ProcessWatch, "HeartbeatFile": HeartbeatFiles}),
-        (deploy, {"_worker_quiet": _worker_quiet}),
+        (deploy, {"_is_worker_idle": _is_worker_idle}),
         (local_state, {"write_atomically": _write_atomically}),
         (
             daemon,

@@ -110,7 +110,7 @@ def draining(undo: bool) -> Callable[[World], Scene]:
         if undo:
             drain(world.context(), topology_id, 0)
         else:
-            arguments["longest_secs"] = 0
+            arguments["max_secs"] = 0
         operate = undo_drain if undo else drain
 
         def silent(wanted: bool) -> None:
