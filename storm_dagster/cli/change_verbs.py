@@ -24,7 +24,8 @@ from storm_dagster.model.conf import Conf, parse_assignments, validate_conf, yam
 from storm_dagster.model.conf_layers import LayerName, overlay
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.verbs import VERBS, Flag, RequestModel, SubmitRequest, Verb, bounds_of
+from storm_dagster.model.requests import Flag, RequestModel, SubmitRequest, bounds_of
+from storm_dagster.model.verbs import VERBS, Verb
 
 _BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.client import change_topology
-from storm_dagster.model.verbs import VERBS, CodeRequest, Verb
+from storm_dagster.model.requests import CodeRequest
+from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.operations.live import lifecycle, rebalance
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"

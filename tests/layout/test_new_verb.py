@@ -15,7 +15,8 @@ from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.verbs import VERBS, Flag, Verb, VerbRequest, check_request
+from storm_dagster.model.requests import Flag, VerbRequest, check_request
+from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.operations.live import lifecycle
 from storm_rigs.product.public_names import nimbus_openapi
 

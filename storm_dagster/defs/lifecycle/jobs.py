@@ -26,7 +26,8 @@ from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
-from storm_dagster.model.verbs import VERBS, Verb, parse_workers
+from storm_dagster.model.requests import parse_workers
+from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.results import LifecycleResult

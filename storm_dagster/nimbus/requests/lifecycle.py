@@ -24,7 +24,8 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
-from storm_dagster.model.verbs import VERBS, Verb, check_request
+from storm_dagster.model.requests import check_request
+from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.member import Nimbus
