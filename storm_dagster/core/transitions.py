@@ -12,20 +12,8 @@ import msgspec
 
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
-from storm_dagster.model.tables import load_table
+from storm_dagster.model.verbs import StatusEvent
 from storm_dagster.model.view import ClusterView
-
-Event = Literal[
-    "activate",
-    "deactivate",
-    "drain",
-    "kill",
-    "rebalance",
-    "finish_rebalance",
-    "upgrade",
-    "end_upgrade",
-    "rollback",
-]
 
 HEALED: frozenset[TopologyStatus] = frozenset(
     {"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"}
@@ -36,10 +24,53 @@ STEADY: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE"})
 under way.
 """
 
-_TABLE = load_table(__name__, "transitions")
-_NEXT: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = _TABLE[
-    "next"
-]
+_NEXT: Mapping[TopologyStatus, Mapping[StatusEvent, TopologyStatus | Literal["previous"]]] = {
+    "ACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "drain": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+        "upgrade": "UPGRADING",
+    },
+    "INACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+    },
+    "KILLED": {"kill": "KILLED"},
+    "REBALANCING": {"kill": "KILLED", "finish_rebalance": "previous"},
+    "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},
+    "ROLLBACK": {"kill": "KILLED", "end_upgrade": "ACTIVE"},
+}
+"""Status -> event -> next status. ``previous`` is the status before a rebalance. An event that is
+absent is not allowed. Unlike JStorm, a kill is allowed in every status, and an inactive topology
+stays inactive.
+"""
+
+_PARTICIPLES: Mapping[StatusEvent, str] = {
+    "activate": "activated",
+    "deactivate": "deactivated",
+    "drain": "drained",
+    "kill": "killed",
+    "rebalance": "rebalanced",
+    "finish_rebalance": "taken out of a rebalance",
+    "upgrade": "upgraded",
+    "end_upgrade": "taken out of an upgrade",
+    "rollback": "rolled back",
+}
+"""Event -> its participle, for the error where the event is not allowed."""
+
+_REMEDIES: Mapping[TopologyStatus, str] = {
+    "ACTIVE": "it runs as it is",
+    "INACTIVE": "activate it first",
+    "KILLED": "wait until it is gone and submit it again",
+    "REBALANCING": "wait until the rebalance ends, or kill it",
+    "UPGRADING": "complete the upgrade or roll it back first",
+    "ROLLBACK": "wait until the rollback ends",
+}
+"""Status -> remedy where an event is not allowed."""
 
 
 def delay_of(asked: int | None, message_timeout_secs: int) -> int:
@@ -50,7 +81,7 @@ def delay_of(asked: int | None, message_timeout_secs: int) -> int:
     return message_timeout_secs if asked is None or asked < 0 else asked
 
 
-def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None) -> StormBase:
+def apply_event(base: StormBase, event: StatusEvent, *, delay_secs: int | None = None) -> StormBase:
     """The base after ``event``; the same object when nothing changes.
 
     ``delay_secs`` goes with ``kill`` and ``rebalance``, and with ``drain``, which silences the
@@ -60,8 +91,10 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
     """
     target = _NEXT[base.status].get(event)
     if target is None:
-        doing, remedy = _TABLE["doing"][event], _TABLE["remedy"][base.status]
-        raise Conflict(f"topology {base.name!r} is {base.status} and cannot be {doing}: {remedy}")
+        raise Conflict(
+            f"topology {base.name!r} is {base.status} and cannot be {_PARTICIPLES[event]}: "
+            f"{_REMEDIES[base.status]}"
+        )
     if target == "previous":
         target = base.previous_status or base.wanted_status
     changes: dict[str, object] = {"status": target}

@@ -40,8 +40,7 @@ Precheck = Literal[
     "upgrade_to_complete",
     "upgrade_to_roll_back",
 ]
-"""Check by the leader before it launches a run; ``nimbus/requests/lifecycle.py`` has one function for
-each.
+"""Check by the leader before it launches a run, in ``nimbus/requests/lifecycle.py``.
 
 ``offered_host``: a supervisor offers slots. ``uploaded_code``: the request names an upload.
 ``upgrade_batch``: the selected workers can be upgraded. The other two: an upgrade is under way, and
@@ -241,3 +240,9 @@ _ROWS: tuple[Verb, ...] = (
 
 VERBS: Mapping[str, Verb] = {row.name: row for row in _ROWS}
 """Name -> verb, in the order in which lists show them."""
+
+
+def verbs_of_page() -> list[Verb]:
+    """The verbs that the page of a topology shows, in its order."""
+    verbs = [verb for verb in VERBS.values() if verb.place_on_page is not None]
+    return sorted(verbs, key=lambda verb: verb.place_on_page or 0)

@@ -10,7 +10,7 @@ assignments are written in parts.
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -282,20 +282,6 @@ def _decode(raw: bytes) -> _Changes:
 
 NOTIFIER_KEY = "nimbus.topology.action.notifier.plugin.class"
 
-Action = Literal[
-    "submitTopology",
-    "activate",
-    "deactivate",
-    "rebalance",
-    "restart",
-    "updateTopology",
-    "grayUpgrade",
-    "completeUpgrade",
-    "rollbackTopology",
-    "killTopology",
-]
-"""JStorm's names; Storm's ``deactivate`` in the place of its ``inactivate``."""
-
 
 class _ActionRecord(Record):
     topology_id: str
@@ -313,13 +299,13 @@ class PendingAction:
 
 
 def announce(
-    ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action
+    ctx: OperationsContext, transaction: Transaction, topology_id: str, action: str
 ) -> None:
-    """Append the action, as a sequential node, to the very transaction that does it; nothing
-    without a configured listener.
+    """Append the action (:attr:`Verb.action`) to the transaction that executes it.
 
-    So the listener (Storm, JStorm) is notified of every action, in order, whichever process did it.
-    The leader reads the nodes, calls the listener, and deletes them.
+    It is a sequential node; without a configured listener there is none. So the listener (Storm,
+    JStorm) is notified of every action, in order, whichever process executed it. The leader reads
+    the nodes, calls the listener, and deletes them.
     """
     if ctx.conf.get(NOTIFIER_KEY):
         record = _ActionRecord(topology_id=topology_id, action=action)

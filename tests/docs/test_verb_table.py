@@ -11,7 +11,7 @@ import pytest
 from storm_dagster.client import change_topology
 from storm_dagster.model.requests import CodeRequest
 from storm_dagster.model.verbs import VERBS, Verb
-from storm_dagster.operations.live import lifecycle, rebalance
+from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS, OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -43,9 +43,7 @@ def test_the_page_has_every_verb_with_its_fields() -> None:
 def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the_client(
     verb: Verb,
 ) -> None:
-    operation = (
-        rebalance.rebalance if verb.name == "rebalance" else lifecycle.operation_of(verb.name)
-    )
+    operation = OPERATIONS[verb.name]
     assert operation.__doc__ and {"ctx", "name"} <= inspect.signature(operation).parameters.keys()
     if not verb.batches:
         assert (
@@ -57,6 +55,12 @@ def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the
     made = getattr(client, verb.job.removesuffix("_topology") + "_topology")
     assert made.func is change_topology and made.keywords == {"verb": verb.name}
     assert all(info.description for info in verb.request.model_fields.values())
+
+
+def test_every_operation_of_the_tables_is_that_of_a_verb() -> None:
+    assert OPERATIONS.keys() == VERBS.keys()
+    leader_verbs = {verb.name for verb in VERBS.values() if verb.executed_by == "leader"}
+    assert LEADER_OPERATIONS.keys() == leader_verbs
 
 
 def test_who_is_no_verb_has_no_function() -> None:

@@ -27,7 +27,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.requests import parse_workers
-from storm_dagster.model.verbs import VERBS, Verb
+from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.results import LifecycleResult
@@ -129,9 +129,8 @@ class _VerbRun:
             for name in self.verb.request.model_fields
             if name != "dry_run"
         }
-        return lifecycle.operation_of(self.verb.name)(
-            self.ops, self.config.name, *args, **(more or fields)
-        )
+        operation = lifecycle.OPERATIONS[self.verb.name]
+        return operation(self.ops, self.config.name, *args, **(more or fields))
 
     def observe(self, name: str, outcome: str, metadata: Mapping[str, Any]) -> None:
         """Record something at the topology's asset."""
@@ -245,7 +244,7 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
     return _watch(run, request)
 
 
-def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
+def _watch(run: _VerbRun, request: UpgradeResult, *, back: bool = False) -> _Report:
     """Wait for the workers, and show each one's change in the run and at the topology's asset."""
 
     def on_worker(worker: str, state: str) -> None:
@@ -253,7 +252,6 @@ def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
         metadata = {"worker": worker, "code": state, "topology_id": request.topology_id}
         run.observe(request.name, f"{worker} {state}", metadata)
 
-    back = run.verb.name == "rollback"
     result = await_upgrade(
         run.ops, request, wait_secs=run.config.wait_secs, on_worker=on_worker, back=back
     )
@@ -276,7 +274,7 @@ def _complete(run: _VerbRun) -> _Report:
 
 
 def _rollback(run: _VerbRun) -> _Report:
-    return _watch(run, _as_upgrade(run.execute(), "rolling back"))
+    return _watch(run, _as_upgrade(run.execute(), "rolling back"), back=True)
 
 
 def _as_upgrade(result: LifecycleResult | UpgradeResult, outcome: str) -> UpgradeResult:
@@ -294,16 +292,18 @@ def _execute(run: _VerbRun) -> _Report:
     return run.execute(), {}
 
 
-_EFFECTS: Mapping[str, Callable[..., _Report]] = {
-    "kill": _kill,
-    "restart": _restart,
-    "update": _update,
-    "gray-upgrade": _gray_upgrade,
-    "complete-upgrade": _complete,
-    "rollback": _rollback,
+_EFFECTS: Mapping[RunEffect, Callable[..., _Report]] = {
+    "executed": _execute,
+    "removed": _kill,
+    "restarted": _restart,
+    "replaced": _update,
+    "batch_upgraded": _gray_upgrade,
+    "upgrade_completed": _complete,
+    "rolled_back": _rollback,
 }
-"""Verbs whose runs do more than execute it. Those that bring code take the handle of its
-upload, too.
+"""Effect of a run -> the function that executes its verb and waits for the effect.
+
+It takes the run; that of a verb that brings code also the handle of the upload.
 """
 
 
@@ -350,7 +350,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         *handle: str | None,
     ) -> None:
         began = time.monotonic()
-        effect = _EFFECTS.get(verb.name, _execute)
+        effect = _EFFECTS[verb.effect]
         with operations(context, handles) as ops:
             if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
                 context.log.warning(
@@ -358,7 +358,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 )
                 return
             run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
-            if verb.name != "update":  # Its client token has the record, and makes it idempotent.
+            if not verb.has_token_record:
                 claim_record(context, ops)
             try:
                 result, more = effect(run, *handle)
@@ -404,5 +404,5 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
 
 
 def build_lifecycle_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
-    """The job of every verb but the rebalance, whose run materializes assets."""
-    return [_verb_job(names, verb) for verb in VERBS.values() if verb.name != "rebalance"]
+    """Build the job of every verb whose run does not materialize assets."""
+    return [_verb_job(names, verb) for verb in VERBS.values() if not verb.places_tasks]

@@ -28,6 +28,7 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
@@ -59,6 +60,8 @@ PUBLISH_ASSIGNMENT = shared_steps(
     "publish_assignment", "stage.placement", "publish", "store.placement.json"
 )
 ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
+_SUBMIT_ACTION = "submitTopology"
+"""JStorm's name of a submission, for the listener of actions on topologies."""
 
 
 def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
@@ -341,12 +344,8 @@ def _publish(
     transaction.create(paths.topology(topology_id), encode_record(base))
     # Workers may write it, and make nothing below the base.
     transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
-    announce(
-        ctx,
-        transaction,
-        topology_id,
-        "updateTopology" if replaced is not None else "submitTopology",
-    )
+    action = _SUBMIT_ACTION if replaced is None else VERBS["update"].action
+    announce(ctx, transaction, topology_id, action)
     commit(ctx, transaction, "publish")
     found = ctx.cluster.state.get_version(paths.assignment(topology_id))
     return PublishResult(
@@ -401,7 +400,7 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
         if (
             base.delay_secs is None
         ):  # Else a drain that nobody ended is undone, of which no listener was notified.
-            announce(ctx, transaction, topology_id, "activate")
+            announce(ctx, transaction, topology_id, VERBS["activate"].action)
         commit(ctx, transaction, "activate")
         return ActivateResult(
             topology_id, base.name, changed.status, changed=True, version=version + 1
