@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -17,7 +18,7 @@ from storm_dagster.cli.health import (
     state_of,
     uptime,
 )
-from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.options import Invocation, change_options, verb
 from storm_dagster.cli.output import (
     Steps,
     notify,
@@ -68,6 +69,54 @@ _SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "spark_workers", "por
 
 
 @verb("dev")
+@change_options
+@click.option(
+    "--supervisors",
+    type=click.IntRange(1, 50),
+    default=2,
+    show_default=True,
+    help="Supervisors.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 200),
+    default=4,
+    show_default=True,
+    help="Slots of each supervisor.",
+)
+@click.option(
+    "--nimbuses", type=click.IntRange(1, 9), default=1, show_default=True, help="Nimbuses."
+)
+@click.option(
+    "--zookeepers",
+    type=click.Choice(["1", "3", "5"]),
+    default="1",
+    show_default=True,
+    help="ZooKeeper servers. Three survive the loss of one.",
+)
+@click.option(
+    "--spark-workers",
+    type=click.IntRange(0, 50),
+    default=0,
+    show_default=True,
+    help="Spark workers of one core, and a master; 0: Spark runs in one process.",
+)
+@click.option(
+    "--ports",
+    type=click.Choice(["auto", "default"]),
+    default="default",
+    show_default=True,
+    help="'auto' takes free ports, so several clusters can run side by side.",
+)
+@click.option(
+    "--warm-runs/--no-warm-runs",
+    default=True,
+    help="Start Dagster's runs in forks of a loaded process. [default: warm-runs]",
+)
+@click.option("--detach", is_flag=True, help="Return when ready. `stop` stops the cluster.")
+@click.option(
+    "--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds."
+)
 def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> None:
     """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
     from storm_dagster.cli.dev.cluster import refuse_live_home
@@ -115,6 +164,7 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
 
 
 @verb("stop")
+@change_options
 def stop(invocation: Invocation) -> None:
     """Stop every process of the local cluster, workers first."""
     from storm_dagster.cli.dev.ending import end_cluster, family
@@ -242,3 +292,6 @@ def _print_members(document: dict[str, Any]) -> None:
             print_table(kind, columns, rows)
         else:
             click.echo(f"{kind}: none registered")
+
+
+COMMANDS: Mapping[str, click.Command] = {"dev": dev, "stop": stop, "status": status}

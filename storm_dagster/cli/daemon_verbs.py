@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -31,6 +31,8 @@ from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
 
 log: logging.Logger = logging.getLogger(__name__)
+_EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_host_option = click.option("--host", help="Address to bind. [default: storm.local.hostname]")
 
 
 def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
@@ -121,7 +123,11 @@ def _become(
     os.execvpe(command[0], command, env or dict(os.environ))
 
 
-@verb("daemon zookeeper")
+@verb("zookeeper")
+@click.argument("action", type=click.Choice(["secure"]), required=False)
+@click.option("--port", type=click.IntRange(1, 65535), help="[default: storm.zookeeper.port]")
+@_host_option
+@click.option("--data-dir", metavar="DIR", help="[default: HOME/zookeeper]")
 def zookeeper(
     invocation: Invocation,
     action: str | None,
@@ -172,7 +178,32 @@ def _secure_nodes(invocation: Invocation) -> None:
     say(invocation.json, {"root": session.root, "changed": changed}, text)
 
 
-@verb("daemon spark")
+@verb("spark")
+@click.argument(
+    "role",
+    type=click.Choice(["connect", "master", "worker"]),
+    required=False,
+    default="connect",
+)
+@click.option(
+    "--warm-up",
+    metavar="REMOTE",
+    help="Run the first jobs on the server at REMOTE, then return.",
+)
+@_host_option
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of a master or worker; 0: any free one. [default: 7077, worker: 0]",
+)
+@click.option(
+    "--ui-port",
+    type=click.IntRange(1, 65535),
+    help="Serve Spark's web UI on this port of loopback. [default: closed]",
+)
+@click.option("--cores", type=click.IntRange(1), help="Cores that a worker offers. [default: all]")
+@click.option("--memory", help="Memory that a worker offers to executors. [default: 1g]")
+@click.option("--id", help="Name of a worker's folder. [default: 0]")
 def spark(
     invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
 ) -> None:
@@ -301,7 +332,10 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@verb("daemon nimbus")
+@verb("nimbus")
+@click.option(
+    "--id", "name", help="Name of its local folder. [default: generated at the first start]"
+)
 def nimbus(invocation: Invocation, name: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
@@ -309,7 +343,8 @@ def nimbus(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "nimbus", name, run)
 
 
-@verb("daemon supervisor")
+@verb("supervisor")
+@click.option("--id", "name", help="Id in the cluster. [default: generated at the first start]")
 def supervisor(invocation: Invocation, name: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
@@ -317,13 +352,23 @@ def supervisor(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "supervisor", name, run)
 
 
-@verb("daemon worker")
+@verb("worker")
+@click.argument("spec", type=_EXISTING_FILE)
 def worker(invocation: Invocation, spec: Path) -> None:
     """Run one worker from its SPEC.json. Supervisors call this."""
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", str(spec)])
 
 
-@verb("daemon web")
+@verb("web")
+@click.option(
+    "--workspace",
+    metavar="FILE",
+    required=True,
+    type=_EXISTING_FILE,
+    help="Dagster's workspace.yaml.",
+)
+@_host_option
+@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
 
@@ -344,7 +389,29 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     return 0
 
 
-@verb("daemon code")
+@verb("code")
+@click.option(
+    "--module",
+    metavar="MODULE",
+    default="storm_dagster.defs",
+    show_default=True,
+    help="Module of the code location.",
+)
+@click.option(
+    "--location",
+    metavar="NAME",
+    default="storm",
+    show_default=True,
+    help="Name of the code location, as workspace.yaml has it.",
+)
+@click.option("--socket", metavar="FILE", help="Serve on this unix socket.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Serve on this port of loopback.")
+@click.option(
+    "--lazy-load-user-code",
+    "lazy",
+    is_flag=True,
+    help="Serve the error if the module cannot be loaded, instead of ending.",
+)
 def code(
     invocation: Invocation,
     module: str,
@@ -384,7 +451,16 @@ def code(
     )
 
 
-@verb("daemon warm-runs", hidden=True)
+@verb("warm-runs", hidden=True)
+@click.option(
+    "--module",
+    "modules",
+    metavar="MODULE",
+    multiple=True,
+    default=["storm_dagster.defs"],
+    show_default=True,
+    help="Module of a code location, as its workspace names it. May be repeated.",
+)
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> None:
     """End at once: the code server starts the runs, see `storm-dagster daemon code`."""
     notify(
@@ -405,3 +481,15 @@ daemon = verb_group(
     code,
     warm_runs,
 )
+
+COMMANDS: Mapping[str, click.Command] = {
+    "daemon": daemon,
+    # Each role was a verb in the previous release.
+    "zookeeper": zookeeper,
+    "spark": spark,
+    "nimbus": nimbus,
+    "supervisor": supervisor,
+    "worker": worker,
+    "web": web,
+    "warm-runs": warm_runs,
+}

@@ -10,10 +10,12 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import click
 
 from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
 from storm_dagster.cli.options import Invocation, verb
@@ -357,6 +359,24 @@ def _no_planner(batch: Any) -> Any:
 
 
 @verb("doctor")
+@click.option(
+    "--invariants",
+    is_flag=True,
+    help="Check invariants I1 to I8 on the live cluster. Exits with 6 if one is violated.",
+)
+@click.option(
+    "--settle",
+    "stable_secs",
+    type=click.FloatRange(0, 600),
+    default=10.0,
+    show_default=True,
+    help="With --invariants: seconds for which a violation must last to count.",
+)
+@click.option(
+    "--security",
+    is_flag=True,
+    help="List what the cluster exposes to others, and how to close it.",
+)
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
     """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and
     disk. Exits with 4 on a problem.
@@ -396,3 +416,6 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
         [{**finding, "mend": finding["mend"] or ""} for finding in findings],
     )
     return Unavailable.exit_code if broken else 0
+
+
+COMMANDS: Mapping[str, click.Command] = {"doctor": doctor}

@@ -4,6 +4,7 @@ daemons.
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def _print_logs(sources: dict[str, LogSource], count: int, follow: bool) -> None
 
 
 @verb("logs")
+@click.argument("name")
+@click.option("--worker", metavar="HOST:PORT", help="Only this worker.")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="Lines of each log.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they are appended.")
 def logs(invocation: Invocation, name: str, worker: str | None, count: int, follow: bool) -> None:
     """Print the logs of the workers of topology NAME, from all hosts."""
     options = Security.of(invocation.conf).client_options()
@@ -190,6 +202,20 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
 
 
 @verb("tail")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Lines of each log.",
+)
+@click.option(
+    "-f/-F",
+    "--follow/--no-follow",
+    default=True,
+    help="Print new lines as they are appended. [default: yes]",
+)
 def tail(invocation: Invocation, count: int, follow: bool) -> None:
     """Follow the logs of all daemons of a local cluster."""
     folder = invocation.home / "logs"
@@ -207,3 +233,6 @@ def tail(invocation: Invocation, count: int, follow: bool) -> None:
         return
     sources: dict[str, LogSource] = {f"{path.name:<28} ": FileLog(path) for path in paths}
     _print_logs(sources, count, follow)
+
+
+COMMANDS: Mapping[str, click.Command] = {"logs": logs, "tail": tail}

@@ -6,12 +6,13 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from storm_dagster.cli.options import Invocation, verb, verb_group
+from storm_dagster.cli.options import Invocation, change_options, verb, verb_group
 from storm_dagster.cli.output import Steps, print_answer, print_json, say
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import drain_hosts, topologies_on
@@ -20,6 +21,8 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import SCOPES, make_token
+
+_hosts_argument = click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
 
 # -- blacklist -------------------------------------------------------------------------------------
 
@@ -82,7 +85,18 @@ def _change_blacklist(
             )
 
 
-@verb("blacklist add")
+@verb("add")
+@change_options
+@_hosts_argument
+@click.option(
+    "--drain", is_flag=True, help="Move its tasks elsewhere, and return when the host is empty."
+)
+@click.option(
+    "-w",
+    "wait_secs",
+    type=click.IntRange(0),
+    help="Of --drain: seconds of silence before tasks move. [default: message timeout]",
+)
 def blacklist_add(
     invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None
 ) -> None:
@@ -90,13 +104,15 @@ def blacklist_add(
     _change_blacklist(invocation, hosts, "add", drain, wait_secs)
 
 
-@verb("blacklist remove")
+@verb("remove")
+@change_options
+@_hosts_argument
 def blacklist_remove(invocation: Invocation, hosts: tuple[str, ...]) -> None:
     """Allow new work on the supervisors of HOST again."""
     _change_blacklist(invocation, hosts, "remove")
 
 
-@verb("blacklist list")
+@verb("list")
 def blacklist_list(invocation: Invocation) -> None:
     """List the hosts that get no new work."""
     with invocation.nimbus() as nimbus:
@@ -132,7 +148,8 @@ def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
         )
 
 
-@verb("blob list")
+@verb("list")
+@click.argument("prefix", default="")
 def blob_list(invocation: Invocation, prefix: str) -> None:
     """List the blobs whose key begins with PREFIX."""
     with invocation.nimbus() as nimbus:
@@ -141,7 +158,14 @@ def blob_list(invocation: Invocation, prefix: str) -> None:
     print_answer(invocation.json, {"blobs": blobs}, "key bytes sha256", rows)
 
 
-@verb("blob cat")
+@verb("cat")
+@click.argument("key")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file instead.",
+)
 def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     """Write the verified content of blob KEY to standard output."""
     check_blob_key(key)
@@ -164,7 +188,14 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
         print_json({"key": key, "size": output.stat().st_size, "file": str(output)})
 
 
-@verb("blob put")
+@verb("put")
+@change_options
+@click.argument("key")
+@click.argument(
+    "source",
+    metavar="FILE",
+    type=click.Path(allow_dash=True, dir_okay=False, path_type=Path),
+)
 def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     """Store FILE (- for standard input) as blob KEY. Returns when the blob is replicated."""
     with invocation.nimbus() as nimbus:
@@ -183,7 +214,9 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     say(invocation.json, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}")
 
 
-@verb("blob delete")
+@verb("delete")
+@change_options
+@click.argument("key")
 def blob_delete(invocation: Invocation, key: str) -> None:
     """Delete blob KEY from all nimbuses."""
     with invocation.nimbus() as nimbus:
@@ -213,7 +246,19 @@ def _seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-@verb("token create")
+@verb("create")
+@click.option(
+    "--scope",
+    type=click.Choice(["metrics", "read", "operate", "admin"]),
+    required=True,
+    help="What the token opens.",
+)
+@click.option(
+    "--expires",
+    default="30d",
+    show_default=True,
+    help="How long it counts, such as 90m, 12h, 30d.",
+)
 def token_create(invocation: Invocation, scope: str, expires: str) -> None:
     """Make a token from the cluster's secret (Authorization: Bearer, or the password of Basic).
 
@@ -233,3 +278,5 @@ blacklist = verb_group(
 )
 blob = verb_group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
 token = verb_group("token", "Tokens for clients that cannot sign.", token_create)
+
+COMMANDS: Mapping[str, click.Command] = {"blacklist": blacklist, "blob": blob, "token": token}

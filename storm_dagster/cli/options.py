@@ -1,16 +1,15 @@
-"""Options that every verb takes, and the invocation that they make."""
+"""Decorators of verbs, and the invocation that the common options make."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import httpx
 
-from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient
@@ -86,38 +85,109 @@ class Invocation:
 _PROBE_SECS = 1.0
 
 
-def verb(
-    name: str, *, changes: bool = False, **settings: Any
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """A click command whose function takes an :class:`Invocation` first, and then what the grammar
-    says.
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-    ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``. The verb of a thing is named after it:
-    ``blob list``.
+
+def _common_options(function: Function) -> Function:
+    """Add the options of every verb."""
+    options = (
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print one JSON document on standard output.",
+        ),
+        click.option(
+            "--home",
+            metavar="DIR",
+            help=(
+                "State folder of a local cluster. [default: STORM_DAGSTER_HOME, else"
+                " ./.storm-dagster]"
+            ),
+        ),
+        click.option(
+            "--conf-dir",
+            metavar="DIR",
+            help="Folder of storm.yaml; its nimbus.seeds name the cluster.",
+        ),
+        click.option(
+            "-c",
+            "cluster_pairs",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Cluster conf; VALUE is YAML.",
+        ),
+        click.option("-v", "--verbose", is_flag=True, help="Debug log on standard error."),
+    )
+    return add_options(options, function)
+
+
+def change_options(function: Function) -> Function:
+    """Add ``--dry-run`` and ``--wait/--no-wait``, which the invocation has."""
+    options = (
+        click.option("--dry-run", is_flag=True, help="Show the effect without changing anything."),
+        click.option("--wait/--no-wait", default=True, help="Wait for the effect. [default: wait]"),
+    )
+    return add_options(options, function)
+
+
+def code_options(function: Function) -> Function:
+    """Add the options of new code."""
+    options = (
+        click.option(
+            "--timeout",
+            type=float,
+            default=300.0,
+            show_default=True,
+            help="Longest wait, seconds.",
+        ),
+        click.option(
+            "--conf",
+            "pairs",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Topology conf; VALUE is YAML.",
+        ),
+        click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
+        click.option(
+            "--requirements", metavar="FILE", help="Vendor these packages into the archive."
+        ),
+    )
+    return add_options(options, function)
+
+
+def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
+    """Add options and arguments to the function of a command; help has them in this order."""
+    # Like decorators, the last one is applied first.
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a click command of a function that takes an :class:`Invocation` first.
+
+    Decorators below this one add its arguments and options. ``settings`` are those of
+    :func:`click.command`.
     """
-    rules, shared = grammar()["verbs"].get(name) or {}, grammar()["shared"]
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def call(**given: Any) -> Any:
-            home, conf_dir = given.pop("home"), given.pop("conf_dir")
-            configure_logging(verbose=given.pop("verbose"))
+        def call(**options: Any) -> Any:
+            home = options.pop("home")
+            conf_dir = options.pop("conf_dir")
+            configure_logging(verbose=options.pop("verbose"))
             invocation = Invocation(
                 home=home_dir(home),
                 conf_dir=Path(conf_dir).expanduser().absolute() if conf_dir else None,
-                overrides=parse_assignments(given.pop("cluster_pairs"), source="-c"),
-                json=given.pop("as_json"),
-                dry_run=given.pop("dry_run", False),
-                wait=given.pop("wait", True),
+                overrides=parse_assignments(options.pop("cluster_pairs"), source="-c"),
+                json=options.pop("as_json"),
+                dry_run=options.pop("dry_run", False),
+                wait=options.pop("wait", True),
             )
-            return function(invocation, **given)
+            return function(invocation, **options)
 
-        made = parameters(rules.get("takes"), call)
-        if changes or rules.get("changes"):
-            made = parameters(shared["changes"], made)
-        return click.command(name.rpartition(" ")[2], **settings)(
-            parameters(shared["common"], made)
-        )
+        return click.command(name, **settings)(_common_options(call))
 
     return decorate
 

@@ -1,15 +1,15 @@
-"""Read commands: ``conf``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
+"""Verbs that show a cluster or a topology, and ``dead-letters``."""
 
 import datetime
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
 import click
 
-from storm_dagster.cli.app import grammar
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import (
     human_seconds,
@@ -27,8 +27,11 @@ from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.operation_text import operation_text
 
+_after_option = click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
+
 
 @verb("conf")
+@click.argument("key", required=False)
 def conf(invocation: Invocation, key: str | None) -> None:
     """Show the merged cluster conf, or one KEY of it: value, origin, meaning."""
     merged = invocation.conf
@@ -56,26 +59,23 @@ def conf(invocation: Invocation, key: str | None) -> None:
         notify(f"warning: {warning}")
 
 
-def _reader(name: str, row: dict[str, Any]) -> click.Command:
-    """The command of a verb that only shows rows."""
-
-    def call(invocation: Invocation) -> None:
-        with invocation.nimbus() as nimbus:
-            rows = nimbus.get(row["get"])[row["part"]]
-        print_answer(invocation.json, {row["part"]: rows}, row["columns"], map(row_for_table, rows))
-
-    call.__doc__ = row["help"]
-    return verb(name)(call)
+def _print_members(invocation: Invocation, kind: str, columns: str) -> None:
+    """Print the supervisors or nimbuses of the cluster."""
+    with invocation.nimbus() as nimbus:
+        rows = nimbus.get("/v1/cluster")[kind]
+    print_answer(invocation.json, {kind: rows}, columns, map(row_for_table, rows))
 
 
-globals().update(
-    {
-        f"read_{name}": _reader(name, row)
-        for part in ("verbs", "former")
-        for name, row in grammar()[part].items()
-        if row and "get" in row
-    }
-)
+@verb("supervisors")
+def supervisors(invocation: Invocation) -> None:
+    """List the supervisors with their slots and used slots."""
+    _print_members(invocation, "supervisors", "id host ports used uptime")
+
+
+@verb("nimbuses")
+def nimbuses(invocation: Invocation) -> None:
+    """List the nimbuses and their leader."""
+    _print_members(invocation, "nimbuses", "host:port http role uptime version")
 
 
 @verb("list")
@@ -98,6 +98,7 @@ def _when(secs: float) -> str:
 
 
 @verb("errors")
+@click.argument("name")
 def errors(invocation: Invocation, name: str) -> None:
     """List the errors of the tasks of topology NAME, newest first."""
     with invocation.nimbus() as nimbus:
@@ -117,6 +118,8 @@ def errors(invocation: Invocation, name: str) -> None:
 
 
 @verb("explain")
+@click.argument("name")
+@click.argument("task", type=int, required=False)
 def explain(invocation: Invocation, name: str, task: int | None) -> None:
     """Explain the placement of the tasks of topology NAME, or of one TASK."""
     asked = {} if task is None else {"task": task}
@@ -163,6 +166,17 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
 
 
 @verb("state")
+@click.argument("name")
+@click.argument("component")
+@click.argument("key", required=False)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="Largest number of entries.",
+)
+@_after_option
 def state(
     invocation: Invocation,
     name: str,
@@ -194,6 +208,22 @@ def state(
 
 
 @verb("dead-letters")
+@click.argument("name")
+@click.option("--component", metavar="SPOUT", help="Only those of one spout.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="Letters to list at most.",
+)
+@_after_option
+@click.option("--replay", is_flag=True, help="Emit all of them again, as after a bug is gone.")
+@click.option(
+    "--export",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    help="Write all of them as lines of JSON.",
+)
 def dead_letters(
     invocation: Invocation,
     name: str,
@@ -278,6 +308,7 @@ def _show_placements(document: dict[str, Any]) -> None:
 
 
 @verb("plan")
+@click.argument("file")
 def plan(invocation: Invocation, file: str) -> None:
     """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would.
     Changes nothing.
@@ -297,6 +328,7 @@ def plan(invocation: Invocation, file: str) -> None:
 
 
 @verb("show")
+@click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show the workers, tasks, statistics and errors of topology NAME."""
     with invocation.nimbus() as nimbus:
@@ -342,6 +374,7 @@ def show(invocation: Invocation, name: str) -> None:
 
 
 @verb("visualize")
+@click.argument("name")
 def visualize(invocation: Invocation, name: str) -> None:
     """Print a picture (SVG) of topology NAME with what flows in it now."""
     with invocation.nimbus() as nimbus:
@@ -380,3 +413,18 @@ def _print_loads(document: dict[str, Any]) -> None:
         click.echo(
             f"back pressure: {document['back_pressure']} of {len(document['workers'])} workers hold the spouts back"
         )
+
+
+COMMANDS: Mapping[str, click.Command] = {
+    "list": list_topologies,
+    "show": show,
+    "visualize": visualize,
+    "explain": explain,
+    "plan": plan,
+    "conf": conf,
+    "errors": errors,
+    "state": state,
+    "dead-letters": dead_letters,
+    "supervisors": supervisors,
+    "nimbuses": nimbuses,
+}
