@@ -142,11 +142,27 @@ class Corrupt(StormDagsterError):
     exit_code = 6
 
 
-_BY_NAME: dict[str, type[StormDagsterError]] = {
-    name: cls
-    for name, cls in globals().items()
-    if isinstance(cls, type) and issubclass(cls, StormDagsterError)
-}
+ERRORS: tuple[type[StormDagsterError], ...] = (
+    StormDagsterError,
+    InvalidRequest,
+    InvalidTopology,
+    Misconfigured,
+    NotAuthenticated,
+    NotAuthorized,
+    UnknownSubtree,
+    Conflict,
+    NotAlive,
+    KeyNotFound,
+    AlreadyAlive,
+    Unavailable,
+    NotLeading,
+    MissingPart,
+    Fenced,
+    Corrupt,
+)
+"""Every type of error that a service may respond with."""
+
+_BY_NAME: dict[str, type[StormDagsterError]] = {cls.__name__: cls for cls in ERRORS}
 
 
 def error_from_document(document: Any) -> StormDagsterError:

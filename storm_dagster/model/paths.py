@@ -40,12 +40,36 @@ UNREPORTED = "/unreported"
 # each.
 SENSORS = "/sensors"
 
-FIRST_LEVEL = tuple(
-    path
-    for name, path in globals().items()
-    if name.isupper() and path not in (CLUSTER_ID, HEALER, NIMBUS_MASTER, DEPLOYS)
+FIRST_LEVEL: tuple[str, ...] = (
+    SUPERVISORS,
+    WORKERS,
+    TOPOLOGY,
+    ASSIGNMENTS,
+    ASSIGNMENTS_BAK,
+    TASKS,
+    TASKBEATS,
+    TASKERRORS,
+    METRICS,
+    BLOBSTORE,
+    BLOBSTORE_MAX_SEQUENCE,
+    GRAY_UPGRADE,
+    NIMBUS_SLAVE,
+    NIMBUS_SLAVE_DETAIL,
+    EPOCH,
+    BLACKLIST,
+    TOKENS,
+    OPERATIONS,
+    COUNTER,
+    SPARK_SESSIONS,
+    ACTIONS,
+    UNREPORTED,
+    SENSORS,
 )
-"""The persistent first-level nodes, created together with the root."""
+"""The persistent first-level nodes, created together with the root.
+
+The others are created by their writers: the cluster's id with the root's owner, the healer's and the
+leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology.
+"""
 
 
 def _child_of(parent: str, below: str = "") -> Callable[[str], str]:
