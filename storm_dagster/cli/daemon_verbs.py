@@ -1,7 +1,7 @@
-"""``daemon ROLE``, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``,
-``worker``, ``web``, ``code``.
+"""``daemon ROLE``: one process for each role.
 
-The roles were verbs of their own in the release before (``FORMER_VERBS`` of :mod:`.app`).
+The roles are ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web`` and ``code``.
+In the previous release each was a verb (``FORMER_VERBS`` of :mod:`.app`).
 """
 
 import logging
@@ -32,12 +32,20 @@ from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standa
 
 log: logging.Logger = logging.getLogger(__name__)
 _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LISTEN = {"host", "port", "ui_port"}
+_SPARK_OPTIONS = {
+    "connect": {"warm_up"},
+    "master": _LISTEN,
+    "worker": {*_LISTEN, "cores", "memory", "id"},
+}
+"""Role of ``daemon spark`` -> the options that it takes."""
 _host_option = click.option("--host", help="Address to bind. [default: storm.local.hostname]")
 
 
 def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
-    """The daemon's conf (files and ``-c``, never another cluster's ``cluster.json``), and its
-    private HOME.
+    """Prepare this process for a daemon; its conf and its private HOME.
+
+    The conf is that of the files and of ``-c``, never of another cluster's ``cluster.json``.
     """
     keep_one_heap()
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
@@ -45,31 +53,29 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
         raise InvalidRequest(
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
         )
-    home = (
-        Path(conf["storm.local.dir"]).expanduser().absolute()
-        if conf["storm.local.dir"]
-        else invocation.home
-    )
-    # What daemons and their children write is for this user alone: specs, logs and blobs may hold
+    home = invocation.home
+    if conf["storm.local.dir"]:
+        home = Path(conf["storm.local.dir"]).expanduser().absolute()
+    # Files of daemons and their children are for this user alone: specs, logs and blobs may hold
     # secrets.
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     if Security.of(conf).secret is not None:
-        # The workers of this host prove themselves to the cluster's Spark by it, without knowing
-        # the secret.
+        # Workers of this host authenticate at the cluster's Spark by this token, without the
+        # secret.
         spark_token(conf, home)
     return conf, home
 
 
 def _log_warnings(conf: ClusterConf) -> None:
-    """Log the warnings about the conf; a daemon with a log file calls this once it is open."""
+    """Log the warnings about the conf; call it when the daemon's log file is open."""
     for warning in conf.warnings:
         log.warning("%s", warning)
 
 
 def _stop_event() -> threading.Event:
-    """Set by SIGTERM and SIGINT; a second one ends the process at once."""
+    """Event that SIGTERM and SIGINT set; a second signal ends the process at once."""
     stop = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -85,24 +91,24 @@ def _stop_event() -> threading.Event:
 def _serve(
     invocation: Invocation,
     role: str,
-    given_id: str | None,
+    daemon_id: str | None,
     run: Callable[[ClusterConf, Path, str, threading.Event], int],
 ) -> int:
     conf, home = _prepare(invocation)
-    name = given_id or _default_id(conf, home, role)
+    name = daemon_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
     _log_warnings(conf)
     return run(conf, home, name, _stop_event())
 
 
 def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
-    """The id that this host's daemon got at its first start: assignments and blobs refer to it."""
+    """Id that this host's daemon got at its first start; assignments and blobs refer to it."""
     path = home / f"{role}_id"
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
-    chosen = f"{conf['storm.local.hostname']}-{os.urandom(4).hex()}"
-    path.write_text(chosen + "\n", encoding="utf-8")
-    return chosen
+    new_id = f"{conf['storm.local.hostname']}-{os.urandom(4).hex()}"
+    path.write_text(new_id + "\n", encoding="utf-8")
+    return new_id
 
 
 def _become(
@@ -113,12 +119,12 @@ def _become(
     env: dict[str, str] | None = None,
     id: str = "0",
 ) -> NoReturn:
-    """Replace this process by ``command``: same pid, same run file."""
+    """Replace this process by ``command``, with the same pid and run file."""
     RunFile.write(home, role, id, ports)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A JVM takes over an inherited "ignore", as Dagster leaves it in a process that a script starts
-    # with `&`, and then ends on nothing but SIGKILL.
+    # A JVM keeps an inherited "ignore", such as Dagster leaves in a process that a script starts
+    # with `&`. Only SIGKILL would then end it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execvpe(command[0], command, env or dict(os.environ))
 
@@ -159,7 +165,7 @@ def zookeeper(
 
 
 def _secure_nodes(invocation: Invocation) -> None:
-    from storm_dagster.cli.output import say
+    from storm_dagster.cli.output import print_line
     from storm_dagster.zk.root import secure_root
     from storm_dagster.zk.storm_cluster_state import open_session
 
@@ -169,13 +175,16 @@ def _secure_nodes(invocation: Invocation) -> None:
             "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from it) or "
             "storm.zookeeper.auth.payload"
         )
+
+    def print_progress(nodes: int) -> None:
+        if nodes % 1000 == 0:
+            click.echo(f"{nodes} nodes", err=True)
+
     with closing(open_session(conf.values)) as session:
-        changed = secure_root(
-            session, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True)
-        )
+        changed = secure_root(session, print_progress)
     place = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
     text = f"{place} is closed to others: {changed} nodes were changed"
-    say(invocation.json, {"root": session.root, "changed": changed}, text)
+    print_line(invocation.json, {"root": session.root, "changed": changed}, text)
 
 
 @verb("spark")
@@ -205,7 +214,7 @@ def _secure_nodes(invocation: Invocation) -> None:
 @click.option("--memory", help="Memory that a worker offers to executors. [default: 1g]")
 @click.option("--id", help="Name of a worker's folder. [default: 0]")
 def spark(
-    invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
+    invocation: Invocation, role: Literal["connect", "master", "worker"], **options: Any
 ) -> None:
     """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from
     pyspark's jars).
@@ -220,25 +229,23 @@ def spark(
         sweep_local_dir,
     )
 
-    for name in sorted(
-        {name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]
-    ):
-        raise InvalidRequest(
-            f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
-        )
+    for name, value in sorted(options.items()):
+        if value is not None and name not in _SPARK_OPTIONS[role]:
+            raise InvalidRequest(
+                f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
+            )
     conf, home = _prepare(invocation)
     _log_warnings(conf)
     if role != "connect":
-        _become_part(conf, home, role, given)
-    if given["warm_up"] is not None:
-        _run_first_jobs(conf, given["warm_up"])
+        _become_part(conf, home, role, options)
+    if options["warm_up"] is not None:
+        _run_first_jobs(conf, options["warm_up"])
         return
-    port, master = conf["spark.connect.port"] or _free_port(), conf["spark.connect.master"]
-    secret = (
-        {"spark.authenticate.secret": standalone_secret(conf, home)}
-        if master.startswith("spark://")
-        else {}
-    )
+    port = conf["spark.connect.port"] or _free_port()
+    master = conf["spark.connect.master"]
+    secret: dict[str, str] = {}
+    if master.startswith("spark://"):
+        secret["spark.authenticate.secret"] = standalone_secret(conf, home)
     if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
         sweep_local_dir(home / "spark")
     command = spark_connect_command(
@@ -253,16 +260,8 @@ def spark(
     _become(command, home, "spark", {"connect": port}, environment)
 
 
-_LISTEN = {"host", "port", "ui_port"}
-_SPARK_OPTIONS = {
-    "connect": {"warm_up"},
-    "master": _LISTEN,
-    "worker": {*_LISTEN, "cores", "memory", "id"},
-}
-
-
 def _become_part(
-    conf: ClusterConf, home: Path, role: Literal["master", "worker"], given: Any
+    conf: ClusterConf, home: Path, role: Literal["master", "worker"], options: dict[str, Any]
 ) -> NoReturn:
     """Replace this process by a master or a worker of a Spark standalone cluster."""
     from storm_dagster.spark.server import (
@@ -271,38 +270,40 @@ def _become_part(
         sweep_local_dir,
     )
 
-    master, id = conf["spark.connect.master"], given["id"] or "0"
+    master = conf["spark.connect.master"]
+    id = options["id"] or "0"
     if role == "worker" and not master.startswith("spark://"):
         raise InvalidRequest(
             f"spark.connect.master is {master!r}: set it to the master, such as spark://host:7077"
         )
     folder = home / "spark" / (role if role == "master" else f"{role}-{id}")
-    same = [
-        each for each in RunFile.read_all(home) if (each.role, each.id) == (f"spark-{role}", id)
-    ]
-    if any(each.pid != os.getpid() and each.alive() for each in same):
-        raise Conflict(
-            f"a Spark {role} already runs in {folder}: end it, or give a worker another --id"
-        )
+    for record in RunFile.read_all(home):
+        is_same_part = record.role == f"spark-{role}" and record.id == id
+        if is_same_part and record.pid != os.getpid() and record.alive():
+            raise Conflict(
+                f"a Spark {role} already runs in {folder}: end it, or give a worker another --id"
+            )
     sweep_local_dir(folder)
-    port = given["port"] if given["port"] is not None else 7077 if role == "master" else 0
+    port = options["port"]
+    if port is None:
+        port = 7077 if role == "master" else 0
     command = standalone_command(
         role,
         folder,
         standalone_secret(conf, home),
-        host=check_exposure(conf, f"the Spark {role}", "secret", given["host"]),
+        host=check_exposure(conf, f"the Spark {role}", "secret", options["host"]),
         port=port,
-        ui_port=given["ui_port"],
-        worker=(master, given["cores"] or os.cpu_count() or 1, given["memory"] or "1g"),
+        ui_port=options["ui_port"],
+        worker=(master, options["cores"] or os.cpu_count() or 1, options["memory"] or "1g"),
     )
     _become(command, home, f"spark-{role}", {role: port}, standalone_environment(folder), id)
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
-    """Warms the server up in the placement's pinned session; in one of its own before there is a
-    cluster.
+    """Run the first jobs in the placement's pinned session, so that the server has loaded them.
 
-    It loads while the server starts, for which it then waits.
+    Without a cluster, they run in another session. The import of the pipeline takes place while the
+    server starts; then the server is waited for.
     """
     import storm_dagster.spark.assignment.pipeline  # noqa: F401
     from storm_dagster.cli.dev.plan import PLACED
@@ -320,9 +321,9 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
         warm_up(remote)
         return
     with cluster:
-        where = {**conf.values, "spark.remote": remote}
+        server_conf = {**conf.values, "spark.remote": remote}
         warm_planner(
-            lambda batch: plan_on_cluster(where, cluster, batch), lambda: click.echo(PLACED)
+            lambda batch: plan_on_cluster(server_conf, cluster, batch), lambda: click.echo(PLACED)
         )
 
 
@@ -437,18 +438,16 @@ def code(
             "Dagster cannot reach the code server: name --socket FILE or --port, as workspace.yaml does"
         )
     os.environ["STORM_DAGSTER_HOME"] = str(invocation.home)
-    # Dagster's code server has a log of its own on standard error.
+    # Dagster's code server logs on standard error itself.
     logging.getLogger().handlers.clear()
     from storm_dagster.code_server.server import serve
 
-    address = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
-    code_location = ["--module-name", module, "--location-name", location]
-    laziness = ["--lazy-load-user-code"] if lazy else []
-    serve(
-        [*address, *code_location, "--use-python-environment-entry-point", *laziness],
-        socket,
-        location,
-    )
+    arguments = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--module-name", module, "--location-name", location]
+    arguments.append("--use-python-environment-entry-point")
+    if lazy:
+        arguments.append("--lazy-load-user-code")
+    serve(arguments, socket, location)
 
 
 @verb("warm-runs", hidden=True)

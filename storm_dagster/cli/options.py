@@ -20,10 +20,13 @@ from storm_dagster.model.conf import ClusterConf, parse_assignments, seed_urls
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.settings import Security, zookeeper_tls
 
+_PROBE_SECS = 1.0
+"""Time in which a nimbus or a ZooKeeper server must accept a connection."""
+
 
 @dataclass
 class Invocation:
-    """One call of a verb: where its cluster is, and how it answers."""
+    """One call of a verb: the place of its cluster, and the form of its output."""
 
     home: Path
     conf_dir: Path | None = None
@@ -38,11 +41,11 @@ class Invocation:
         return cluster_conf(self.home, self.conf_dir, self.overrides)
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
-        """A client of the cluster; the caller closes it.
+        """Client of the cluster; the caller closes it.
 
-        ``patience`` is for a cluster that is known to exist: its first call raises
-        :class:`Unavailable` at once when no process of HOME lives and neither nimbus nor ZooKeeper
-        is at an address that the conf names.
+        With ``patience``, in seconds, a call waits for a leader. The first call still raises
+        :class:`Unavailable` at once if no process of HOME lives and neither a nimbus nor ZooKeeper
+        responds at an address that the conf names.
         """
         require = self._require_cluster if patience > 0 else None
         return NimbusClient.of_cluster(
@@ -57,32 +60,36 @@ class Invocation:
     def _require_cluster(self) -> None:
         if self.conf_dir is None and any(record.alive() for record in RunFile.read_all(self.home)):
             return
-        from storm_dagster.zk.embedded import server_address, server_answers
-
-        conf, seeds = self.conf, seed_urls(self.conf)
-        options = Security.of(conf).client_options()
-        # The default address may be another cluster's ZooKeeper.
-        ours = conf.origins["storm.zookeeper.servers"] != "default"
-        servers = conf["storm.zookeeper.servers"] if ours else []
-        with (
-            httpx.Client(**options) as http,
-            ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool,
-        ):
-            found = [pool.submit(is_nimbus, http, url, _PROBE_SECS) for url in seeds]
-            places, tls = [server_address(server, conf) for server in servers], zookeeper_tls(conf)
-            found += [pool.submit(server_answers, *place, _PROBE_SECS, tls) for place in places]
-            if any(each.result() for each in found):
-                return
-        where = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
+        seeds = seed_urls(self.conf)
+        if self._is_reachable(seeds):
+            return
+        place = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
         raise Unavailable(
-            f"no cluster is there: looked in {where}, and for a nimbus at {', '.join(seeds)} (nimbus.seeds, "
-            f"{conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name it: --home or "
+            f"no cluster is there: looked in {place}, and for a nimbus at {', '.join(seeds)} (nimbus.seeds, "
+            f"{self.conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name it: --home or "
             "STORM_DAGSTER_HOME for a local one, --conf-dir with the folder of its storm.yaml, or "
             "-c nimbus.seeds=[host:port]"
         )
 
+    def _is_reachable(self, seeds: Sequence[str]) -> bool:
+        """True if a nimbus of the seeds or a ZooKeeper server of the conf responds."""
+        from storm_dagster.zk.embedded import server_address, server_answers
 
-_PROBE_SECS = 1.0
+        conf = self.conf
+        servers: list[str] = []
+        # The default address may be another cluster's ZooKeeper.
+        if conf.origins["storm.zookeeper.servers"] != "default":
+            servers = conf["storm.zookeeper.servers"]
+        tls = zookeeper_tls(conf)
+        with (
+            httpx.Client(**Security.of(conf).client_options()) as http,
+            ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool,
+        ):
+            probes = [pool.submit(is_nimbus, http, url, _PROBE_SECS) for url in seeds]
+            for server in servers:
+                host, port = server_address(server, conf)
+                probes.append(pool.submit(server_answers, host, port, _PROBE_SECS, tls))
+            return any(probe.result() for probe in probes)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -157,7 +164,7 @@ def code_options(function: Function) -> Function:
 
 
 def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    """Add options and arguments to the function of a command; help has them in this order."""
+    """Add options and arguments to a command's function, in the order of its help."""
     # Like decorators, the last one is applied first.
     for option in reversed(options):
         function = option(function)
@@ -193,20 +200,24 @@ def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Com
 
 
 class _Verbs(click.Group):
-    """Verbs of one thing. The common options may stand before the verb as well: ``blob --json
-    list``.
+    """Group of the verbs of one thing, such as ``blob``.
+
+    The common options may also stand before the verb: ``blob --json list``.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         common: list[str] = []
-        rest = list(args)
-        while rest and rest[0].startswith("-") and rest[0] not in ("-h", "--help"):
-            common.append(rest.pop(0))
-            if common[-1] in ("--home", "--conf-dir", "-c") and rest:
-                common.append(rest.pop(0))
-        return super().parse_args(ctx, [*rest[:1], *common, *rest[1:]])
+        words = list(args)
+        while words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+            option = words.pop(0)
+            common.append(option)
+            if option in ("--home", "--conf-dir", "-c") and words:
+                value = words.pop(0)
+                common.append(value)
+        verb_word = words[:1]
+        return super().parse_args(ctx, [*verb_word, *common, *words[1:]])
 
 
 def verb_group(name: str, text: str, *commands: click.Command) -> click.Group:
-    """A command with verbs of its own."""
+    """Make a command whose verbs are ``commands``."""
     return _Verbs(name, {str(command.name): command for command in commands}, help=text)

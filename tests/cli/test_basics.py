@@ -19,7 +19,7 @@ import pytest
 
 from storm_dagster.cli import cluster_verbs
 from storm_dagster.cli.options import Invocation
-from storm_dagster.cli.output import Steps, plain, print_json, say
+from storm_dagster.cli.output import Steps, plain, print_json, print_line
 from storm_dagster.host.endpoints import ClusterFile, NimbusEndpoint, cluster_conf
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.errors import Unavailable
@@ -73,7 +73,7 @@ def test_every_verb_has_help_and_the_common_options() -> None:
 
 def test_no_text_of_others_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     told = {"error": "".join(map(chr, range(0x100))) + "\u4e2d"}
-    for write in (lambda: print_json(told), lambda: say(False, {}, plain(told["error"]))):
+    for write in (lambda: print_json(told), lambda: print_line(False, {}, plain(told["error"]))):
         write()
         printed = capsys.readouterr().out
         assert not [
