@@ -121,7 +121,8 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **options: Any) -
     """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
     from storm_dagster.cli.dev.cluster import refuse_live_home
     from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
-    from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
+    from storm_dagster.cli.dev.options import DevOptions
+    from storm_dagster.cli.dev.plan import ClusterPlan
     from storm_dagster.cli.dev.ports import choose_ports
     from storm_dagster.host.java import java_command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.cli.dev.plan import DevOptions
+from storm_dagster.cli.dev.options import DevOptions
 from storm_dagster.cli.dev.ports import DevPorts, choose_ports
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.endpoints import ClusterFile, DevFile, cluster_conf

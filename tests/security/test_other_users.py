@@ -19,7 +19,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
+from storm_dagster.cli.dev.options import DevOptions
+from storm_dagster.cli.dev.plan import ClusterPlan
 from storm_dagster.cli.dev.ports import choose_ports
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.server import HttpService
