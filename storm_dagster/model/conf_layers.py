@@ -78,8 +78,9 @@ RESERVED_KEYS: Final[Mapping[str, frozenset[LayerName]]] = {
 RESERVED_FAMILIES: Final[Mapping[str, frozenset[LayerName]]] = {
     "storm.zookeeper.": frozenset({"defaults", "cluster", "total"}),
 }
-"""Prefix of keys -> the layers whose values count: the supervisor decides to which ZooKeeper, and
-as which user, a worker connects.
+"""Prefix of keys -> the layers whose values count.
+
+The supervisor decides to which ZooKeeper, and as which user, a worker connects.
 """
 
 
@@ -110,14 +111,14 @@ def overlay(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
 
 
 def merge_conf(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
-    """The conf that counts, of the layers that there are.
+    """Merge the layers into one conf.
 
     The last layer of :data:`LAYERS` that has a key wins, whole: maps and lists are not merged. A
     null is a value and wins like any other, as in Storm, if the key has no default, or is the
-    user's own. Under a key with a default, null means that the party sets nothing: the value of the
-    parties before it counts. Keys of :data:`RESERVED_KEYS` and :data:`RESERVED_FAMILIES` count in
-    their layers only. Merging a result again as ``cluster`` or ``total``, below layers that were
-    merged into it, changes nothing.
+    user's own. Under a key with a default, null means that the party does not set the key: the
+    value of the parties before it counts. Keys of :data:`RESERVED_KEYS` and
+    :data:`RESERVED_FAMILIES` count in their layers only. A result that is merged a second time as
+    ``cluster`` or ``total``, below layers that were merged into it, stays the same.
     """
     merged: dict[str, Any] = {}
     present: list[LayerName] = [name for name in LAYERS if name in layers]
