@@ -1,8 +1,8 @@
 """The typed errors of the whole system.
 
-One root and five branches. Each class carries the HTTP status and the exit code that the services
-and the command line answer with, so that the mapping is written down exactly once. A message names
-the thing, the reason and the remedy, in this shape::
+There are one root and five branches. Each class has the HTTP status of the services and the exit
+code of the command line, so that the mapping stands in one place. A message names the thing, the
+reason and the remedy, in this form::
 
     topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
 """
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 class StormDagsterError(Exception):
     """Base of every error that this package raises on purpose.
 
-    ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line
-    exits with.
+    ``http_status`` is the status of the HTTP service's response; ``exit_code`` is the exit code of
+    the command line.
     """
 
     http_status: ClassVar[int] = 500
@@ -27,10 +27,11 @@ class StormDagsterError(Exception):
 
     @property
     def kind(self) -> str:
-        """Name of the class, by which others know it: of the nearest one here if it is of another
-        module.
-        """
-        return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
+        """Name of the class; for a class of another module that of its nearest base here."""
+        for cls in type(self).__mro__:
+            if cls.__module__ == __name__:
+                return cls.__name__
+        return StormDagsterError.__name__
 
     def to_document(self) -> dict[str, Any]:
         """The error as every JSON surface prints it: ``{"error": {"type", "message"}}``."""
@@ -38,30 +39,31 @@ class StormDagsterError(Exception):
 
 
 class InvalidRequest(StormDagsterError):
-    """The caller's request is wrong and will be wrong again: it is never retried."""
+    """The caller's request is wrong, and a retry would be as well: it is not retried."""
 
     http_status = 400
     exit_code = 2
 
 
 class InvalidTopology(InvalidRequest):
-    """A topology, its conf or its archive breaks a rule. Nothing of it has been stored."""
+    """A topology, its conf or its archive breaks a rule. No part of it was stored."""
 
 
 class Misconfigured(InvalidRequest):
-    """The cluster's own conf is wrong, or is refused by what it names: an operator has to correct
-    it first.
+    """The cluster's conf is wrong, or a service that it names refuses it.
+
+    An operator must correct it first.
     """
 
 
 class NotAuthenticated(InvalidRequest):
-    """The caller did not prove who they are."""
+    """The caller is not authenticated."""
 
     http_status = 401
 
 
 class NotAuthorized(InvalidRequest):
-    """The caller is known, and may not do this."""
+    """The caller is authenticated, but not permitted to do this."""
 
     http_status = 403
 
@@ -71,7 +73,7 @@ class UnknownSubtree(InvalidRequest):
 
 
 class Conflict(StormDagsterError):
-    """A race was lost, or the thing is not in a state that allows the request: read again."""
+    """A race was lost, or the state does not allow the request: read it a second time."""
 
     http_status = 409
     exit_code = 3

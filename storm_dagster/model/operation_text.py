@@ -1,4 +1,4 @@
-"""Operations under way in words, for the command line, pages and errors."""
+"""Open operations in words, for the command line, pages and errors."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -21,7 +21,7 @@ NIMBUS_SLAVE = "/nimbus_slave"
 NIMBUS_SLAVE_DETAIL = "/nimbus_slave_detail"
 EPOCH = "/epoch"
 BLACKLIST = "/blacklist"
-# Client tokens of submissions: what makes a repeated submission give the same topology id.
+# Client tokens of submissions: a repeated submission gets the same topology id by its token.
 TOKENS = "/tokens"
 # Accepted changes of running topologies that Dagster runs execute, by request.
 OPERATIONS = "/operations"
@@ -29,14 +29,14 @@ OPERATIONS = "/operations"
 COUNTER = "/counter"
 # Pinned Spark Connect sessions, one node for each use ("placement").
 SPARK_SESSIONS = "/spark_sessions"
-# Actions on topologies that the action listener has not heard yet, in their order (only while one
-# is configured).
+# Actions on topologies that the action listener was not notified of yet, in their order (only if a
+# listener is configured).
 ACTIONS = "/actions"
 # Declared topologies that a run deploys now: one ephemeral node for each.
 DEPLOYS = "/deploys"
-# What leaders did without Dagster and have not reported to it yet: one bounded record.
+# Changes that leaders made without Dagster and have not reported to it yet: one bounded record.
 UNREPORTED = "/unreported"
-# What sensors remember between their ticks and is too large for a cursor: a few newest records of
+# Memories of sensors between their ticks that are too large for a cursor: the newest records of
 # each.
 SENSORS = "/sensors"
 
@@ -119,10 +119,10 @@ metrics = _child_of(METRICS)
 
 
 def blob(key: str, holder: str | None = None) -> str:
-    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of one nimbus that holds
-    it.
-    """
-    return f"{BLOBSTORE}/{key}" if holder is None else f"{BLOBSTORE}/{key}/{holder}"
+    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of a nimbus with the blob."""
+    if holder is None:
+        return f"{BLOBSTORE}/{key}"
+    return f"{BLOBSTORE}/{key}/{holder}"
 
 
 blob_max_sequence = _child_of(BLOBSTORE_MAX_SEQUENCE)
@@ -130,22 +130,23 @@ blob_max_sequence = _child_of(BLOBSTORE_MAX_SEQUENCE)
 
 
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
-    """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or
-    ``upgraded_workers``.
+    """Gray upgrade of a topology, or a part of it.
+
+    The parts are ``conf``, ``upgrading_workers`` and ``upgraded_workers``.
     """
-    return (
-        f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
-    )
+    if part is None:
+        return f"{GRAY_UPGRADE}/{topology_id}"
+    return f"{GRAY_UPGRADE}/{topology_id}/{part}"
 
 
 log_levels = _child_of(TOPOLOGY, "/log_levels")
-"""Levels of loggers that were changed while the topology runs; below its base, with which it
-goes.
+"""Levels of loggers that were changed while the topology runs; below its base, with which it is
+deleted.
 """
 state_home = _child_of(TOPOLOGY, "/state")
-"""Where the state of the topology's tasks lies; below its base, with which it goes."""
+"""Place of the state of the topology's tasks; below its base, with which it is deleted."""
 token = _child_of(TOKENS)
-"""The topology id that a client token was given at its first use."""
+"""The topology id that a client token got at its first use."""
 operation = _child_of(OPERATIONS)
 """Record of an accepted change of a running topology, until its run has ended."""
 spark_session = _child_of(SPARK_SESSIONS)

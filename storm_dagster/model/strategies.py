@@ -5,4 +5,4 @@ STRATEGIES: dict[str, str] = {
     "even": "storm_dagster.core.scheduling.even:Even",
     "local": "storm_dagster.core.scheduling.local:Local",
 }
-"""Name -> class, as ``module:name``. Planners load it when the first topology asks for it."""
+"""Name -> class, as ``module:name``. Planners load it when the first topology needs it."""

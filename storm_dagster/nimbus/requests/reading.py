@@ -24,7 +24,7 @@ from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placeme
 from storm_dagster.model.operation_text import operation_text
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.model.wire import HistoryQuestion
+from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
@@ -360,7 +360,7 @@ class ClusterReader:
         """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``);
         empty without any.
         """
-        question = HistoryQuestion(component, day)
+        question = HistoryQuery(component, day)
         found, _ = self._history.latest(
             (topology.id, component, day),
             lambda: self._masters.ask(topology, question),

@@ -17,7 +17,7 @@ from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import ComponentTasks, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.model.wire import LetterQuestion, LevelChange, Question, StateQuestion
+from storm_dagster.model.wire import DeadLetterQuery, LevelChange, Query, StateQuery
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live.log_levels import keep_log_levels
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
@@ -153,7 +153,7 @@ def read_state(
     def question(task: int, offset: int, most: int) -> dict[str, Any]:
         return {
             "op": "state",
-            "state": StateQuestion(task, _keys(key), offset if key is None else 0, most),
+            "state": StateQuery(task, _keys(key), offset if key is None else 0, most),
         }
 
     entries, following = _read_pages(topology, part.ids, security, limit, after, question)
@@ -183,7 +183,7 @@ def dead_letters(
         )
 
     def question(task: int, number: int, most: int) -> dict[str, Any]:
-        return {"op": "dead_letters", "letters": LetterQuestion(task, number, most, replay)}
+        return {"op": "dead_letters", "letters": DeadLetterQuery(task, number, most, replay)}
 
     tasks = sorted(
         task for name, ids in spouts.items() if component in (None, name) for task in ids
@@ -234,7 +234,7 @@ def _ask(
     topology: TopologyView,
     worker: WorkerSlot | None,
     security: Security,
-    op: Question,
+    op: Query,
     secs: float = _ANSWER_SECS,
     **asked: Any,
 ) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import HistoryQuestion, Question, Request, encode_request
+from storm_dagster.model.wire import HistoryQuery, Query, Request, encode_request
 from storm_dagster.security.settings import Security
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def ask_worker(
     host: str,
     port: int,
     token: str,
-    op: Question,
+    op: Query,
     timeout: float = 2.0,
     link_key: str = "",
     **more: Any,
@@ -116,7 +116,7 @@ def ask_topology_master(
     view: TopologyView,
     timeout: float = 2.0,
     link_key: str = "",
-    history: HistoryQuestion | None = None,
+    history: HistoryQuery | None = None,
 ) -> dict[str, Any] | None:
     """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is
     silent.
@@ -136,7 +136,7 @@ def ask_topology_master(
         return None
     # One that is just starting has few statistics: nobody waits long for it.
     patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
-    op: Question = "stats" if history is None else "history"
+    op: Query = "stats" if history is None else "history"
     try:
         return ask_worker(
             worker.host, worker.port, node.token, op, patience, link_key, history=history

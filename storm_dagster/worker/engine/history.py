@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from storm_dagster.model.latency import Buckets, percentiles, sum_buckets
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.wire import HistoryQuestion, TaskReport, WorkerReport
+from storm_dagster.model.wire import HistoryQuery, TaskReport, WorkerReport
 
 COLUMNS = (
     "rate",
@@ -264,7 +264,7 @@ class TopologyHistory:
         ring = self._rows.setdefault((component, day), deque(maxlen=_RINGS[day][1]))
         ring.append([int(epoch_secs), *(shown[name] for name in COLUMNS)])
 
-    def answer(self, question: HistoryQuestion) -> dict[str, Any]:
+    def answer(self, question: HistoryQuery) -> dict[str, Any]:
         """Rows of a component, or of the whole topology: ``{"columns", "interval", "rows"}``,
         oldest first.
         """

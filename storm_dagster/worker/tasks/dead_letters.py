@@ -13,7 +13,7 @@ import msgspec
 from storm_dagster.core.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.values import copy_value, decode_value, encode_value
-from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.model.wire import DeadLetterQuery
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import dead_letter_log
 from storm_dagster.worker.tasks.runner import shown
@@ -267,7 +267,7 @@ class DeadLetters:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def answer(self, query: LetterQuestion) -> dict[str, Any]:
+    def answer(self, query: DeadLetterQuery) -> dict[str, Any]:
         """``{"entries", "next"}``: a page of letters after a number, of at most about 1 MiB;
         ``next`` is the last number, ``None`` at the end. With ``replay`` they are emitted again,
         but those that were already or cannot be; a letter is marked when its tree is complete, and

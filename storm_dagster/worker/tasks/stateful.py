@@ -20,7 +20,7 @@ from storm_dagster.core.keyed_state import (
 )
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
-from storm_dagster.model.wire import StateQuestion
+from storm_dagster.model.wire import StateQuery
 from storm_dagster.worker.state.log import StateLog
 from storm_dagster.worker.tasks.sink_batches import SinkBatches
 
@@ -114,7 +114,7 @@ class KeyedState:
         """The (key, value) pairs of this task."""
         return iter(list(self._values.items()))
 
-    def page(self, query: StateQuestion) -> dict[str, Any]:
+    def page(self, query: StateQuery) -> dict[str, Any]:
         """Current entries, some maybe not saved yet: ``{"entries": [{"key", "value"}], "next"}``.
 
         ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a
