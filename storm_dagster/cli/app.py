@@ -40,7 +40,7 @@ class FormerVerb(NamedTuple):
 
 
 def _change_verbs() -> dict[str, ListedVerb]:
-    """The verbs that change a topology, with the first sentence of their summaries."""
+    """The verbs that change a topology, with short summaries."""
     verbs: dict[str, ListedVerb] = {}
     for row in CHANGES.values():
         first_sentence = row.summary.partition(". ")[0].rstrip(".")
@@ -106,7 +106,10 @@ def _command_of(module_name: str, name: str) -> click.Command:
 
 
 def _former_command(command: click.Command, name: str, instead: str) -> click.Command:
-    """A hidden copy of a command that names the verb to use instead, on standard error."""
+    """A hidden copy of a command, which prints a notice.
+
+    The notice, on standard error, names the verb to use instead.
+    """
     notice = f"`storm-dagster {name}` is deprecated: use `storm-dagster {instead}`"
     function = command.callback
     assert function is not None
@@ -124,7 +127,10 @@ def _former_command(command: click.Command, name: str, instead: str) -> click.Co
 
 
 def _verb_in(words: list[str]) -> str:
-    """The verb that a command line names, for messages; of ``daemon`` also the role."""
+    """The verb that a command line names, for messages.
+
+    Of ``daemon`` also the role.
+    """
     verb = _first_of(words, (*VERBS, *FORMER_VERBS))
     if verb != "daemon":
         return verb
@@ -141,7 +147,10 @@ def _first_of(words: list[str], names: Collection[str]) -> str:
 
 
 class _LazyGroup(click.Group):
-    """Command group that imports a command at its first use; the table has the help lines."""
+    """Command group that imports a command at its first use.
+
+    The table has the help lines.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -185,7 +194,10 @@ def _flush() -> None:
 
 
 def _wants_json(words: list[str]) -> bool:
-    """True if ``--json`` is among the words before ``--``; those after it are a program's."""
+    """True if ``--json`` is among the words before ``--``.
+
+    Those after it are a program's.
+    """
     own_words = words[: words.index("--")] if "--" in words else words
     return "--json" in own_words
 

@@ -1,4 +1,4 @@
-"""``submit``, ``jar``, and a command for each verb of :mod:`storm_dagster.model.verbs`."""
+"""``submit``, ``jar``, and a command for each verb that changes a topology."""
 
 import importlib.util
 import json
@@ -91,7 +91,7 @@ def _dry_run(
 
 
 def request_options(request: type[RequestModel]) -> Callable[[Function], Function]:
-    """Decorator that adds an option for each field of a request that has a :class:`Flag`.
+    """Decorator that adds an option for each field with a :class:`Flag`.
 
     The value of an option that is not given is ``None``, or empty.
     """
@@ -127,9 +127,10 @@ def _option_of(name: str, field: FieldInfo, flag: Flag) -> Callable[[Function], 
 
 
 def code_arguments(invocation: Invocation, options: dict[str, Any]) -> dict[str, Any]:
-    """Move the options of new code out of ``options``, as arguments of the client's functions.
+    """Move the options of new code out of ``options``.
 
-    The conf is ``-c topology.*``, then the file, then ``--conf``.
+    They are returned as arguments of the client's functions. The conf is ``-c topology.*``, then
+    the file, then ``--conf``.
     """
     file = options.pop("conf_file")
     pairs = options.pop("pairs")

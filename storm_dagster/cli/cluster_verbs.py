@@ -288,7 +288,10 @@ def status(invocation: Invocation) -> None:
 
 
 def _print_members(document: dict[str, Any]) -> None:
-    """Print the tables of nimbuses and supervisors; a line for a kind without members."""
+    """Print the tables of nimbuses and supervisors.
+
+    A line for a kind without members.
+    """
     tables = (
         ("nimbuses", "host:port http role uptime version"),
         ("supervisors", "id host ports used uptime"),

@@ -69,13 +69,19 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
 
 
 def _log_warnings(conf: ClusterConf) -> None:
-    """Log the warnings about the conf; call it when the daemon's log file is open."""
+    """Log the warnings about the conf.
+
+    Call it when the daemon's log file is open.
+    """
     for warning in conf.warnings:
         log.warning("%s", warning)
 
 
 def _stop_event() -> threading.Event:
-    """Event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """Event that SIGTERM and SIGINT set.
+
+    A second signal ends the process at once.
+    """
     stop = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -102,7 +108,10 @@ def _serve(
 
 
 def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
-    """Id that this host's daemon got at its first start; assignments and blobs refer to it."""
+    """Id that this host's daemon got at its first start.
+
+    Assignments and blobs refer to it.
+    """
     path = home / f"{role}_id"
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
@@ -263,7 +272,7 @@ def spark(
 def _become_part(
     conf: ClusterConf, home: Path, role: Literal["master", "worker"], options: dict[str, Any]
 ) -> NoReturn:
-    """Replace this process by a master or a worker of a Spark standalone cluster."""
+    """Replace this process by a master or worker of a Spark cluster."""
     from storm_dagster.spark.server import (
         standalone_command,
         standalone_environment,
@@ -300,7 +309,7 @@ def _become_part(
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
-    """Run the first jobs in the placement's pinned session, so that the server has loaded them.
+    """Run the first jobs of the server, in the placement's pinned session.
 
     Without a cluster, they run in another session. The import of the pipeline takes place while the
     server starts; then the server is waited for.

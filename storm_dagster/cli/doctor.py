@@ -1,4 +1,4 @@
-"""``doctor``: checks of this machine and of the cluster of HOME, and the invariants I1 to I8.
+"""``doctor``: checks of this machine and its cluster, and the invariants.
 
 Each result has its remedy.
 """
@@ -135,7 +135,7 @@ def _ports(invocation: Invocation) -> Iterator[HealthResult]:
 
 
 def _cluster_ports(invocation: Invocation) -> set[int]:
-    """Ports that the cluster uses, by its run files on this machine and by its leader."""
+    """Ports that the cluster uses, by its local run files and its leader."""
     conf = invocation.conf
     homes = {invocation.home}
     if conf["storm.local.dir"]:
@@ -320,10 +320,10 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 
 
 def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
-    """Print the violations of invariants; the exit code, which is 6 if there is one.
+    """Print the violations of invariants.
 
-    Processes are inspected if HOME belongs to this machine's cluster. :class:`Unavailable` without
-    a cluster.
+    Returns the exit code, which is 6 if there is a violation. Processes are inspected if HOME
+    belongs to this machine's cluster. :class:`Unavailable` without a cluster.
     """
     from storm_dagster.client.blobs import NimbusBlobClient
     from storm_dagster.core.invariants.rules import RULES

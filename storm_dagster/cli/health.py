@@ -27,10 +27,11 @@ _FIRST_TICK_SECS = 120.0
 
 
 def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
-    """Check the Dagster of ``dagster.graphql.*``: webserver, code location, storage, daemon.
+    """Check webserver, code location, storage and daemon of the Dagster.
 
-    Uses nimbus's credentials; each query has ``timeout`` seconds. The first result is the worst;
-    the advice on its settings comes last. There is no result if no Dagster is configured.
+    It is the Dagster of ``dagster.graphql.*``. Uses nimbus's credentials; each query has
+    ``timeout`` seconds. The first result is the worst; the advice on its settings comes last. There
+    is no result if no Dagster is configured.
     """
     try:
         access = DagsterAccess.of(conf)
@@ -107,7 +108,10 @@ def uptime(record: RunFile) -> float:
 
 
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
-    """State of the healing sensor; right after ``dev`` it is not expected to be armed yet."""
+    """State of the healing sensor.
+
+    Right after ``dev`` it is not expected to be armed yet.
+    """
     if armed:
         return "ok", "healing sensor armed"
     for record in RunFile.read_all(home):
@@ -117,7 +121,10 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
-    """Advice about processes that are frozen or dead; empty if all are healthy."""
+    """Advice about processes that are frozen or dead.
+
+    Empty if all are healthy.
+    """
     processes = list(states)
     is_anything_alive = any(state != "dead" for _, state in processes)
     unwatched = "so nothing that dies is started again"

@@ -50,9 +50,10 @@ def _set_levels(level: int) -> None:
 
 
 def configure_logging(*, verbose: bool = False) -> None:
-    """Configure the log of a client verb: warnings (``verbose``: all) on standard error.
+    """Configure the log of a client verb, on standard error.
 
-    structlog is imported at the first log record: most calls have none.
+    It has warnings, and with ``verbose`` all records. structlog is imported at the first log
+    record: most calls have none.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LazyFormatter())
@@ -75,10 +76,10 @@ def configure_daemon_logging(
     *,
     stderr_level: int = logging.NOTSET,
 ) -> None:
-    """Configure the log of a daemon: ``HOME/logs/<role>-<id>.log`` and standard error.
+    """Configure the log of a daemon, to a file and standard error.
 
-    The file is rotated at 10 MiB, with 3 backups. ``conf`` has ``storm.log.level`` and
-    ``storm.log.format``.
+    The file is ``HOME/logs/<role>-<id>.log``. It is rotated at 10 MiB, with 3 backups.
+    ``conf`` has ``storm.log.level`` and ``storm.log.format``.
     """
     as_json: logging.Formatter | None = None
     if conf["storm.log.format"] == "json":

@@ -1,4 +1,4 @@
-"""``logs`` and ``tail``: the logs of workers on any host, and those of local daemons."""
+"""``logs`` and ``tail``: logs of workers on any host, and of local daemons."""
 
 import re
 import time
@@ -80,7 +80,10 @@ LogSource = FileLog | SupervisorLog
 
 
 def _last_lines(source: LogSource, count: int) -> list[str]:
-    """The last lines, of at most the last 512 KiB; none if the log cannot be read."""
+    """The last lines, of at most the last 512 KiB.
+
+    None if the log cannot be read.
+    """
     if not count:
         return []
     try:
@@ -125,7 +128,10 @@ def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict
 
 
 def _logs_on_disk(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
-    """Logs on this machine, which stay when the topology is killed or the cluster is down."""
+    """Logs on this machine.
+
+    They stay when the topology is killed or the cluster is down.
+    """
     pattern = re.compile(rf"{re.escape(name)}(-[0-9]+-[0-9]+)?")
     deployments = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
     if not deployments:
@@ -139,7 +145,10 @@ def _logs_on_disk(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
 
 
 def _print_logs(sources: dict[str, LogSource], count: int, follow: bool) -> None:
-    """Print the last lines of each log; with ``follow`` also new lines, until Ctrl-C."""
+    """Print the last lines of each log.
+
+    With ``follow`` also new lines, until Ctrl-C.
+    """
     offsets: dict[str, int] = {}
     for label, source in sources.items():
         for line in _last_lines(source, count):

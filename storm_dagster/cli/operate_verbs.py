@@ -1,6 +1,4 @@
-"""Verbs for operators: ``blacklist add|remove|list``, ``blob list|cat|put|delete`` and ``token
-create``.
-"""
+"""Verbs for operators: ``blacklist``, ``blob`` and ``token``."""
 
 import re
 import shutil
@@ -144,7 +142,10 @@ def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
 
 
 def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
-    """Refuse the key of a blob of a topology or submission; users must not change these."""
+    """Refuse the key of a blob of a topology or submission.
+
+    Users must not change these.
+    """
     check_blob_key(key)
     topology_id = id_of_blob_key(key)
     live_ids = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
@@ -258,7 +259,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 def _parse_expiry(text: str) -> int:
-    """Parse a number of minutes, hours or days, such as ``30d``, into seconds."""
+    """Parse minutes, hours or days, such as ``30d``, into seconds."""
     match = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if match is None or int(match[1]) == 0:
         raise InvalidRequest(

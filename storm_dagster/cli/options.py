@@ -26,7 +26,7 @@ _PROBE_SECS = 1.0
 
 @dataclass
 class Invocation:
-    """One call of a verb: the place of its cluster, and the form of its output."""
+    """One call of a verb: its cluster, and the form of its output."""
 
     home: Path
     conf_dir: Path | None = None
@@ -72,7 +72,7 @@ class Invocation:
         )
 
     def _is_reachable(self, seeds: Sequence[str]) -> bool:
-        """True if a nimbus of the seeds or a ZooKeeper server of the conf responds."""
+        """True if a nimbus or a ZooKeeper server of the conf responds."""
         from storm_dagster.zk.embedded import server_address, server_answers
 
         conf = self.conf
@@ -164,7 +164,7 @@ def code_options(function: Function) -> Function:
 
 
 def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    """Add options and arguments to a command's function, in the order of its help."""
+    """Add options to a command's function, in the order of its help."""
     # Like decorators, the last one is applied first.
     for option in reversed(options):
         function = option(function)
@@ -172,7 +172,7 @@ def add_options(options: Sequence[Callable[[Function], Function]], function: Fun
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a click command of a function that takes an :class:`Invocation` first.
+    """Make a click command of a function of an :class:`Invocation`.
 
     Decorators below this one add its arguments and options. ``settings`` are those of
     :func:`click.command`.

@@ -1,4 +1,4 @@
-"""Output of a verb: one JSON document or tables, and progress on standard error."""
+"""Output of a verb: a JSON document or tables, and progress."""
 
 import json
 import re
@@ -18,12 +18,18 @@ _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def plain(text: object) -> str:
-    """Replace control characters by ``?``, so that the text cannot drive the terminal."""
+    """Replace control characters by ``?``.
+
+    The text then cannot drive the terminal.
+    """
     return _CONTROL.sub("?", str(text))
 
 
 def print_json(document: Any) -> None:
-    """Print the one JSON document of a verb; no character of it drives the terminal."""
+    """Print the one JSON document of a verb.
+
+    No character of it drives the terminal.
+    """
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str).translate(_ESCAPED))
 
 
@@ -41,7 +47,10 @@ def notify(text: str) -> None:
 
 
 def human_seconds(seconds: float | None) -> str:
-    """Format seconds by their two largest units: 75 is ``1m 15s``, ``None`` is ``-``."""
+    """Format seconds by their two largest units, such as ``1m 15s``.
+
+    ``None`` is ``-``.
+    """
     if seconds is None:
         return "-"
     days, remainder = divmod(int(seconds), 86400)
@@ -56,7 +65,10 @@ Rows = Iterable[Mapping[str, Any] | Sequence[object]]
 
 
 def _cell(row: Mapping[str, Any], column: str) -> object:
-    """The value of a row in a column of a table; ``None`` if the row has none."""
+    """The value of a row in a column of a table.
+
+    ``None`` if the row has none.
+    """
     if column == "uptime":
         return human_seconds(row.get("uptime_secs"))
     if column == "host:port":
@@ -100,7 +112,7 @@ def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
 
 
 def row_for_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the columns that only tables have to a row of a cluster or of topologies."""
+    """Add the columns that only tables have to a row."""
     cells = dict(row)
     cells["role"] = "leader" if row.get("leader") else "follower"
     down = row.get("not_running")

@@ -398,7 +398,7 @@ def visualize(invocation: Invocation, name: str) -> None:
 
 
 def _print_metrics(document: dict[str, Any]) -> None:
-    """Print the metrics that tasks report, apart from the lag of partitions."""
+    """Print the metrics of tasks, apart from the lag of partitions."""
     rows: list[tuple[object, ...]] = []
     for component, part in document["components"].items():
         for task, metrics in (part.get("metrics") or {}).items():
@@ -417,7 +417,7 @@ def _print_findings(document: dict[str, Any]) -> None:
 
 
 def _print_loads(document: dict[str, Any]) -> None:
-    """Print the load of the last ten minutes: components, lag of partitions, back pressure.
+    """Print the load of the last ten minutes, lags and back pressure.
 
     A component has a row for each kind of latency. An older nimbus has none.
     """

@@ -19,7 +19,10 @@ def percent(share: float) -> str:
 
 
 def latency(millis: float | None) -> str:
-    """A latency in ms or s, such as ``0.5 ms`` or ``4.97 s``; ``-`` for ``None``."""
+    """A latency in ms or s, such as ``0.5 ms`` or ``4.97 s``.
+
+    ``-`` for ``None``.
+    """
     if millis is None:
         return "-"
     if millis < 999.5:

@@ -1,4 +1,4 @@
-"""Conf maps: known keys, validation, the origin of each value, and masks of secrets.
+"""Conf maps: known keys, validation, origins of values, masks of secrets.
 
 A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then
 ``storm.yaml`` of HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
@@ -42,7 +42,7 @@ _IN_TEXT = re.compile(
 
 
 def is_secret_key(key: object) -> bool:
-    """True if the value of a conf key or environment variable of this name must be hidden."""
+    """True if the value of a key or environment variable must be hidden."""
     name = str(key)
     return name in SECRET_KEYS or bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
 
@@ -93,7 +93,10 @@ Kind = Literal["int", "number", "bool", "str", "list[str]", "list[int]", "map", 
 
 @dataclass(frozen=True)
 class ConfKey:
-    """One known key. ``null`` is allowed exactly when the shipped default is null."""
+    """One known key.
+
+    ``null`` is allowed exactly when the shipped default is null.
+    """
 
     kind: Kind
     doc: str
@@ -131,7 +134,10 @@ def _is_kind(kind: Kind, value: Any) -> bool:
 
 
 def check_value(key: str, value: Any) -> str | None:
-    """Reason why ``value`` is not valid for the known ``key``; ``None`` if it is valid."""
+    """Reason why ``value`` is not valid for the known ``key``.
+
+    ``None`` if it is valid.
+    """
     spec = CONF_KEYS[key]
     if not _is_kind(spec.kind, value):
         kind_name, _ = _KINDS[spec.kind]
@@ -163,7 +169,7 @@ def default_conf() -> dict[str, Any]:
 
 @functools.cache
 def keys_without_meaning() -> dict[str, str]:
-    """Keys of Storm and JStorm that are accepted and ignored, each with the reason.
+    """Keys of Storm and JStorm that are ignored, each with the reason.
 
     ``a.b.*`` is a family of keys.
     """
@@ -191,7 +197,7 @@ def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
 
 
 def unknown_keys(conf: Conf) -> dict[str, str]:
-    """Unknown keys below an owned prefix, each with a sentence that names the nearest key."""
+    """Unknown keys below an owned prefix, each with its nearest key."""
     sentences: dict[str, str] = {}
     for key in conf:
         if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES):
@@ -210,7 +216,10 @@ def unknown_keys(conf: Conf) -> dict[str, str]:
 
 
 def _reason_to_drop(key: str, value: Any, *, submitted: bool) -> str | None:
-    """Reason to drop the value of a known key; ``None`` if it is to be checked."""
+    """Reason to drop the value of a known key.
+
+    ``None`` if it is to be checked.
+    """
     if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
         return f"a Java class cannot be used, {CONF_KEYS[key].default!r} is"
     if key == "isolation.scheduler.machines" and isinstance(value, Mapping) and not submitted:
@@ -310,7 +319,10 @@ class ClusterConf:
         return self.values[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or ``default`` if the key is absent; a null is returned as ``None``."""
+        """The value, or ``default`` if the key is absent.
+
+        A null is returned as ``None``.
+        """
         return self.values.get(key, default)
 
     def __repr__(self) -> str:

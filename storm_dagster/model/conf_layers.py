@@ -133,7 +133,10 @@ def merge_conf(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
 
 
 def merged_value(layers: Mapping[LayerName, Conf], key: str) -> Any:
-    """The value of one key in :func:`merge_conf` of the layers; ``None`` if no layer has it."""
+    """The value of one key in :func:`merge_conf` of the layers.
+
+    ``None`` if no layer has it.
+    """
     layers_with_key: dict[LayerName, Conf] = {
         name: {key: layer[key]} for name, layer in layers.items() if key in layer
     }
@@ -141,7 +144,10 @@ def merged_value(layers: Mapping[LayerName, Conf], key: str) -> Any:
 
 
 def takes_null(key: str) -> bool:
-    """True if null is a value of this key: it has no default, or is the user's own."""
+    """True if null is a value of this key.
+
+    Such a key has no default, or is the user's own.
+    """
     conf_key = CONF_KEYS.get(key)
     return conf_key is None or conf_key.default is None
 

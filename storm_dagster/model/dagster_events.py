@@ -26,7 +26,10 @@ _MAX_DEPTH = 8
 
 
 class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One materialization, observation or check of an asset; :meth:`make` checks it."""
+    """One materialization, observation or check of an asset.
+
+    :meth:`make` checks it.
+    """
 
     id: str
     """32 hex digits of topology, component and contents; an event that is repeated keeps them."""

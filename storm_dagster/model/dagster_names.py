@@ -1,4 +1,4 @@
-"""Names under which Dagster shows one cluster, such as those of jobs, sensors and assets.
+"""Names of one cluster in Dagster, such as those of jobs and assets.
 
 Both sides use them: the code location that holds the definitions, and nimbus, which launches by
 name without importing Dagster. :func:`storage_problem` recognizes failures of Dagster's storage in
@@ -57,7 +57,10 @@ TESTED_DAGSTER = "~=1.13.0"
 
 
 def queue_tags(job: str) -> dict[str, str]:
-    """Tags of all runs of the job with this plain name, which give its place in a queue of runs."""
+    """Tags of all runs of the job with this plain name.
+
+    They give a run its place in a queue.
+    """
     if job in _UPKEEP_JOBS:
         return {}
     if job == REASSIGN_JOB:
@@ -67,7 +70,7 @@ def queue_tags(job: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class DagsterNames:
-    """Names of one cluster's definitions, unique among clusters of one Dagster instance.
+    """Names of one cluster's definitions, unique in one Dagster instance.
 
     Without ``cluster`` they are plain. With ``cluster="prod"`` the names of jobs, sensors,
     schedules, ops, groups and dynamic partitions begin with ``prod_``, and asset keys with
@@ -96,7 +99,7 @@ class DagsterNames:
         return (self.cluster, *path) if self.cluster else tuple(path)
 
     def stage_op(self, stage: str) -> str:
-        """Op of a stage of submissions, as Dagster names the op of its asset."""
+        """Op of a stage of submissions, by Dagster's name of an asset's op."""
         return "__".join(self.asset_path(("storm", stage)))
 
     def step_name(self, step: str) -> str:
@@ -105,7 +108,7 @@ class DagsterNames:
 
     @property
     def partitions(self) -> str:
-        """Name of the dynamic partitions, whose keys are names of topologies."""
+        """Name of the partitions, whose keys are names of topologies."""
         return self.name("storm_topologies")
 
     def resource(self, key: str) -> str:
@@ -126,7 +129,10 @@ _MAX_CHARACTERS = 300
 
 
 def storage_problem(response: Any) -> str | None:
-    """The database's message in a response of Dagster; ``None`` if it is not about storage."""
+    """The database's message in a response of Dagster.
+
+    ``None`` if it is not about storage.
+    """
     for text in _texts(response):
         if _SIGNS.search(text):
             words = " ".join(_BACKGROUND.sub("", text).split())

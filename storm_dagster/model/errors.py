@@ -27,26 +27,32 @@ class StormDagsterError(Exception):
 
     @property
     def kind(self) -> str:
-        """Name of the class; for a class of another module that of its nearest base here."""
+        """Name of the class.
+
+        For a class of another module that of its nearest base here.
+        """
         for cls in type(self).__mro__:
             if cls.__module__ == __name__:
                 return cls.__name__
         return StormDagsterError.__name__
 
     def to_document(self) -> dict[str, Any]:
-        """The error as every JSON surface prints it: ``{"error": {"type", "message"}}``."""
+        """The error as JSON: ``{"error": {"type", "message"}}``."""
         return {"error": {"type": self.kind, "message": self.message}}
 
 
 class InvalidRequest(StormDagsterError):
-    """The caller's request is wrong, and a retry would be as well: it is not retried."""
+    """The caller's request is wrong, so that it is not retried."""
 
     http_status = 400
     exit_code = 2
 
 
 class InvalidTopology(InvalidRequest):
-    """A topology, its conf or its archive breaks a rule. No part of it was stored."""
+    """A topology, its conf or its archive breaks a rule.
+
+    No part of it was stored.
+    """
 
 
 class Misconfigured(InvalidRequest):
@@ -69,11 +75,14 @@ class NotAuthorized(InvalidRequest):
 
 
 class UnknownSubtree(InvalidRequest):
-    """A watch fired below a first-level node that no callback kind belongs to."""
+    """A watch fired below a first-level node without a kind of callbacks."""
 
 
 class Conflict(StormDagsterError):
-    """A race was lost, or the state does not allow the request: read it a second time."""
+    """A race was lost, or the state does not allow the request.
+
+    The caller must read the state a second time.
+    """
 
     http_status = 409
     exit_code = 3
@@ -99,7 +108,10 @@ class AlreadyAlive(Conflict):
 
 
 class Unavailable(StormDagsterError):
-    """Something that is needed is out of reach or used up now; a later try may succeed."""
+    """Something that is needed is out of reach or used up now.
+
+    A later try may succeed.
+    """
 
     http_status = 503
     exit_code = 4
@@ -127,8 +139,9 @@ class MissingPart(Unavailable, ImportError):
 
 
 class Fenced(StormDagsterError):
-    """The writer's leadership epoch is over. The write did not land, and the writer must stop
-    acting.
+    """The writer's leadership epoch is over.
+
+    The write did not land, and the writer must stop acting.
     """
 
     http_status = 409
@@ -136,8 +149,9 @@ class Fenced(StormDagsterError):
 
 
 class Corrupt(StormDagsterError):
-    """Stored bytes are not what they must be. They are quarantined or reported, never guessed
-    at.
+    """Stored bytes are not what they must be.
+
+    They are quarantined or reported, never guessed at.
     """
 
     http_status = 500

@@ -1,4 +1,4 @@
-"""Fused chains: SparkBolts whose functions run in the query of the SparkSpout that they read.
+"""Fused chains: SparkBolts that run in the query of their SparkSpout.
 
 Placement does not depend on it. A worker rewrites the topology that it loads: the spout runs the
 functions of the chain for each micro-batch, in the order of the graph, and the tasks of the fused
@@ -76,9 +76,9 @@ def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, s
 
 
 def _root_of(part: ComponentSpec, chain: Mapping[str, str]) -> str | None:
-    """The spout of the chain that a bolt can join; ``None`` if it can join none yet.
+    """The spout of the chain that a bolt can join.
 
-    ``chain`` has the spout of each component that is in a chain.
+    ``None`` if it can join none yet. ``chain`` has the spout of each component that is in a chain.
     """
     inputs = [item for item in part.inputs if not item.component.startswith("__")]
     if not all(_sends_once(item, part) for item in inputs):
@@ -88,7 +88,7 @@ def _root_of(part: ComponentSpec, chain: Mapping[str, str]) -> str | None:
 
 
 def _sends_once(item: InputSpec, reader: ComponentSpec) -> bool:
-    """True if the input brings each tuple of the default stream to one task of the reader."""
+    """True if each tuple of the default stream reaches one task."""
     if item.stream != DEFAULT_STREAM:
         return False
     if item.grouping.type == "all":
@@ -155,7 +155,10 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
 def _part(
     bolt: ComponentSpec, name: str, conf: Mapping[str, Any], *, outside: bool
 ) -> dict[str, Any]:
-    """A bolt of a chain as the spout's conf has it; ``outside``: other components read it."""
+    """A bolt of a chain as the spout's conf has it.
+
+    ``outside``: other components read it.
+    """
     outputs = bolt.outputs.get(DEFAULT_STREAM)
     return {
         "name": name,

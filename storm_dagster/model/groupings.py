@@ -1,8 +1,9 @@
-"""Groupings: the choice of the tasks that receive a tuple. :data:`GROUPINGS` has them.
+"""Groupings: the choice of the tasks that receive a tuple.
 
-Pure: a chooser works on opaque targets, in the order of their task ids. Its choices depend only on
-its arguments and the tuples that it got. :func:`stable_hash` is the same in every process, on every
-machine and in every version, so that a key stays with its task across restarts.
+:data:`GROUPINGS` has all of them. The module is pure: a chooser works on opaque targets, in the order of their task ids.
+Its choices depend only on its arguments and the tuples that it got. :func:`stable_hash` is the same
+in every process, on every machine and in every version, so that a key stays with its task across
+restarts.
 """
 
 import json
@@ -73,7 +74,7 @@ def _normal_number(value: Any) -> Any:
 
 
 def stable_hash(key: Any) -> int:
-    """A 32-bit hash of a key of tuples, which is the same for keys that compare equal.
+    """A 32-bit hash of a key, which is the same for keys that compare equal.
 
     ``InvalidRequest`` for a value of a type whose hash could differ between processes.
     """
@@ -195,7 +196,7 @@ def custom_chooser(
 
 
 class GroupingRule(NamedTuple):
-    """Rule of one grouping: its needs, its chooser, and its name in Storm's Thrift union."""
+    """Rule of one grouping: its needs, its chooser and its name in Storm."""
 
     chooser: Callable[[Sequence[Any], Sequence[int]], Choose[Any]] | None = None
     """Function that makes a chooser of the targets and the indices of the key's fields. Without it,
@@ -242,7 +243,7 @@ GROUPINGS: dict[GroupingType, GroupingRule] = {
 
 
 class GroupingSpec(BaseModel, frozen=True, extra="forbid"):
-    """Distribution of a stream's tuples over the receiving component's tasks."""
+    """Distribution of a stream's tuples over the tasks of a reader."""
 
     type: GroupingType
     fields: tuple[str, ...] = ()
@@ -272,12 +273,18 @@ class Grouping:
 
     @staticmethod
     def fields(*names: str) -> GroupingSpec:
-        """Equal values of these fields always reach the same task, across restarts and machines."""
+        """Equal values of these fields always reach the same task.
+
+        This holds across restarts and machines.
+        """
         return GroupingSpec(type="fields", fields=_names(names, "fields"))
 
     @staticmethod
     def partial_key(*names: str) -> GroupingSpec:
-        """As :meth:`fields`, but each key has two tasks, and goes to the less loaded one."""
+        """As :meth:`fields`, but with two tasks for each key.
+
+        The less loaded task gets the tuple.
+        """
         return GroupingSpec(type="partial_key", fields=_names(names, "partial_key"))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Advice on settings of a Dagster instance, with the gain and the cost of each. Pure."""
+"""Advice on settings of a Dagster instance, with gain and cost; pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ _TABLE = load_table(__name__, "instance_advice")
 
 @dataclass(frozen=True)
 class Advice:
-    """A setting of ``dagster.yaml`` that could be better; the present one works, too."""
+    """A setting of ``dagster.yaml`` that could be better.
+
+    The present one works, too.
+    """
 
     setting: str
     """Its path, as ``sensors.use_threads``."""
@@ -23,7 +26,10 @@ class Advice:
 
 
 def sensors_use_threads(settings: Mapping[str, Any]) -> bool:
-    """True if sensors wait in threads of one process; false if the setting is not known."""
+    """True if sensors wait in threads of one process.
+
+    False if the setting is not known.
+    """
     return _section(settings, "sensors").get("use_threads") is True
 
 

@@ -50,7 +50,10 @@ def merge_latencies(parts: Iterable[Latencies]) -> Latencies:
 
 
 def subtract_latencies(now: Latencies, before: Latencies) -> Latencies:
-    """Latencies counted since ``before``, an earlier state of ``now``; always a copy."""
+    """Latencies counted since ``before``, an earlier state of ``now``.
+
+    Always a copy.
+    """
     differences: Latencies = {}
     for kind, by_key in now.items():
         differences[kind] = {}
@@ -61,7 +64,7 @@ def subtract_latencies(now: Latencies, before: Latencies) -> Latencies:
 
 
 def _subtract_buckets(now: Buckets, before: Buckets) -> Buckets:
-    """Numbers counted since ``before``, without buckets that did not change."""
+    """Numbers counted since ``before``, without unchanged buckets."""
     differences: Buckets = {}
     for bucket, number in now.items():
         difference = number - before.get(bucket, 0)
@@ -76,7 +79,10 @@ def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
 
 
 def percentiles(buckets: Buckets) -> dict[str, float]:
-    """``p50_ms``, ``p95_ms`` and ``p99_ms`` of ``sampled`` tuples; empty without any."""
+    """``p50_ms``, ``p95_ms`` and ``p99_ms`` of ``sampled`` tuples.
+
+    Empty without any.
+    """
     sampled = sum(buckets.values())
     if not sampled:
         return {}
@@ -92,7 +98,7 @@ def percentiles(buckets: Buckets) -> dict[str, float]:
 
 
 def prometheus_buckets(buckets: Buckets) -> tuple[list[tuple[str, float]], float]:
-    """(bound in seconds, number up to it) for every bound, and the sum of seconds."""
+    """(bound in seconds, number up to it) of every bound; sum of seconds."""
     counts: list[tuple[str, float]] = []
     for bound in _BOUNDS:
         last_bucket = bound * _PER_DOUBLING

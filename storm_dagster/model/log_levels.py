@@ -23,7 +23,10 @@ ROOT = "ROOT"
 
 
 def check_level(name: object) -> LevelName:
-    """Storm's name of a level, in upper case; :class:`InvalidRequest` for other names."""
+    """Storm's name of a level, in upper case.
+
+    :class:`InvalidRequest` for other names.
+    """
     text = str(name or "").upper()
     text = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(text, text)
     if text not in LEVELS:
@@ -40,7 +43,10 @@ def level_name(number: int) -> LevelName:
 
 
 def level_in_force(stored: KeptLevel, now_ms: int) -> LevelChange | None:
-    """Stored level change as a starting worker applies it; ``None`` if its time is over."""
+    """Stored level change as a starting worker applies it.
+
+    ``None`` if its time is over.
+    """
     if stored.until_ms is None:
         return LevelChange(level=stored.level, reset=stored.reset)
     remaining_ms = stored.until_ms - now_ms

@@ -1,4 +1,4 @@
-"""Grammar of names: topologies, components, streams, code, blob keys, topology ids.
+"""Grammar of the names of topologies, components, streams, code and blobs.
 
 The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``). Names travel into
 ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
@@ -30,7 +30,10 @@ _BLOB_KEY = re.compile(r"[\w .:\-]{1,255}", re.ASCII)
 
 
 def check_topology_name(name: object) -> str:
-    """The name of a new topology, checked; :class:`InvalidTopology` names the reason."""
+    """The name of a new topology, checked.
+
+    :class:`InvalidTopology` names the reason.
+    """
     checked_name = check_topology_reference(name)
     if _LIKE_AN_ID.fullmatch(checked_name):
         raise InvalidTopology(
@@ -41,7 +44,7 @@ def check_topology_name(name: object) -> str:
 
 
 def check_topology_reference(name: object) -> str:
-    """The name or id of a topology, checked so that it cannot express a path."""
+    """The name or id of a topology, checked: it cannot express a path."""
     if not isinstance(name, str) or not name:
         raise InvalidTopology(
             "the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'"
@@ -62,7 +65,10 @@ def check_topology_reference(name: object) -> str:
 
 
 def check_component_id(component_id: object, kind: str = "component") -> str:
-    """A user's component id, checked: JStorm's character set, no leading ``__``."""
+    """A user's component id, checked against JStorm's character set.
+
+    A leading ``__`` is refused.
+    """
     if not isinstance(component_id, str) or not _COMPONENT_ID.fullmatch(component_id):
         raise InvalidTopology(
             f"{kind} id {component_id!r} may hold 1 to 200 letters, digits and any of"
@@ -101,7 +107,10 @@ def code_name(target: Any, subject: str) -> str:
 
 
 def check_importable(name: str, subject: str) -> str:
-    """``"module:QualName"``, checked; :class:`InvalidTopology` if a worker cannot import it."""
+    """``"module:QualName"``, checked.
+
+    :class:`InvalidTopology` if a worker cannot import it.
+    """
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidTopology(
             f"{subject}: {name!r} is a lambda or defined inside a function, so that no worker can"
@@ -116,7 +125,7 @@ def check_importable(name: str, subject: str) -> str:
 
 
 def make_topology_id(name: str, count: int, epoch_secs: int) -> str:
-    """``<name>-<n>-<epoch secs>``, the id under which one deployment of a topology is known."""
+    """``<name>-<n>-<epoch secs>``, the id of one deployment of a topology."""
     return f"{check_topology_reference(name)}-{count}-{epoch_secs}"
 
 
@@ -167,15 +176,15 @@ def code_dir_of_blob_key(key: str) -> str | None:
 
 
 def id_of_blob_key(key: str) -> str | None:
-    """The topology id that a blob belongs to, or ``None`` for a blob of another kind."""
+    """The topology id of a blob, or ``None`` for a blob of another kind."""
     match = _CODE_BLOB.fullmatch(key)
     return match["id"] if match else None
 
 
 def check_blob_key(key: object) -> str:
-    """A blob key, checked against Storm's character set, which cannot express a path.
+    """A blob key, checked against Storm's character set.
 
-    Storm's set also has the tab; ZooKeeper, where each blob is registered, refuses it in a name.
+    It cannot express a path. Storm's set also has the tab; ZooKeeper, where each blob is registered, refuses it in a name.
     """
     if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Records of open operations: ``/tokens/<token>`` and ``/operations/<request>``."""
+"""Records of open operations, below ``/tokens`` and ``/operations``."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ from storm_dagster.model.records import Record
 
 
 class TokenRecord(Record):
-    """Record of one submission or update: the topology id that its client token got.
+    """Record of one submission or update, with the topology id of its token.
 
     The leader writes it when it accepts the request, before it launches the run. A later leader
     finds by it that a run may exist.
@@ -34,7 +34,7 @@ class TokenRecord(Record):
 
 
 class OperationRecord(Record):
-    """Record of an accepted change of a running topology that a Dagster run executes.
+    """Record of an accepted change that a Dagster run executes.
 
     The leader writes ``/operations/<request>`` before it launches the run, whose tag
     ``storm/request`` is the same request; the run, or the leader, deletes it when the run has

@@ -21,7 +21,10 @@ _STEPS: Mapping[str, str] = {
 
 
 def _doing(name: str) -> str:
-    """A verb or submission under way in one word; the name of a verb of another release."""
+    """A verb or submission under way in one word.
+
+    The name of a verb of another release.
+    """
     if name == "submit":
         return "submitting"
     verb = VERBS.get(name)
@@ -31,7 +34,10 @@ def _doing(name: str) -> str:
 
 
 def operation_text(row: Mapping[str, Any]) -> str:
-    """A row of ``GET /v1/operations`` for people: "submitting (stores code blobs) for 3 s"."""
+    """A row of ``GET /v1/operations`` for people.
+
+    For example "submitting (stores code blobs) for 3 s".
+    """
     name = str(row.get("verb"))
     step = str(row.get("step"))
     age = row.get("age_secs")

@@ -1,4 +1,4 @@
-"""Every ZooKeeper path, below ``storm.zookeeper.root``, spelled in one place."""
+"""Every ZooKeeper path, relative to ``storm.zookeeper.root``."""
 
 from collections.abc import Callable
 
@@ -119,7 +119,10 @@ metrics = _child_of(METRICS)
 
 
 def blob(key: str, holder: str | None = None) -> str:
-    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of a nimbus with the blob."""
+    """A blob's node, or its ephemeral child of a nimbus that has the blob.
+
+    The child is named ``<host:port>-<sequence>``.
+    """
     if holder is None:
         return f"{BLOBSTORE}/{key}"
     return f"{BLOBSTORE}/{key}/{holder}"
@@ -154,5 +157,8 @@ spark_session = _child_of(SPARK_SESSIONS)
 
 
 def sensor_memory(sensor: str, record: str | None = None) -> str:
-    """Memory of a sensor: the node whose version counts its records, or one of them."""
+    """Memory of a sensor, or one record of it.
+
+    The version of the node of the memory counts its records.
+    """
     return f"{SENSORS}/{sensor}" if record is None else f"{SENSORS}/{sensor}/{record}"

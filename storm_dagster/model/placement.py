@@ -1,4 +1,4 @@
-"""Value types of both planners: the topologies to place, and their placements."""
+"""Values of both planners: topologies to place, and placements."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -137,7 +137,7 @@ class TopologyPlacement(Record):
         return documents
 
     def to_document(self) -> dict[str, Any]:
-        """The placement as JSON values for people, with :meth:`worker_documents`.
+        """The placement as JSON for people, with :meth:`worker_documents`.
 
         The blob ``<id>-placement.json`` has it.
         """
@@ -165,7 +165,7 @@ class TopologyPlacement(Record):
 
 
 class PlacementResult(Record):
-    """Placements in the order in which topologies were placed, and their planner."""
+    """Placements in the order of their computation, and their planner."""
 
     v: Literal[1] = Field(default=1, exclude=True)
     placements: tuple[TopologyPlacement, ...]
@@ -174,7 +174,10 @@ class PlacementResult(Record):
     assign_secs: float = 0.0
 
     def placement(self, name: str) -> TopologyPlacement:
-        """Placement of one topology; ``KeyError`` if it was not in the batch."""
+        """Placement of one topology.
+
+        ``KeyError`` if it was not in the batch.
+        """
         for placement in self.placements:
             if placement.name == name:
                 return placement

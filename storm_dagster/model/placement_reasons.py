@@ -15,7 +15,7 @@ _SUPERVISORS_NAMED = 10
 
 
 class Reason(IntEnum):
-    """Reason why a task is in its worker, or (``SLOT_*``) why a worker has its slot."""
+    """Reason for a task's worker, or (``SLOT_*``) for a worker's slot."""
 
     text: str
 
@@ -60,7 +60,7 @@ REASONS = {reason.text: reason for reason in Reason}
 
 
 def slot_reason_text(reason: int, against: str) -> str:
-    """The sentence for a slot, with the next best supervisor if there was one."""
+    """The sentence for a slot, with the next best supervisor, if any."""
     text = Reason(reason).text
     return f"{text}: {against}" if against else text
 
@@ -124,7 +124,7 @@ _REFUSALS = {
 
 
 def refusal(kind: str, name: str, **values: object) -> Refusal:
-    """The refusal of that kind for the topology of that name, with the values in its message."""
+    """The refusal of that kind, with the values in its message."""
     template = _REFUSALS[kind]
     return template._replace(message=template.message.format(name=name, **values))
 
@@ -165,7 +165,7 @@ def short_of_slots_refusal(
 
 
 def too_many_requests_refusal(name: str, requested: int, kept: int, count: int) -> Refusal:
-    """Refusal for user-defined workers that do not fit beside the old workers that stay."""
+    """Refusal for user-defined workers that do not fit beside old workers."""
     return refusal(
         "too many requests",
         name,
@@ -176,7 +176,10 @@ def too_many_requests_refusal(name: str, requested: int, kept: int, count: int) 
 
 
 def dropped_requests(key: str, requested: int, count: int) -> str:
-    """Warning for more requested workers than workers to place, which ignores all of them."""
+    """Warning for more requested workers than workers to place.
+
+    All of the requested workers are ignored.
+    """
     return (
         f"{key} asks for {_counted(requested, 'worker')}, {count} can be had: none of them is"
         " followed; raise topology.workers or ask for fewer"

@@ -1,4 +1,4 @@
-"""The what-if scheduling document of ``storm-dagster plan``, checked and typed."""
+"""The document of ``storm-dagster plan``, checked and typed."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,10 @@ class _Part(BaseModel):
 
 
 class PlanSupervisor(_Part):
-    """A live supervisor; ``used`` are ports that topologies outside the document hold."""
+    """A live supervisor.
+
+    ``used`` are ports that topologies outside the document hold.
+    """
 
     id: Text
     host: Text | None = None
@@ -116,7 +119,7 @@ def _part_of(path: Sequence[str | int]) -> type[_Part]:
 
 
 def place(*path: str | int) -> str:
-    """A path into the document for people, such as ``topologies[0].bolts.split.inputs[1]``."""
+    """A path into the document for people, such as ``topologies[0].name``."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
     return "".join(parts).removeprefix(".") or "the document"
 
@@ -211,7 +214,7 @@ def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
 
 
 def _repeated(items: Iterable[tuple[str | int, str]], message: str) -> Iterator[Fault]:
-    """Fault for each value, of (value, place), that stands in an earlier place, too."""
+    """Fault for each value, of (value, place), that has an earlier place."""
     values: set[str | int] = set()
     for value, value_place in items:
         if value in values:

@@ -15,7 +15,10 @@ _MAX_IDS = 10_000_000
 
 
 def encode_ranges(ids: Iterable[int]) -> str:
-    """The ids in ascending order as ``first-last`` runs joined by commas; no ids give ``""``."""
+    """The ids in ascending order as ``first-last`` runs joined by commas.
+
+    No ids give ``""``.
+    """
     ordered = sorted(set(ids))
     if not ordered:
         return ""

@@ -1,8 +1,9 @@
-"""The records in ZooKeeper: frozen, typed, bounded in size (``docs/decisions.md#typed-records``).
+"""The records in ZooKeeper: frozen, typed, bounded in size.
 
-Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that
-is too large for a node. :func:`decode_record` raises :class:`Corrupt` for bytes that are not such a
-record, so that no decision depends on damaged or forged state.
+See ``docs/decisions.md#typed-records``. Every record is UTF-8 JSON with a ``"v"`` schema number.
+:func:`encode_record` refuses a record that is too large for a node. :func:`decode_record` raises
+:class:`Corrupt` for bytes that are not such a record, so that no decision depends on damaged or
+forged state.
 
 Two releases may share a cluster while it is upgraded. A field that this release does not know is
 therefore read, ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` write
@@ -74,9 +75,9 @@ class Record(BaseModel):
     v: Literal[1] = 1
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy the record with those fields changed; fields of a newer release stay.
+        """Copy the record with those fields changed.
 
-        ``TypeError`` for an unknown field.
+        Fields of a newer release stay. ``TypeError`` for an unknown field.
         """
         unknown = (update or {}).keys() - type(self).model_fields.keys()
         if unknown:
@@ -84,16 +85,20 @@ class Record(BaseModel):
         return super().model_copy(update=update, deep=deep)
 
     def keep_unknown(self, before: Self | None) -> Self:
-        """This record with the fields of a newer release of ``before``, which it replaces."""
+        """This record with the unknown fields of ``before``.
+
+        It replaces that record.
+        """
         if before is None or not before.model_extra:
             return self
         return before.model_copy(update=self.__dict__)
 
 
 class GrayUpgrade(Record, populate_by_name=True):
-    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present during the upgrade.
+    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``.
 
-    ``number``, ``component`` and ``workers`` select the workers of the next batch.
+    It exists during the upgrade. ``number``, ``component`` and ``workers`` select the workers of
+    the next batch.
     """
 
     number: int = 0
@@ -194,7 +199,10 @@ class WorkerBeat(Record):
 
 
 class TaskBeats(Record):
-    """Liveness of a topology's workers and tasks; a live worker's counter rises."""
+    """Liveness of a topology's workers and tasks.
+
+    A live worker's counter rises.
+    """
 
     topology_id: str
     topology_master: int
@@ -327,7 +335,7 @@ class WorkerSlot(Record):
 
     @property
     def address(self) -> str:
-        """``host:port``, the name of a worker for people and below ``/gray_upgrade``."""
+        """``host:port``, also the worker's name below ``/gray_upgrade``."""
         return f"{self.host}:{self.port}"
 
 
@@ -428,7 +436,10 @@ class EpochRecord(Record):
 
 
 class Blacklist(Record):
-    """Hosts that get no new work; stored in ``/blacklist`` itself, which is empty without any."""
+    """Hosts that get no new work.
+
+    Stored in ``/blacklist`` itself, which is empty without any.
+    """
 
     hosts: tuple[str, ...] = ()
 
@@ -445,13 +456,16 @@ class KeptLevel(Record):
 
 
 class KeptLevels(Record):
-    """``/topology/<id>/log_levels``: logger -> level, for workers that start after the change."""
+    """``/topology/<id>/log_levels``: logger -> level.
+
+    Workers that start after a change read it.
+    """
 
     loggers: dict[str, KeptLevel] = {}
 
 
 class StateHome(Record):
-    """``/topology/<id>/state``: place of the state of a topology's tasks, and the newest openings."""
+    """``/topology/<id>/state``: place and openings of the state of tasks."""
 
     marker: str
     """Random id of a file in ``topology.state.dir``; a host without it has other storage. Empty
@@ -469,7 +483,10 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> bytes:
-    """The record as bytes for a node; :class:`InvalidTopology` beyond ``limit`` bytes."""
+    """The record as bytes for a node.
+
+    :class:`InvalidTopology` beyond ``limit`` bytes.
+    """
     raw = record.model_dump_json(by_alias=True).encode()
     if limit is not None and len(raw) > limit:
         raise InvalidTopology(
@@ -480,11 +497,11 @@ def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> byte
 
 
 def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
-    """Decode a record; :class:`Corrupt`, which names ``path``, for other bytes.
+    """Decode a record.
 
-    Fields that this release does not know are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested
-    ones included. Beyond that the record is ``Corrupt``: if some were dropped, the next write would
-    lose them.
+    :class:`Corrupt`, which names ``path``, for other bytes. Fields that this release does not know
+    are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested ones included. Beyond that the record is
+    ``Corrupt``: if some were dropped, the next write would lose them.
     """
     reading = _Reading()
     place = path or "the record"
@@ -505,7 +522,7 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
 
 
 def _corrupt(cls: type[Record], place: str, error: Exception) -> Corrupt:
-    """The error for bytes that are not a record of that class in the schema of this release."""
+    """The error for bytes that are not a record of that class."""
     reasons: list[Any] = error.errors() if isinstance(error, ValidationError) else []
     for reason in reasons:
         version = reason["input"]
@@ -528,7 +545,7 @@ def _corrupt(cls: type[Record], place: str, error: Exception) -> Corrupt:
 
 
 def _unknown_bytes(value: object) -> int:
-    """Size of the fields that this release does not know, in a record and the records in it."""
+    """Size of the unknown fields in a record and the records in it."""
     if isinstance(value, Record):
         own_size = len(to_json(value.model_extra)) if value.model_extra else 0
         return own_size + _unknown_bytes(value.__dict__)

@@ -1,4 +1,4 @@
-"""Conf keys that earlier releases had, each with a sentence that names the remedy.
+"""Conf keys of earlier releases, each with its remedy.
 
 Every conf with one of them is accepted with a warning
 (:func:`storm_dagster.model.conf.validate_conf`): of ``storm.yaml``, ``-c``, a topology, Thrift.

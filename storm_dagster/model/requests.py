@@ -27,7 +27,10 @@ _MAX_SECS = 10 * 366 * 86400
 
 @dataclass(frozen=True)
 class Flag:
-    """Option of the command line for a field; a field without a flag is not an option there."""
+    """Option of the command line for a field.
+
+    A field without a flag is not an option there.
+    """
 
     name: str
     metavar: str | None = None
@@ -58,7 +61,7 @@ def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class RequestModel(BaseModel):
-    """Base of requests: they have no other fields, and fields of exactly these types.
+    """Base of requests: no other fields, and exactly these types.
 
     A field that is null counts as left out.
     """

@@ -9,7 +9,10 @@ _KEY = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
 
 
 class Slot(NamedTuple):
-    """A port of a supervisor; slots are ordered by supervisor id, then by port."""
+    """A port of a supervisor.
+
+    Slots are ordered by supervisor id, then by port.
+    """
 
     node: str
     """Supervisor id."""
@@ -22,7 +25,10 @@ class Slot(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "Slot":
-        """The slot of a :attr:`key`; :class:`Corrupt` for other text. Ids may have colons."""
+        """The slot of a :attr:`key`.
+
+        :class:`Corrupt` for other text. Ids may have colons.
+        """
         match = _KEY.fullmatch(key)
         if match is None:
             raise Corrupt(

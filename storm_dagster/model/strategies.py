@@ -1,4 +1,4 @@
-"""Registry of the placement strategies: values of ``topology.scheduler.strategy``."""
+"""Registry of the placement strategies (``topology.scheduler.strategy``)."""
 
 STRATEGIES: dict[str, str] = {
     "balanced": "storm_dagster.core.scheduling.balanced:Balanced",

@@ -21,7 +21,7 @@ class _Frozen(BaseModel):
 
 
 class ComponentObject(_Frozen):
-    """Implementation of a component: a Python class or a shell command (multilang).
+    """Implementation of a component: a Python class or a shell command.
 
     The class is given by its name, with arguments of JSON.
     """
@@ -48,7 +48,10 @@ FIELD_TYPES = ("str", "int", "float", "bool", "bytes", "list", "dict", "datetime
 
 
 class StreamSpec(_Frozen):
-    """Fields of one output stream; ``direct`` streams are sent to one chosen task."""
+    """Fields of one output stream.
+
+    ``direct`` streams are sent to one chosen task.
+    """
 
     fields: tuple[str, ...] = ()
     direct: bool = False
@@ -77,7 +80,10 @@ class ComponentSpec(_Frozen):
 
 
 class TopologySpec(_Frozen):
-    """A topology. The order of spouts and bolts is the declared order; it decides task ids."""
+    """A topology. The order of spouts and bolts is the declared order.
+
+    It decides task ids.
+    """
 
     name: str = ""
     spouts: dict[str, ComponentSpec] = Field(default_factory=dict)
@@ -86,7 +92,10 @@ class TopologySpec(_Frozen):
     """Conf that the author gave the topology itself; a submission's conf overrides it."""
 
     def components(self) -> Iterator[tuple[str, Literal["spout", "bolt"], ComponentSpec]]:
-        """Every component as (id, type, spec): bolts in declared order, then spouts."""
+        """Every component as (id, type, spec): bolts, then spouts.
+
+        Both are in declared order.
+        """
         for component_id, spec in self.bolts.items():
             yield component_id, "bolt", spec
         for component_id, spec in self.spouts.items():
@@ -102,7 +111,10 @@ class TopologySpec(_Frozen):
 
 
 def decode_topology(raw: bytes | str) -> TopologySpec:
-    """Decode a topology from JSON; :class:`InvalidTopology` names the first error."""
+    """Decode a topology from JSON.
+
+    :class:`InvalidTopology` names the first error.
+    """
     try:
         return TopologySpec.model_validate_json(raw)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
@@ -116,7 +128,10 @@ def decode_topology(raw: bytes | str) -> TopologySpec:
 
 
 def _hint(wrong_name: str, names: Iterable[str], plural: str) -> str:
-    """Hint at the nearest name, else at all of them; ``plural`` says what they are."""
+    """Hint at the nearest name, else at all of them.
+
+    ``plural`` says what they are.
+    """
     from difflib import get_close_matches
 
     sorted_names = sorted(names)

@@ -1,4 +1,4 @@
-"""Record ``/unreported``: changes without a Dagster run, until Dagster has them.
+"""Record ``/unreported``: changes that Dagster does not have yet.
 
 The leader writes it, and ``lifecycle_sensor`` reads which topologies were removed.
 """

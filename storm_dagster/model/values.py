@@ -30,7 +30,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Form(NamedTuple):
-    """Extension of one type: its code, and the functions between a value and its parts."""
+    """Extension of one type: its code, and the parts of a value."""
 
     code: int
     take: Callable[[Any], Iterable[Any]]
@@ -140,7 +140,7 @@ _classes: dict[str, type] | None = None
 
 
 def register_classes(names: Iterable[str], load: Callable[[str, str], Any]) -> None:
-    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others.
+    """Allow these dataclasses and Enums (``module:QualName``) in values.
 
     ``load`` is called with the conf key and the name when a class is first needed.
     """
@@ -302,7 +302,10 @@ _decode_list = msgspec.msgpack.Decoder(list[Any], ext_hook=decode_extension).dec
 
 
 class UnreadableValue:
-    """Placeholder of a value that cannot be read; its use raises the reason."""
+    """Placeholder of a value that cannot be read.
+
+    Its use raises the reason.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -315,7 +318,10 @@ class UnreadableValue:
 
 
 def decode_received(code: int, data: memoryview) -> Any:
-    """:func:`decode_extension` for frames: one unreadable value does not harm the others."""
+    """:func:`decode_extension` for frames of other workers.
+
+    One unreadable value does not harm the other values of a frame.
+    """
     try:
         return decode_extension(code, data)
     except InvalidRequest as error:

@@ -120,7 +120,7 @@ class Verb:
         return issubclass(self.request, CodeRequest)
 
     def command(self, topology: str) -> str:
-        """Command line that executes the verb for the topology of that name."""
+        """Command line that executes the verb for the topology."""
         return "storm-dagster " + self.usage.format(verb=self.name, name=topology)
 
 

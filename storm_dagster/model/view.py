@@ -15,7 +15,7 @@ from storm_dagster.model.slot import Slot
 
 @dataclass(frozen=True)
 class Versioned:
-    """Data version and modification zxid of a node at the moment it was read."""
+    """Data version and modification zxid of a node when it was read."""
 
     version: int
     mzxid: int
@@ -23,7 +23,10 @@ class Versioned:
 
 @dataclass(frozen=True)
 class UpgradeState:
-    """State below ``/gray_upgrade/<id>``; the lists are valid only if there is a ``record``."""
+    """State below ``/gray_upgrade/<id>``.
+
+    The lists are valid only if there is a ``record``.
+    """
 
     at: int = -1
     """Data version of ``/gray_upgrade/<id>``: raised by changes of the record, checked by moves of
@@ -53,7 +56,7 @@ class TopologyView:
 
     @property
     def code_dir(self) -> str:
-        """Prefix of the blob keys of the topology's code, which gray upgrades change."""
+        """Prefix of the blob keys of the code, which gray upgrades change."""
         return self.assignment.code_dir if self.assignment is not None else self.id
 
     @property
@@ -83,7 +86,10 @@ class TopologyView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The cluster at one moment; ``assignments_version`` lets one placement commit at a time."""
+    """The cluster at one moment.
+
+    ``assignments_version`` lets one placement commit at a time.
+    """
 
     cluster_id: str
     epoch: int
@@ -114,10 +120,11 @@ class ClusterView:
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()
     ) -> dict[str, records.SupervisorInfo]:
-        """Supervisors that the topology ids ``placing``, isolated on ``isolation``, may use.
+        """Supervisors that the topology ids ``placing`` may use.
 
-        Silent supervisors are included. Left out are those of blacklisted hosts, and of hosts that
-        only other topologies are isolated on (``isolation.scheduler.machines``).
+        ``isolation`` are hosts that they are isolated on. Silent supervisors are included. Left out
+        are those of blacklisted hosts, and of hosts that only other topologies are isolated on
+        (``isolation.scheduler.machines``).
         """
         own_hosts = set(isolation)
         hosts_of_others: set[str] = set()
@@ -134,7 +141,10 @@ class ClusterView:
         }
 
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
-        """Supervisor id -> ports that assignments hold, apart from the topology ids ``without``."""
+        """Supervisor id -> ports that assignments hold.
+
+        The assignments of the topology ids ``without`` are left out.
+        """
         used: dict[str, set[int]] = {}
         for topology in self.topologies.values():
             if topology.id in without:

@@ -87,7 +87,7 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, array_like=True):
-    """One message between two workers: all that one pass of the sender's loop has for the other."""
+    """One message between two workers, of one pass of the sender's loop."""
 
     token: str
     """Start token of the sender."""
@@ -137,7 +137,10 @@ LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "
 
 
 class LevelChange(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A change of one logger's level (:mod:`storm_dagster.model.log_levels`)."""
+    """A change of one logger's level.
+
+    See :mod:`storm_dagster.model.log_levels`.
+    """
 
     level: LevelName | None = None
     """``None`` undoes an earlier change."""
@@ -158,7 +161,7 @@ class StateQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class DeadLetterQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Query of the dead letters of one spout's task, after the letter with that number."""
+    """Query of the dead letters of one spout's task, after that number."""
 
     task: int
     after: int = 0
@@ -168,7 +171,7 @@ class DeadLetterQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
 
 class HistoryQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Query of the rings of the topology master: of one component, or of the whole topology."""
+    """Query of the topology master's rings, of one component or of all."""
 
     component: str = ""
     day: bool = False

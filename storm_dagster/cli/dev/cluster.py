@@ -1,4 +1,4 @@
-"""The ``dev`` process, which starts, watches and ends the daemons of a local cluster."""
+"""The ``dev`` process, which starts, watches and ends a local cluster."""
 
 import logging
 import os
@@ -63,7 +63,7 @@ def refuse_live_home(home: Path) -> None:
 
 
 class DevCluster:
-    """One local cluster: :meth:`run` starts it, watches it, and ends it at the event ``stop``."""
+    """One local cluster, which :meth:`run` runs until the event ``stop``."""
 
     def __init__(self, plan: ClusterPlan, progress: Progress, stop: threading.Event) -> None:
         """``progress`` is called with each step.
@@ -111,9 +111,10 @@ class DevCluster:
 
     # -- the life of the cluster -------------------------------------------------------------------
     def run(self, ready: Callable[[endpoints.ClusterFile], None]) -> None:
-        """Run the cluster until ``stop``; ``ready`` is called once, when all daemons serve.
+        """Run the cluster until ``stop``.
 
-        The error of a start that failed is raised after all processes have been ended.
+        ``ready`` is called once, when all daemons serve. The error of a start that failed is raised
+        after all processes have been ended.
         """
         with self._claim():
             try:
@@ -221,7 +222,10 @@ class DevCluster:
         self._progress("supervisors", "SUCCESS")
 
     def _start_the_rest(self) -> None:
-        """Start Spark, which readiness does not include; placements wait for it."""
+        """Start Spark, which readiness does not include.
+
+        Placements wait for it.
+        """
         if (os.cpu_count() or 1) < _ENOUGH_CORES:
             while not self._ready.wait(0.1):
                 if self._stop.is_set():
@@ -234,7 +238,7 @@ class DevCluster:
                 self._end_wait_for_spark()
 
     def _end_wait_for_spark(self) -> None:
-        """Let placements no longer wait for Spark, also if it has not started."""
+        """End the wait of placements for Spark, also if it has not started."""
         if self._spark_starts:
             self._spark_starts = False
             self._write_cluster_file()

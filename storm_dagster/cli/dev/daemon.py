@@ -1,4 +1,4 @@
-"""One child process that ``dev`` keeps running: it is restarted with back-off."""
+"""One child process of ``dev``, which is restarted with back-off."""
 
 import logging
 import os
@@ -20,7 +20,10 @@ _STABLE_SECS = 60.0
 
 @dataclass(frozen=True)
 class DaemonSpec:
-    """Start settings of one daemon; a restart uses the same, ports included."""
+    """Start settings of one daemon.
+
+    A restart uses the same, ports included.
+    """
 
     role: str
     id: str
@@ -61,7 +64,7 @@ def spawn(
 
 
 class Daemon:
-    """Child in a new session, with its output in ``HOME/logs/<role>-<id>.out``."""
+    """Child in a new session; ``HOME/logs/<role>-<id>.out`` has its output."""
 
     def __init__(self, spec: DaemonSpec, home: Path, env: dict[str, str]) -> None:
         self.spec = spec
@@ -107,7 +110,10 @@ class Daemon:
             self._record = None
 
     def watch(self) -> bool:
-        """Restart it if it died and its pause is over; true if this call did so."""
+        """Restart it if it died and its pause is over.
+
+        True if this call did so.
+        """
         now = time.monotonic()
         if self._child is None:
             return False

@@ -29,10 +29,10 @@ it.
 
 
 def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], None]) -> None:
-    """Run the cluster until SIGINT, SIGTERM or SIGHUP; a second signal hurries the end.
+    """Run the cluster until SIGINT, SIGTERM or SIGHUP.
 
-    Children have the default handlers, other than with an inherited "ignore" (``dev &`` in a
-    script).
+    A second signal hurries the end. Children have the default handlers, other than with an
+    inherited "ignore" (``dev &`` in a script).
     """
     stop = threading.Event()
     cluster = DevCluster(plan, progress, stop)
@@ -92,9 +92,10 @@ def run_child(plan: ClusterPlan) -> None:
 
 
 def start_detached(home: Path) -> ClusterFile:
-    """Start this command in a new session, where it calls :func:`run_child`; wait until ready.
+    """Start this command in a new session; wait until it is ready.
 
-    Raises the error with which the start failed. Ctrl-C during the wait ends the cluster.
+    There it calls :func:`run_child`. Raises the error with which the start failed. Ctrl-C during
+    the wait ends the cluster.
     """
     (home / "logs").mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()

@@ -102,7 +102,10 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
 def kill_family(
     home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None
 ) -> list[Process]:
-    """Kill the :func:`family`; returns its processes that still live after three seconds."""
+    """Kill the :func:`family`.
+
+    Returns its processes that still live after three seconds.
+    """
     survivors: list[Process] = []
     for _ in range(60):
         survivors = family(home, records)
@@ -122,7 +125,7 @@ def end_cluster(
     hurry: Callable[[], bool] = lambda: False,
     reap: Callable[[], None] = lambda: None,
 ) -> list[Process]:
-    """End all processes that run files of ``home`` name, and their descendants.
+    """End all processes of the run files of ``home``, and their descendants.
 
     Returns the survivors. ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent
     collects its dead children there. Run files of ended processes are removed. The calling process

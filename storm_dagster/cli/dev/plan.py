@@ -29,7 +29,7 @@ PLACED = "the first placement is made"
 
 
 def daemon_environment(home: Path, mark: str) -> dict[str, str]:
-    """Environment of every daemon: HOME, and the mark of processes of this cluster."""
+    """Environment of every daemon, with HOME and the mark of this cluster."""
     env = dict(os.environ)
     env["STORM_DAGSTER_HOME"] = str(home)
     env[CLUSTER_MARK] = mark
@@ -47,9 +47,9 @@ def daemon_environment(home: Path, mark: str) -> dict[str, str]:
 
 
 def prepare_dagster_home(home: Path) -> Path:
-    """Write ``workspace.yaml`` of ``HOME/dagster``, and ``dagster.yaml`` if it is absent.
+    """Write ``workspace.yaml`` of ``HOME/dagster``.
 
-    Returns the path of the workspace.
+    ``dagster.yaml`` is written if it is absent. Returns the path of the workspace.
     """
     make_private(code_socket(home).parent)
     folder = home / "dagster"
@@ -110,11 +110,11 @@ class ClusterPlan:
         return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.http[index]}"
 
     def supervisor_id(self, index: int) -> str:
-        """Id of a supervisor, which restarts of the cluster keep: assignments name it."""
+        """Id of a supervisor, which restarts keep: assignments name it."""
         return f"s{index + 1}"
 
     def given_conf(self) -> dict[str, Any]:
-        """Conf values that do not come from ``HOME/storm.yaml`` or the defaults."""
+        """Conf values that are not of ``HOME/storm.yaml`` or the defaults."""
         file = str(self.home / "storm.yaml")
         # Daemons work in HOME: the code location cannot know the folder in which `dev` was started.
         values: dict[str, Any] = {
@@ -145,7 +145,10 @@ class ClusterPlan:
         return not (self.home / "cluster_id").exists()
 
     def _use_secret_file(self, name: str, key: str, prefix: str, *, create: bool) -> None:
-        """Set the conf key to the file of that name in HOME, if it exists or is to be created."""
+        """Set the conf key to the file of that name in HOME.
+
+        It is created with ``create``. Without the file the key stays as it is.
+        """
         path = self.home / name
         if create and not path.exists():
             write_atomically(path, f"{prefix}{secrets.token_hex(32)}\n", mode=0o600)
@@ -218,14 +221,17 @@ class ClusterPlan:
         return DaemonSpec("spark-master", "0", self._daemon("spark", {}, "master", *address))
 
     def spark_worker_daemon(self, index: int) -> DaemonSpec:
-        """Worker of the Spark standalone cluster, with room for one executor of one core."""
+        """Worker of the Spark cluster, for one executor of one core."""
         name = f"{index + 1}"
         memory = str(self.conf.get("spark.executor.memory") or "1g")
         size = ("--host", HOST, "--id", name, "--cores", "1", "--memory", memory)
         return DaemonSpec("spark-worker", name, self._daemon("spark", {}, "worker", *size))
 
     def warm_up_command(self) -> tuple[str, ...]:
-        """Command that runs the first jobs on the server, so that a submission need not."""
+        """Command that runs the first jobs on the Spark server.
+
+        A submission then does not wait for their imports.
+        """
         return self._daemon("spark", {}, "--warm-up", self.spark_remote)
 
     def nimbus_daemon(self, index: int) -> DaemonSpec:
@@ -248,7 +254,7 @@ class ClusterPlan:
         )
 
     def code_daemon(self) -> DaemonSpec:
-        """The code location, shared by webserver and daemon; it starts Dagster's runs."""
+        """The code location, which starts Dagster's runs."""
         serving = ("--socket", str(code_socket(self.home)), "--lazy-load-user-code")
         if self.options.warm_runs:
             program = ("storm_dagster", "daemon", "code", "--home", str(self.home))

@@ -165,7 +165,10 @@ def _take(ports: Iterator[int], number: int) -> tuple[int, ...]:
 
 
 def _shape(ports: DevPorts) -> tuple[int, int, int, bool, set[int]]:
-    """Numbers of daemons and of slots; ports of the same shape serve the same cluster."""
+    """Numbers of daemons and of slots.
+
+    Ports of the same shape serve the same cluster.
+    """
     sizes = {len(slots) for slots in ports.slots}
     return len(ports.slots), len(ports.http), len(ports.ensemble), ports.spark_master > 0, sizes
 

@@ -72,10 +72,10 @@ def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[st
 
 
 def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """Reason why Dagster does not serve the code location (yet); ``None`` if it does.
+    """Reason why Dagster does not serve the code location (yet).
 
-    The first part is true if loading failed. A request to reload it is sent then: the location may
-    have been loaded too early.
+    ``None`` if it does. The first part is true if loading failed. A request to reload it is sent
+    then: the location may have been loaded too early.
     """
     query = {"query": queries()["Readiness"][0]}
     try:
@@ -107,7 +107,7 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
 
 
 def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
-    """Send Dagster the query of a launch, so that it has made its first imports.
+    """Send Dagster the query of a launch, for its first imports.
 
     Dagster must respond to a launch within five seconds. Failures are ignored: the launch reports
     them.
@@ -119,10 +119,11 @@ def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
 
 
 def prepare_root(conf: dict[str, Any], stored_id: str | None, fresh_id: str) -> str:
-    """Create the cluster's root in ZooKeeper if there is none; returns the cluster id.
+    """Create the cluster's root in ZooKeeper if there is none.
 
-    ``stored_id`` is the id in HOME. :class:`Conflict` if HOME has an id, and ZooKeeper is empty or
-    has another cluster: a root that is missing is not created a second time.
+    Returns the cluster id. ``stored_id`` is the id in HOME. :class:`Conflict` if HOME has an id,
+    and ZooKeeper is empty or has another cluster: a root that is missing is not created a second
+    time.
     """
     from storm_dagster.zk.cluster_state import ZooKeeperClusterState
     from storm_dagster.zk.root import close_top, create_cluster_root, secure_root
