@@ -196,7 +196,7 @@ _ROWS: tuple[Verb, ...] = (
         action="updateTopology",
         doing="updating",
         place_on_page=5,
-        usage="{verb} TARGET --name {name}",
+        usage="{verb} {name} TARGET",
     ),
     Verb(
         name="gray-upgrade",
