@@ -50,7 +50,7 @@ Ranges = Annotated[str, BeforeValidator(_canonical_ranges)]
 
 
 class _Reading:
-    """Validation context that only :func:`decode_record` sets."""
+    """Validation context of :func:`decode_record` alone."""
 
     met_unknown = False
 
@@ -85,10 +85,7 @@ class Record(BaseModel):
         return super().model_copy(update=update, deep=deep)
 
     def keep_unknown(self, before: Self | None) -> Self:
-        """This record with the unknown fields of ``before``.
-
-        It replaces that record.
-        """
+        """The record in the place of ``before``, with its unknown fields."""
         if before is None or not before.model_extra:
             return self
         return before.model_copy(update=self.__dict__)
@@ -199,16 +196,13 @@ class WorkerBeat(Record):
 
 
 class TaskBeats(Record):
-    """Liveness of a topology's workers and tasks.
-
-    A live worker's counter rises.
-    """
+    """Liveness of a topology's workers and tasks."""
 
     topology_id: str
     topology_master: int
     """Task id of the topology master."""
     workers: dict[str, WorkerBeat] = {}
-    """``"node:port"`` -> its counter."""
+    """``"node:port"`` -> its counter, which rises while the worker lives."""
     dead: Ranges = ""
     """Tasks that the topology master judges dead (hung or never reported)."""
     version: int = -1
@@ -239,10 +233,7 @@ class MetricIds(Record):
 
 
 class SupervisorInfo(Record):
-    """Ephemeral heartbeat of one supervisor.
-
-    ``count`` rises with every completed loop that is due.
-    """
+    """Ephemeral heartbeat of one supervisor."""
 
     host: str
     ports: tuple[int, ...]
@@ -250,6 +241,7 @@ class SupervisorInfo(Record):
     started: int
     """Start, in epoch seconds of the supervisor's own clock (shown, never compared)."""
     count: int
+    """Number of completed loops that were due."""
     version: str
     http: str | None = None
     """``http://host:port`` of the supervisor's log service, if it has one."""
@@ -436,10 +428,7 @@ class EpochRecord(Record):
 
 
 class Blacklist(Record):
-    """Hosts that get no new work.
-
-    Stored in ``/blacklist`` itself, which is empty without any.
-    """
+    """Hosts that get no new work; ``/blacklist`` is empty without any."""
 
     hosts: tuple[str, ...] = ()
 
