@@ -206,7 +206,7 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
     from storm_dagster.spark.session import ask_version
 
     version = ask_version(remote, invocation.home, derived_spark_token(conf), _SPARK_SECS)
-    yield "ok", f"{mask_text(remote)} lets us in, Spark {version}", ""
+    yield "ok", f"{mask_text(remote)} accepts this client, Spark {version}", ""
 
 
 def _names_no_cluster(invocation: Invocation) -> bool:
@@ -228,7 +228,7 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
             for name, reason in sorted(cluster.get("corrupt", {}).items()):
                 yield (
                     "broken",
-                    f"the records of {name} cannot be read, nobody heals it: {reason}",
+                    f"the records of {name} cannot be read, so that it is not healed: {reason}",
                     "restore it from a backup (docs/backup.md)",
                 )
             if cluster.get("alarm"):
@@ -375,7 +375,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
             )
             rows.append(("I1-I8", "ok", text, ""))
         if inspection.garbage:
-            text = f"{len(inspection.garbage)} left-overs wait for the cleaner"
+            text = f"{len(inspection.garbage)} leftovers wait for the cleaner"
             rows.append(("I3", "ok", text, ""))
         print_table("", ["invariant", "state", "found", "how to fix"], rows)
     return 0 if inspection.sound else Corrupt.exit_code

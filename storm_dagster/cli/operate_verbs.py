@@ -121,7 +121,7 @@ def blacklist_add(
 @change_options
 @_hosts_argument
 def blacklist_remove(invocation: Invocation, hosts: tuple[str, ...]) -> None:
-    """Allow new work on the supervisors of HOST again."""
+    """Let the supervisors of HOST get new work."""
     _change_blacklist(invocation, hosts, "remove")
 
 
@@ -263,7 +263,7 @@ def _parse_expiry(text: str) -> int:
     match = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if match is None or int(match[1]) == 0:
         raise InvalidRequest(
-            f"--expires {text!r:.40} is no time: use a number of minutes, hours or days, such as 30d"
+            f"--expires {text!r:.40} is not a time: use a number of minutes, hours or days, such as 30d"
         )
     return int(match[1]) * _UNITS[match[2]]
 
@@ -273,13 +273,13 @@ def _parse_expiry(text: str) -> int:
     "--scope",
     type=click.Choice(["metrics", "read", "operate", "admin"]),
     required=True,
-    help="What the token opens.",
+    help="Operations that the token permits.",
 )
 @click.option(
     "--expires",
     default="30d",
     show_default=True,
-    help="How long it counts, such as 90m, 12h, 30d.",
+    help="Lifetime, such as 90m, 12h, 30d.",
 )
 def token_create(invocation: Invocation, scope: Scope, expires: str) -> None:
     """Make a token from the cluster's secret (Authorization: Bearer, or the password of Basic).
@@ -290,7 +290,7 @@ def token_create(invocation: Invocation, scope: Scope, expires: str) -> None:
     secret = Security.of(invocation.conf).secret
     if secret is None:
         raise InvalidRequest(
-            "this cluster has no secret, so that nobody is asked for a token: set storm.secret.file"
+            "this cluster has no secret, so that it checks no token: set storm.secret.file"
         )
     access_token = make_token(secret, scope, secs)
     document = {"token": access_token, "scope": scope, "expires": int(time.time()) + secs}

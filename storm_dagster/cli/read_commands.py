@@ -211,7 +211,7 @@ def state(
         rows.append((entry["task"], json.dumps(entry["key"]), value))
     print_table("", "task key value", rows)
     if not document["entries"]:
-        click.echo(f"{document['id']} keeps nothing {'for that key' if key else ''} in {component}")
+        click.echo(f"{document['id']} has no state {'for that key ' if key else ''}in {component}")
     if document["next"]:
         notify(f"more: --after {document['next']}")
 
@@ -228,10 +228,14 @@ def _without_nulls(query: dict[str, Any]) -> dict[str, Any]:
     type=click.IntRange(1, 1000),
     default=100,
     show_default=True,
-    help="Letters to list at most.",
+    help="Largest number of dead letters.",
 )
 @_after_option
-@click.option("--replay", is_flag=True, help="Emit all of them again, as after a bug is gone.")
+@click.option(
+    "--replay",
+    is_flag=True,
+    help="Emit all of them a second time, for example after a bug is fixed.",
+)
 @click.option(
     "--export",
     type=click.File("w", encoding="utf-8", lazy=True),

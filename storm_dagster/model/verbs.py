@@ -146,7 +146,7 @@ _ROWS: tuple[Verb, ...] = (
     Verb(
         name="kill",
         summary=(
-            "Kill a topology. Its spouts fall silent, and after the wait its workers, state and code"
+            "Kill a topology. Its spouts stop, and after the wait its workers, state and code"
             " are removed."
         ),
         request=KillRequest,
@@ -159,7 +159,7 @@ _ROWS: tuple[Verb, ...] = (
     ),
     Verb(
         name="restart",
-        summary="Start the workers of a topology again. Id, places, code and conf stay.",
+        summary="Restart the workers of a topology. Its id, slots, code and conf stay the same.",
         until=("ACTIVE", "INACTIVE"),
         tasks=True,
         effect="restarted",

@@ -72,4 +72,4 @@ def test_a_row_and_an_operation_make_every_way_in(shake: Verb) -> None:
         and command.help == "Shake topology NAME. Nothing falls."
     )
     assert client.shake_topology.func is change_topology
-    assert app.VERBS["restart"] == ("change_verbs", "Start the workers of a topology again")
+    assert app.VERBS["restart"] == ("change_verbs", "Restart the workers of a topology")
