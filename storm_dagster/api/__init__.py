@@ -70,7 +70,7 @@ _MODULES = {
     "ShellBolt": "storm_dagster.api.component",
     "ShellSpout": "storm_dagster.api.component",
     "SparkBolt": "storm_dagster.api.spark",
-    "SparkQuery": "storm_dagster.api.spark_query",
+    "SparkQuery": "storm_dagster.api.spark.query",
     "SparkSpout": "storm_dagster.api.spark",
     "Spec": "storm_dagster.api.specs",
     "Spout": "storm_dagster.api.spouts",

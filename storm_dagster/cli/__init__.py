@@ -4,7 +4,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line and exit with the code of the outcome; never returns."""
+    """Run the command line and exit with the code of its outcome."""
     from storm_dagster.host.imports import quick_imports
 
     with quick_imports():

@@ -1,7 +1,7 @@
-"""The grammar of the command line, ``verbs.yaml``, and how a verb's outcome becomes output and an
-exit code.
+"""The verbs of the command line, and the exit codes of their outcomes.
 
-Verbs are imported when they are used: ``submit`` must not pay for what ``dev`` needs.
+The module of a verb is imported when the verb is used: ``submit`` must not pay for the imports of
+``dev``. Arguments and options stand beside the function of each verb.
 """
 
 import copy
@@ -10,89 +10,106 @@ import importlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from itertools import takewhile
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.tables import load_table
 from storm_dagster.model.verbs import VERBS as CHANGES
 from storm_dagster.model.version import __version__
 
 
-@functools.cache
-def grammar() -> dict[str, dict[str, Any]]:
-    """``verbs.yaml``, which says what it holds."""
-    return load_table(__name__, "verbs")
+class ListedVerb(NamedTuple):
+    """A verb in the list of ``storm-dagster --help``."""
+
+    module: str
+    """Module of this package whose ``COMMANDS`` have its command."""
+    summary: str
 
 
-_KINDS: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "as it is": click.UNPROCESSED,
-    "file": click.Path(exists=True, dir_okay=False, path_type=Path),
-    "new file": click.Path(dir_okay=False, path_type=Path),
-    "new file or -": click.Path(allow_dash=True, dir_okay=False, path_type=Path),
-    "file to write": click.File("w", encoding="utf-8", lazy=True),
+class FormerVerb(NamedTuple):
+    """A verb of the previous release, which this release still accepts."""
+
+    module: str
+    """Module of this package whose ``COMMANDS`` have its command."""
+    instead: str
+    """The verb to use instead."""
+
+
+def _change_verbs() -> dict[str, ListedVerb]:
+    """The verbs that change a topology, with short summaries."""
+    verbs: dict[str, ListedVerb] = {}
+    for row in CHANGES.values():
+        first_sentence = row.summary.partition(". ")[0].rstrip(".")
+        verbs[row.name] = ListedVerb("change_verbs", first_sentence)
+    return verbs
+
+
+VERBS: dict[str, ListedVerb] = {
+    "dev": ListedVerb("cluster_verbs", "Start a whole local cluster"),
+    "stop": ListedVerb("cluster_verbs", "Stop a local cluster"),
+    "status": ListedVerb("cluster_verbs", "Processes, nimbuses, supervisors and topologies"),
+    "doctor": ListedVerb("doctor", "Check this machine and the cluster, and print fixes"),
+    "submit": ListedVerb("change_verbs", "Submit a topology"),
+    "jar": ListedVerb("change_verbs", "Run a program that submits topologies"),
+    "list": ListedVerb("read_commands", "List topologies"),
+    "show": ListedVerb("read_commands", "One topology: tasks, slots, stats, errors"),
+    "visualize": ListedVerb("read_commands", "Picture of a topology with what flows in it now"),
+    **_change_verbs(),
+    "blacklist": ListedVerb("operate_verbs", "Hosts that get no new work"),
+    "blob": ListedVerb("operate_verbs", "Blobs: list, read, store, delete"),
+    "token": ListedVerb("operate_verbs", "Tokens for clients that cannot sign requests"),
+    "explain": ListedVerb("read_commands", "Reasons for the placement of tasks"),
+    "plan": ListedVerb("read_commands", "Plan a placement without a cluster"),
+    "conf": ListedVerb("read_commands", "The cluster conf and where each value comes from"),
+    "errors": ListedVerb("read_commands", "Errors of a topology's tasks"),
+    "state": ListedVerb("read_commands", "State of a stateful bolt, key by key"),
+    "dead-letters": ListedVerb(
+        "read_commands", "Tuples that failed too often: list, export, replay"
+    ),
+    "logs": ListedVerb("log_verbs", "Logs of a topology's workers"),
+    "tail": ListedVerb("log_verbs", "Follow all logs of a local cluster"),
+    "daemon": ListedVerb(
+        "daemon_verbs", "Run a daemon: zookeeper, spark, nimbus, supervisor, worker, web or code"
+    ),
 }
+"""Verb -> its module and its line, in the order of the list."""
 
-
-def parameters(rows: Mapping[str, Any] | None, function: Any) -> Any:
-    """Add arguments and options of the grammar to a command's function."""
-    for names, given in reversed(list((rows or {}).items())):
-        settings = dict(given or {})
-        if choice := settings.pop("choice", None):
-            settings["type"] = click.Choice(choice)
-        kind = settings.pop("kind", None)
-        if between := settings.pop("between", None):
-            settings["type"] = (click.FloatRange if kind == "float" else click.IntRange)(*between)
-        elif kind is not None:
-            settings["type"] = _KINDS[kind]
-        if names.startswith("-"):
-            settings.setdefault("show_default", "default" in settings and "/" not in names)
-            function = click.option(*names.split(), **settings)(function)
-        else:
-            function = click.argument(names, **settings)(function)
-    return function
-
-
-def _verbs() -> Iterator[tuple[str, tuple[str, str]]]:
-    for name, row in grammar()["verbs"].items():
-        if name == "change_verbs":
-            for verb in CHANGES.values():
-                yield verb.name, (name, verb.summary.partition(". ")[0].rstrip("."))
-        elif " " not in name:
-            yield name, (row["module"], row["summary"])
-
-
-VERBS: dict[str, tuple[str, str]] = dict(_verbs())
-"""Verb -> module of this package, and line in the list."""
-
-FORMER_VERBS: dict[str, tuple[str, str]] = {
-    name: (row["module"], row["instead"]) for name, row in grammar()["former"].items()
+FORMER_VERBS: dict[str, FormerVerb] = {
+    "supervisors": FormerVerb("read_commands", "status"),
+    "nimbuses": FormerVerb("read_commands", "status"),
+    "zookeeper": FormerVerb("daemon_verbs", "daemon zookeeper"),
+    "spark": FormerVerb("daemon_verbs", "daemon spark"),
+    "nimbus": FormerVerb("daemon_verbs", "daemon nimbus"),
+    "supervisor": FormerVerb("daemon_verbs", "daemon supervisor"),
+    "worker": FormerVerb("daemon_verbs", "daemon worker"),
+    "web": FormerVerb("daemon_verbs", "daemon web"),
+    "warm-runs": FormerVerb("daemon_verbs", "daemon code"),
 }
-"""Verb of the release before -> module of this package, and the verb to use instead.
+"""Verb of the previous release -> its module, and the verb to use instead.
 
-It is not listed. Options, output and exit codes are those of the release before.
+It is not listed. Options, output and exit codes are those of the previous release.
 """
+
+_ROLES = ("zookeeper", "spark", "nimbus", "supervisor", "worker", "web", "code", "warm-runs")
+"""Roles of ``daemon``."""
 
 
 def _command_of(module_name: str, name: str) -> click.Command:
     """The command of that name in a module of this package."""
     module = importlib.import_module(f"storm_dagster.cli.{module_name}")
-    for value in vars(module).values():
-        if isinstance(value, click.Command) and value.name == name:
-            return value
-    raise LookupError(f"verbs.yaml names the verb {name!r}, which {module.__name__} lacks")
+    commands: Mapping[str, click.Command] = module.COMMANDS
+    return commands[name]
 
 
 def _former_command(command: click.Command, name: str, instead: str) -> click.Command:
-    """A hidden copy of a command that names the verb to use instead, on standard error."""
+    """A hidden copy of a command, which prints a notice.
+
+    The notice, on standard error, names the verb to use instead.
+    """
     notice = f"`storm-dagster {name}` is deprecated: use `storm-dagster {instead}`"
     function = command.callback
     assert function is not None
@@ -109,36 +126,47 @@ def _former_command(command: click.Command, name: str, instead: str) -> click.Co
     return former
 
 
-def _verb_in(arguments: list[str]) -> str:
-    """The verb that a command line names, for messages; a daemon's with its role."""
-    verbs = [word for word in arguments if word in VERBS or word in FORMER_VERBS]
-    if not verbs:
-        return ""
-    verb = verbs[0]
+def _verb_in(words: list[str]) -> str:
+    """The verb that a command line names, for messages.
+
+    Of ``daemon`` also the role.
+    """
+    verb = _first_of(words, (*VERBS, *FORMER_VERBS))
     if verb != "daemon":
         return verb
-    roles = [name.partition(" ")[2] for name in grammar()["verbs"] if name.startswith("daemon ")]
-    role = next((word for word in arguments if word in roles), "")
+    role = _first_of(words, _ROLES)
     return f"daemon {role}".rstrip()
 
 
+def _first_of(words: list[str], names: Collection[str]) -> str:
+    """The first word that is one of the names; empty if none is."""
+    for word in words:
+        if word in names:
+            return word
+    return ""
+
+
 class _LazyGroup(click.Group):
-    """Command group that imports a command at first use; the table has the help lines."""
+    """Command group that imports a command at its first use.
+
+    The table has the help lines.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in VERBS:
-            return _command_of(VERBS[cmd_name][0], cmd_name)
+            return _command_of(VERBS[cmd_name].module, cmd_name)
         if cmd_name in FORMER_VERBS:
-            module, instead = FORMER_VERBS[cmd_name]
-            return _former_command(_command_of(module, cmd_name), cmd_name, instead)
+            former = FORMER_VERBS[cmd_name]
+            command = _command_of(former.module, cmd_name)
+            return _former_command(command, cmd_name, former.instead)
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -148,7 +176,7 @@ def cli() -> None:
 
 
 def _fail(kind: str, message: str, code: int, as_json: bool) -> NoReturn:
-    """Print an error, as JSON on standard output when that was asked for, and exit."""
+    """Print an error, as JSON on standard output if ``as_json``, and exit."""
     if as_json:
         sys.stdout.write(json.dumps({"error": {"type": kind, "message": message}}) + "\n")
     else:
@@ -165,15 +193,25 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
-def run() -> NoReturn:
-    """Run the verb of ``sys.argv``. Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C,
-    else 1.
+def _wants_json(words: list[str]) -> bool:
+    """True if ``--json`` is among the words before ``--``.
+
+    Those after it are a program's.
     """
-    # Asked for now: `jar` hands its program another argv. What follows ``--`` belongs to somebody
-    # else.
-    as_json = "--json" in takewhile(lambda word: word != "--", sys.argv[1:])
+    own_words = words[: words.index("--")] if "--" in words else words
+    return "--json" in own_words
+
+
+def run() -> NoReturn:
+    """Run the verb of ``sys.argv``.
+
+    Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C, else 1.
+    """
+    # Read before the verb runs: `jar` replaces sys.argv by the arguments of its program.
+    words = sys.argv[1:]
+    as_json = _wants_json(words)
     try:
-        with needs(f"`storm-dagster {_verb_in(sys.argv[1:])}`"):
+        with needs(f"`storm-dagster {_verb_in(words)}`"):
             code = cli.main(standalone_mode=False, prog_name="storm-dagster")
     except StormDagsterError as error:
         _fail(error.kind, error.message, error.exit_code, as_json)
@@ -188,7 +226,7 @@ def run() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _fail("Interrupted", "interrupted", 130, as_json)
     except BrokenPipeError:
-        # The reader of our output went away.
+        # The reader of the output has closed it.
         sys.stdout = None
         sys.exit(0)
     except Exception as error:

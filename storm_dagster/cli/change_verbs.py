@@ -1,22 +1,27 @@
-"""``submit``, ``jar``, and the verbs that change a topology, each made of its row in
-:data:`~storm_dagster.model.verbs.VERBS`.
-"""
+"""``submit``, ``jar``, and a command for each verb that changes a topology."""
 
-import functools
 import importlib.util
 import json
 import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import click
 import yaml
+from pydantic.fields import FieldInfo
 
-from storm_dagster.cli.app import grammar, parameters
-from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.options import (
+    Function,
+    Invocation,
+    add_options,
+    change_options,
+    code_options,
+    verb,
+)
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
 from storm_dagster.host.endpoints import ClusterFile
@@ -24,13 +29,14 @@ from storm_dagster.model.conf import Conf, parse_assignments, validate_conf, yam
 from storm_dagster.model.conf_layers import LayerName, overlay
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.verbs import VERBS, Flag, RequestModel, SubmitRequest, Verb, bounds_of
+from storm_dagster.model.requests import Flag, RequestModel, SubmitRequest, bounds_of
+from storm_dagster.model.verbs import VERBS, Verb
 
 _BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
 
 
 def _conf_file(path: Path) -> dict[str, Any]:
-    """The map in a YAML or JSON file."""
+    """Read the map of a YAML or JSON file."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -64,57 +70,75 @@ def _dry_run(
             target, args, folder=Path(folder), home=invocation.home, requirements=requirements
         )
         steps.done("describe and pack")
-    shown = check_topology_name(name or bundle.name)
-    parts = bundle.topology.components()
+    topology_name = check_topology_name(name or bundle.name)
     components = [
-        {"id": name, "type": kind, "parallelism": spec.parallelism} for name, kind, spec in parts
+        {"id": component, "type": kind, "parallelism": spec.parallelism}
+        for component, kind, spec in bundle.topology.components()
     ]
-    archive = {
-        "sha256": bundle.archive.sha256,
-        "size": bundle.archive.size,
-        "files": bundle.archive.files,
+    archive = bundle.archive
+    document = {
+        "name": topology_name,
+        "dry_run": True,
+        "components": components,
+        "archive": {"sha256": archive.sha256, "size": archive.size, "files": archive.files},
     }
-    print_answer(
-        invocation.json,
-        {"name": shown, "dry_run": True, "components": components, "archive": archive},
-        "component=id type parallelism",
-        components,
-        title=f"would submit {shown} with an archive of {archive['size']} bytes ({archive['sha256'][:12]})",
+    title = (
+        f"would submit {topology_name} with an archive of {archive.size} bytes"
+        f" ({archive.sha256[:12]})"
     )
+    columns = "component=id type parallelism"
+    print_answer(invocation.json, document, columns, components, title=title)
 
 
-def field_options(request: type[RequestModel], function: Any) -> Any:
-    """Add the options of a request's fields; what is not given is ``None`` or empty."""
-    rows: dict[str, dict[str, Any]] = {}
-    for field, info in request.model_fields.items():
-        flag = next((each for each in info.metadata if isinstance(each, Flag)), None)
-        if flag is None:
-            continue
-        settings = rows[f"{flag.name} {field}"] = {
-            "help": info.description,
-            "metavar": flag.metavar,
-        }
-        if info.annotation is bool:
-            settings["is_flag"] = True
-        elif get_origin(info.annotation) is dict:
-            settings["multiple"] = True
-        elif int in (info.annotation, *get_args(info.annotation)):
-            bounds = bounds_of(info)
-            settings["between"] = (bounds.get("ge"), bounds.get("le"))
-    return parameters(rows, function)
+def request_options(request: type[RequestModel]) -> Callable[[Function], Function]:
+    """Decorator that adds an option for each field with a :class:`Flag`.
 
-
-def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of code out of what was ``given``, as arguments of the client's functions.
-    The conf is ``-c topology.*``, then the file, then ``--conf``.
+    The value of an option that is not given is ``None``, or empty.
     """
-    file = given.pop("conf_file")
-    pairs = given.pop("pairs")
-    requirements = given.pop("requirements")
-    options = {
+    options = []
+    for name, field in request.model_fields.items():
+        flag = _flag_of(field)
+        if flag is not None:
+            options.append(_option_of(name, field, flag))
+
+    def decorate(function: Function) -> Function:
+        return add_options(options, function)
+
+    return decorate
+
+
+def _flag_of(field: FieldInfo) -> Flag | None:
+    for annotation in field.metadata:
+        if isinstance(annotation, Flag):
+            return annotation
+    return None
+
+
+def _option_of(name: str, field: FieldInfo, flag: Flag) -> Callable[[Function], Function]:
+    settings: dict[str, Any] = {"help": field.description, "metavar": flag.metavar}
+    if field.annotation is bool:
+        settings["is_flag"] = True
+    elif get_origin(field.annotation) is dict:
+        settings["multiple"] = True
+    elif int in (field.annotation, *get_args(field.annotation)):
+        bounds = bounds_of(field)
+        settings["type"] = click.IntRange(bounds.get("ge"), bounds.get("le"))
+    return click.option(flag.name, name, **settings)
+
+
+def code_arguments(invocation: Invocation, options: dict[str, Any]) -> dict[str, Any]:
+    """Move the options of new code out of ``options``.
+
+    They are returned as arguments of the client's functions. The conf is ``-c topology.*``, then
+    the file, then ``--conf``.
+    """
+    file = options.pop("conf_file")
+    pairs = options.pop("pairs")
+    requirements = options.pop("requirements")
+    topology_conf = {
         key: value for key, value in invocation.overrides.items() if key.startswith("topology.")
     }
-    layers: dict[LayerName, Conf] = {"option": options, "pair": parse_assignments(pairs)}
+    layers: dict[LayerName, Conf] = {"option": topology_conf, "pair": parse_assignments(pairs)}
     if file is not None:
         layers["file"] = _conf_file(Path(file))
     return {
@@ -125,16 +149,20 @@ def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @verb("submit")
-@functools.partial(parameters, grammar()["shared"]["code"])
-@functools.partial(field_options, SubmitRequest)
+@change_options
+@click.argument("target")
+@click.argument("args", nargs=-1)
+@click.option("--name", help="Name of the topology. [default: its own]")
+@code_options
+@request_options(SubmitRequest)
 def submit(
-    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **given: Any
+    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **options: Any
 ) -> None:
     """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
 
     ARGS after -- go to a callable target.
     """
-    code = code_of(invocation, given)
+    code = code_arguments(invocation, options)
     if invocation.dry_run:
         validate_conf(code["conf"], source="the conf", submitted=True)
         _dry_run(invocation, target, args, name, code["requirements"])
@@ -152,20 +180,32 @@ def submit(
             if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
                 steps.note(step, "waits for Spark, which dev is starting")
 
-        done = submit_target(
-            nimbus, target, args, name=name, wait=invocation.wait, progress=on_step, **code, **given
+        submission = submit_target(
+            nimbus,
+            target,
+            args,
+            name=name,
+            wait=invocation.wait,
+            progress=on_step,
+            **code,
+            **options,
         )
         if invocation.wait:
             steps.done("tasks", "all run")
     if invocation.json:
-        print_json(done.to_document())
+        print_json(submission.to_document())
     elif invocation.wait:
-        click.echo(f"{done.id} is {done.status}: all tasks run, {done.seconds:.1f} s")
+        seconds = f"{submission.seconds:.1f} s"
+        click.echo(f"{submission.id} is {submission.status}: all tasks run, {seconds}")
     else:
-        click.echo(f"{done.name} is being submitted by run {done.run_id} (token {done.token})")
+        run = f"run {submission.run_id} (token {submission.token})"
+        click.echo(f"{submission.name} is being submitted by {run}")
 
 
 @verb("jar", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("archive")
+@click.argument("module")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
     """Run MODULE of ARCHIVE as a program; its calls of submit_topology upload ARCHIVE.
 
@@ -187,10 +227,10 @@ def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]
         sys.argv = [module, *args]
         started_in = os.getcwd()
         try:
-            found = importlib.util.find_spec(module)
+            spec = importlib.util.find_spec(module)
         except ModuleNotFoundError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise InvalidRequest(f"archive {archive} holds no module {module!r}")
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -201,32 +241,44 @@ def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]
 def command_of(row: Verb) -> click.Command:
     """The command of a verb."""
 
-    def call(invocation: Invocation, name: str, target: str | None = None, **given: Any) -> None:
-        code = code_of(invocation, given) if row.brings_code else {}
+    def change(
+        invocation: Invocation, name: str, target: str | None = None, **options: Any
+    ) -> None:
+        code = code_arguments(invocation, options) if row.brings_code else {}
         if row.brings_code and target is None and (code["conf"] or code["requirements"]):
             raise InvalidRequest(
                 "--conf, --conf-file and --requirements belong to new code: give TARGET"
             )
-        given["executors"] = _executors(given.pop("executors", ()))
-        given |= {"wait": invocation.wait, "dry_run": invocation.dry_run, **code}
+        executors = _parse_executors(options.pop("executors", ()))
         with (
             invocation.nimbus() as nimbus,
             Steps(f"{row.name} {name}", quiet=invocation.json) as steps,
         ):
-            done = change_topology(
-                nimbus, name, target, verb=row.name, progress=steps.on_step, **given
+            outcome = change_topology(
+                nimbus,
+                name,
+                target,
+                verb=row.name,
+                wait=invocation.wait,
+                dry_run=invocation.dry_run,
+                executors=executors,
+                progress=steps.on_step,
+                **options,
+                **code,
             )
-        _print(invocation, done)
+        _print_change(invocation, outcome)
 
-    call.__doc__ = row.summary.replace("a topology", "topology NAME", 1)
-    made: Any = field_options(row.request, call)
+    change.__doc__ = row.summary.replace("a topology", "topology NAME", 1)
+    function = request_options(row.request)(change)
     if row.brings_code:
-        target = {"target": {"required": not row.batches}, "args": {"nargs": -1}}
-        made = parameters({**target, **grammar()["shared"]["code"]}, made)
-    return verb(row.name, changes=True)(click.argument("name")(made))
+        function = code_options(function)
+        function = click.argument("args", nargs=-1)(function)
+        function = click.argument("target", required=not row.batches)(function)
+    function = click.argument("name")(function)
+    return verb(row.name)(change_options(function))
 
 
-def _executors(pairs: tuple[str, ...]) -> dict[str, int]:
+def _parse_executors(pairs: tuple[str, ...]) -> dict[str, int]:
     executors: dict[str, int] = {}
     for pair in pairs:
         component, equals, number = pair.rpartition("=")
@@ -236,31 +288,34 @@ def _executors(pairs: tuple[str, ...]) -> dict[str, int]:
     return executors
 
 
-def _print(invocation: Invocation, done: Change) -> None:
+def _print_change(invocation: Invocation, change: Change) -> None:
     if invocation.json:
-        print_json(done.to_document())
+        print_json(change.to_document())
         return
-    for key, value in (done.conf or {}).items():
-        old, new = (json.dumps(value[side], default=str) for side in ("old", "new"))
+    for key, values in (change.conf or {}).items():
+        old = json.dumps(values["old"], default=str)
+        new = json.dumps(values["new"], default=str)
         click.echo(plain(f"{key}: {old} -> {new}"))
-    if done.planned:
-        click.echo(f"would {done.planned['would']} {done.id} ({done.status})")
-        _print_plan(done.planned.get("plan"))
+    if change.planned:
+        click.echo(f"would {change.planned['would']} {change.id} ({change.status})")
+        _print_plan(change.planned.get("plan"))
         return
-    run = f" (run {done.run_id})" if done.run_id else ""
-    click.echo(
-        f"{done.id or done.name} is {done.status or 'being changed'}{run}, {done.seconds:.1f} s"
-    )
-    for worker, state in sorted((done.upgrade or {}).get("workers", {}).items()):
+    topology = change.id or change.name
+    status = change.status or "being changed"
+    run = f" (run {change.run_id})" if change.run_id else ""
+    click.echo(f"{topology} is {status}{run}, {change.seconds:.1f} s")
+    for worker, state in sorted((change.upgrade or {}).get("workers", {}).items()):
         click.echo(f"  {worker}  {state}")
 
 
 def _print_plan(plan: dict[str, Any] | None) -> None:
     if plan is None:
         return
-    added, removed = len(plan["tasks_added"]), len(plan["tasks_removed"])
+    added = len(plan["tasks_added"])
+    removed = len(plan["tasks_removed"])
     click.echo(
-        f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed"
+        f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added,"
+        f" {removed} are removed"
     )
     print_table("moves", "task component from to why", plan["moves"])
     print_table("workers", "node host:port tasks kept", plan["workers"])
@@ -268,4 +323,8 @@ def _print_plan(plan: dict[str, Any] | None) -> None:
         click.echo(plain(f"warning: {warning}"), err=True)
 
 
-globals().update({row.name: command_of(row) for row in VERBS.values()})
+COMMANDS: Mapping[str, click.Command] = {
+    "submit": submit,
+    "jar": jar,
+    **{row.name: command_of(row) for row in VERBS.values()},
+}

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -17,17 +17,17 @@ from storm_dagster.cli.health import (
     state_of,
     uptime,
 )
-from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.options import Invocation, change_options, verb
 from storm_dagster.cli.output import (
     Steps,
     notify,
     plain,
     print_answer,
     print_json,
+    print_line,
     print_operations,
     print_table,
     row_for_table,
-    say,
 )
 from storm_dagster.client.waiting import list_operations
 from storm_dagster.host.conf_files import load_cluster_conf
@@ -42,25 +42,26 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
         print_json({"home": str(invocation.home), **cluster.model_dump(mode="json")})
         return
     assert cluster.dagster is not None
-    spark = cluster.spark
-    rows = [
-        ("Dagster UI", cluster.dagster.url),
-        *(("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses),
-        *(
-            ("supervisor", f"{s.id} on {s.host}, slots {', '.join(map(str, s.ports))}")
-            for s in cluster.supervisors
-        ),
-        ("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"),
-        ("Spark", f"{spark.remote}{', starting' * spark.starting}" if spark else "spark.master"),
-        ("HOME", str(invocation.home)),
-    ]
+    rows = [("Dagster UI", cluster.dagster.url)]
+    rows += [("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses]
+    for supervisor in cluster.supervisors:
+        ports = ", ".join(map(str, supervisor.ports))
+        rows.append(("supervisor", f"{supervisor.id} on {supervisor.host}, slots {ports}"))
+    rows.append(("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"))
+    if cluster.spark is None:
+        rows.append(("Spark", "spark.master"))
+    elif cluster.spark.starting:
+        rows.append(("Spark", f"{cluster.spark.remote}, starting"))
+    else:
+        rows.append(("Spark", cluster.spark.remote))
+    rows.append(("HOME", str(invocation.home)))
     print_table("ready", ["", ""], rows)
-    option = (
-        f" --home {invocation.home}"
-        if str(invocation.home) != os.path.abspath(".storm-dagster")
-        else ""
-    )
-    click.echo(f"stop it with: storm-dagster stop{option}" if detached else "Ctrl-C ends it")
+    if detached:
+        is_default_home = str(invocation.home) == os.path.abspath(".storm-dagster")
+        option = "" if is_default_home else f" --home {invocation.home}"
+        click.echo(f"stop it with: storm-dagster stop{option}")
+    else:
+        click.echo("Ctrl-C ends it")
     sys.stdout.flush()
 
 
@@ -68,7 +69,55 @@ _SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "spark_workers", "por
 
 
 @verb("dev")
-def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> None:
+@change_options
+@click.option(
+    "--supervisors",
+    type=click.IntRange(1, 50),
+    default=2,
+    show_default=True,
+    help="Supervisors.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 200),
+    default=4,
+    show_default=True,
+    help="Slots of each supervisor.",
+)
+@click.option(
+    "--nimbuses", type=click.IntRange(1, 9), default=1, show_default=True, help="Nimbuses."
+)
+@click.option(
+    "--zookeepers",
+    type=click.Choice(["1", "3", "5"]),
+    default="1",
+    show_default=True,
+    help="ZooKeeper servers. Three survive the loss of one.",
+)
+@click.option(
+    "--spark-workers",
+    type=click.IntRange(0, 50),
+    default=0,
+    show_default=True,
+    help="Spark workers of one core, and a master; 0: Spark runs in one process.",
+)
+@click.option(
+    "--ports",
+    type=click.Choice(["auto", "default"]),
+    default="default",
+    show_default=True,
+    help="'auto' takes free ports, so several clusters can run side by side.",
+)
+@click.option(
+    "--warm-runs/--no-warm-runs",
+    default=True,
+    help="Start Dagster's runs in forks of a loaded process. [default: warm-runs]",
+)
+@click.option("--detach", is_flag=True, help="Return when ready. `stop` stops the cluster.")
+@click.option(
+    "--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds."
+)
+def dev(invocation: Invocation, detach: bool, zookeepers: str, **options: Any) -> None:
     """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
     from storm_dagster.cli.dev.cluster import refuse_live_home
     from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
@@ -77,7 +126,7 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
     from storm_dagster.cli.dev.ports import choose_ports
     from storm_dagster.host.java import java_command
 
-    # Without Java nothing else is worth trying.
+    # First: without Java no other check is of use.
     java = java_command()
     home = invocation.home
     conf = load_cluster_conf(invocation.conf_dir or home, invocation.overrides)
@@ -86,28 +135,32 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
         )
     is_child = REPORT_FD in os.environ
-    for warning in () if is_child else conf.warnings:
-        notify(f"warning: {warning}")
+    if not is_child:
+        for warning in conf.warnings:
+            notify(f"warning: {warning}")
     refuse_live_home(home)
-    options = DevOptions(zookeepers=int(zookeepers), **given)
-    if options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
+    dev_options = DevOptions(zookeepers=int(zookeepers), **options)
+    if dev_options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
         raise InvalidRequest(
             "--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master"
         )
     if invocation.dry_run:
-        supervisors, slots, nimbuses, _ = options.size
-        shown = {name: getattr(options, name) for name in _SIZE}
-        document = {"dry_run": True, "home": str(home), "java": java, **shown}
-        text = f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}"
-        say(invocation.json, document, text)
+        supervisors, slots, nimbuses, _ = dev_options.size
+        size = {name: getattr(dev_options, name) for name in _SIZE}
+        document = {"dry_run": True, "home": str(home), "java": java, **size}
+        text = (
+            f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots"
+            f" in {home}"
+        )
+        print_line(invocation.json, document, text)
         return
     home.mkdir(parents=True, exist_ok=True)
     if detach and not is_child:
         _show_ready(invocation, start_detached(home), detached=True)
         return
-    chosen = choose_ports(options, conf, home)
+    ports = choose_ports(dev_options, conf, home)
     plan = ClusterPlan(
-        home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides
+        home, dev_options, conf, ports, conf_dir=invocation.conf_dir, overrides=invocation.overrides
     )
     if is_child:
         run_child(plan)
@@ -116,6 +169,7 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
 
 
 @verb("stop")
+@change_options
 def stop(invocation: Invocation) -> None:
     """Stop every process of the local cluster, workers first."""
     from storm_dagster.cli.dev.ending import end_cluster, family
@@ -132,29 +186,27 @@ def stop(invocation: Invocation) -> None:
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
         for record in records:
             if record.role == "dev":
-                # It ends its cluster by itself. Its own waits: workers, daemons, then ZooKeeper and
-                # Spark.
+                # It ends its cluster: workers, then daemons, then ZooKeeper and Spark.
                 steps.begin("dev")
                 if record.signal(signal.SIGTERM):
                     record.signal(signal.SIGCONT)
                 if invocation.wait:
                     poll(lambda record=record: not record.alive(), timeout=60.0, pause=0.05)
                 steps.done("dev")
-        left = end_cluster(home) if invocation.wait else []
+        survivors = end_cluster(home) if invocation.wait else []
         if invocation.wait:
             (home / "cluster.json").unlink(missing_ok=True)
-    if left:
-        pids = ", ".join(str(process.pid) for process in left)
+    if survivors:
+        pids = ", ".join(str(process.pid) for process in survivors)
         raise Unavailable(
             f"processes {pids} of the cluster in {home} could not be ended: kill them by hand"
         )
     seconds = round(time.monotonic() - started, 3)
-    text = (
-        f"ended {len(before)} processes, {seconds:.1f} s"
-        if before
-        else f"no cluster runs in {home}"
-    )
-    say(invocation.json, {"home": str(home), "ended": len(before), "seconds": seconds}, text)
+    if before:
+        text = f"ended {len(before)} processes, {seconds:.1f} s"
+    else:
+        text = f"no cluster runs in {home}"
+    print_line(invocation.json, {"home": str(home), "ended": len(before), "seconds": seconds}, text)
 
 
 @verb("status")
@@ -163,7 +215,7 @@ def status(invocation: Invocation) -> None:
     home = invocation.home
     cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
     states: list[tuple[RunFile, ProcessState]] = [
-        (each, state_of(each)) for each in RunFile.read_all(home)
+        (record, state_of(record)) for record in RunFile.read_all(home)
     ]
     rows = [
         {
@@ -187,22 +239,26 @@ def status(invocation: Invocation) -> None:
         "topologies": [],
         "operations": [],
         "advice": advice(states, home),
-    } | dict.fromkeys(("leader", "healer", "alarm", "dagster"))
+        "leader": None,
+        "healer": None,
+        "alarm": None,
+        "dagster": None,
+    }
     try:
         with invocation.nimbus(patience=0.0) as nimbus:
             document["leader"] = nimbus.leader()
-            seen = nimbus.get("/v1/cluster")
-            document |= {
-                name: seen[name]
-                for name in ("nimbuses", "supervisors", "healer", "alarm")
-                if name in seen
-            }
+            cluster_document = nimbus.get("/v1/cluster")
+            for name in ("nimbuses", "supervisors", "healer", "alarm"):
+                if name in cluster_document:
+                    document[name] = cluster_document[name]
             document["operations"] = list_operations(nimbus)
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
         document["problem"] = error.message
-    for state, found, remedy in islice(check_dagster(invocation.conf, timeout=3.0), 1):
-        document["dagster"] = {"state": state, "found": found, "mend": remedy or None}
+    worst_result = next(check_dagster(invocation.conf, timeout=3.0), None)
+    if worst_result is not None:
+        state, text, remedy = worst_result
+        document["dagster"] = {"state": state, "found": text, "mend": remedy or None}
     if invocation.json:
         print_json(document)
         return
@@ -232,7 +288,10 @@ def status(invocation: Invocation) -> None:
 
 
 def _print_members(document: dict[str, Any]) -> None:
-    """The tables of nimbuses and supervisors; of a kind without a member, a line."""
+    """Print the tables of nimbuses and supervisors.
+
+    A line for a kind without members.
+    """
     tables = (
         ("nimbuses", "host:port http role uptime version"),
         ("supervisors", "id host ports used uptime"),
@@ -243,3 +302,6 @@ def _print_members(document: dict[str, Any]) -> None:
             print_table(kind, columns, rows)
         else:
             click.echo(f"{kind}: none registered")
+
+
+COMMANDS: Mapping[str, click.Command] = {"dev": dev, "stop": stop, "status": status}

@@ -1,7 +1,7 @@
-"""``daemon ROLE``, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``,
-``worker``, ``web``, ``code``.
+"""``daemon ROLE``: one process for each role.
 
-The roles were verbs of their own in the release before (``FORMER_VERBS`` of :mod:`.app`).
+The roles are ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web`` and ``code``.
+In the previous release each was a verb (``FORMER_VERBS`` of :mod:`.app`).
 """
 
 import logging
@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -31,11 +31,21 @@ from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
 
 log: logging.Logger = logging.getLogger(__name__)
+_EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LISTEN = {"host", "port", "ui_port"}
+_SPARK_OPTIONS = {
+    "connect": {"warm_up"},
+    "master": _LISTEN,
+    "worker": {*_LISTEN, "cores", "memory", "id"},
+}
+"""Role of ``daemon spark`` -> the options that it takes."""
+_host_option = click.option("--host", help="Address to bind. [default: storm.local.hostname]")
 
 
 def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
-    """The daemon's conf (files and ``-c``, never another cluster's ``cluster.json``), and its
-    private HOME.
+    """Prepare this process for a daemon; its conf and its private HOME.
+
+    The conf is that of the files and of ``-c``, never of another cluster's ``cluster.json``.
     """
     keep_one_heap()
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
@@ -43,31 +53,35 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
         raise InvalidRequest(
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
         )
-    home = (
-        Path(conf["storm.local.dir"]).expanduser().absolute()
-        if conf["storm.local.dir"]
-        else invocation.home
-    )
-    # What daemons and their children write is for this user alone: specs, logs and blobs may hold
+    home = invocation.home
+    if conf["storm.local.dir"]:
+        home = Path(conf["storm.local.dir"]).expanduser().absolute()
+    # Files of daemons and their children are for this user alone: specs, logs and blobs may hold
     # secrets.
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     if Security.of(conf).secret is not None:
-        # The workers of this host prove themselves to the cluster's Spark by it, without knowing
-        # the secret.
+        # Workers of this host authenticate at the cluster's Spark by this token, without the
+        # secret.
         spark_token(conf, home)
     return conf, home
 
 
 def _log_warnings(conf: ClusterConf) -> None:
-    """Log the warnings about the conf; a daemon with a log file calls this once it is open."""
+    """Log the warnings about the conf.
+
+    Call it when the daemon's log file is open.
+    """
     for warning in conf.warnings:
         log.warning("%s", warning)
 
 
 def _stop_event() -> threading.Event:
-    """Set by SIGTERM and SIGINT; a second one ends the process at once."""
+    """Event that SIGTERM and SIGINT set.
+
+    A second signal ends the process at once.
+    """
     stop = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -83,24 +97,27 @@ def _stop_event() -> threading.Event:
 def _serve(
     invocation: Invocation,
     role: str,
-    given_id: str | None,
+    daemon_id: str | None,
     run: Callable[[ClusterConf, Path, str, threading.Event], int],
 ) -> int:
     conf, home = _prepare(invocation)
-    name = given_id or _default_id(conf, home, role)
+    name = daemon_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
     _log_warnings(conf)
     return run(conf, home, name, _stop_event())
 
 
 def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
-    """The id that this host's daemon got at its first start: assignments and blobs refer to it."""
+    """Id that this host's daemon got at its first start.
+
+    Assignments and blobs refer to it.
+    """
     path = home / f"{role}_id"
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
-    chosen = f"{conf['storm.local.hostname']}-{os.urandom(4).hex()}"
-    path.write_text(chosen + "\n", encoding="utf-8")
-    return chosen
+    new_id = f"{conf['storm.local.hostname']}-{os.urandom(4).hex()}"
+    path.write_text(new_id + "\n", encoding="utf-8")
+    return new_id
 
 
 def _become(
@@ -111,17 +128,21 @@ def _become(
     env: dict[str, str] | None = None,
     id: str = "0",
 ) -> NoReturn:
-    """Replace this process by ``command``: same pid, same run file."""
+    """Replace this process by ``command``, with the same pid and run file."""
     RunFile.write(home, role, id, ports)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A JVM takes over an inherited "ignore", as Dagster leaves it in a process that a script starts
-    # with `&`, and then ends on nothing but SIGKILL.
+    # A JVM keeps an inherited "ignore", such as Dagster leaves in a process that a script starts
+    # with `&`. Only SIGKILL would then end it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execvpe(command[0], command, env or dict(os.environ))
 
 
-@verb("daemon zookeeper")
+@verb("zookeeper")
+@click.argument("action", type=click.Choice(["secure"]), required=False)
+@click.option("--port", type=click.IntRange(1, 65535), help="[default: storm.zookeeper.port]")
+@_host_option
+@click.option("--data-dir", metavar="DIR", help="[default: HOME/zookeeper]")
 def zookeeper(
     invocation: Invocation,
     action: str | None,
@@ -153,7 +174,7 @@ def zookeeper(
 
 
 def _secure_nodes(invocation: Invocation) -> None:
-    from storm_dagster.cli.output import say
+    from storm_dagster.cli.output import print_line
     from storm_dagster.zk.root import secure_root
     from storm_dagster.zk.storm_cluster_state import open_session
 
@@ -163,18 +184,46 @@ def _secure_nodes(invocation: Invocation) -> None:
             "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from it) or "
             "storm.zookeeper.auth.payload"
         )
+
+    def print_progress(nodes: int) -> None:
+        if nodes % 1000 == 0:
+            click.echo(f"{nodes} nodes", err=True)
+
     with closing(open_session(conf.values)) as session:
-        changed = secure_root(
-            session, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True)
-        )
+        changed = secure_root(session, print_progress)
     place = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
     text = f"{place} is closed to others: {changed} nodes were changed"
-    say(invocation.json, {"root": session.root, "changed": changed}, text)
+    print_line(invocation.json, {"root": session.root, "changed": changed}, text)
 
 
-@verb("daemon spark")
+@verb("spark")
+@click.argument(
+    "role",
+    type=click.Choice(["connect", "master", "worker"]),
+    required=False,
+    default="connect",
+)
+@click.option(
+    "--warm-up",
+    metavar="REMOTE",
+    help="Run the first jobs on the server at REMOTE, then return.",
+)
+@_host_option
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of a master or worker; 0: any free one. [default: 7077, worker: 0]",
+)
+@click.option(
+    "--ui-port",
+    type=click.IntRange(1, 65535),
+    help="Serve Spark's web UI on this port of loopback. [default: closed]",
+)
+@click.option("--cores", type=click.IntRange(1), help="Cores that a worker offers. [default: all]")
+@click.option("--memory", help="Memory that a worker offers to executors. [default: 1g]")
+@click.option("--id", help="Name of a worker's folder. [default: 0]")
 def spark(
-    invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any
+    invocation: Invocation, role: Literal["connect", "master", "worker"], **options: Any
 ) -> None:
     """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from
     pyspark's jars).
@@ -189,25 +238,23 @@ def spark(
         sweep_local_dir,
     )
 
-    for name in sorted(
-        {name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]
-    ):
-        raise InvalidRequest(
-            f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
-        )
+    for name, value in sorted(options.items()):
+        if value is not None and name not in _SPARK_OPTIONS[role]:
+            raise InvalidRequest(
+                f"--{name.replace('_', '-')} is not an option of `daemon spark {role}`: omit it"
+            )
     conf, home = _prepare(invocation)
     _log_warnings(conf)
     if role != "connect":
-        _become_part(conf, home, role, given)
-    if given["warm_up"] is not None:
-        _run_first_jobs(conf, given["warm_up"])
+        _become_part(conf, home, role, options)
+    if options["warm_up"] is not None:
+        _run_first_jobs(conf, options["warm_up"])
         return
-    port, master = conf["spark.connect.port"] or _free_port(), conf["spark.connect.master"]
-    secret = (
-        {"spark.authenticate.secret": standalone_secret(conf, home)}
-        if master.startswith("spark://")
-        else {}
-    )
+    port = conf["spark.connect.port"] or _free_port()
+    master = conf["spark.connect.master"]
+    secret: dict[str, str] = {}
+    if master.startswith("spark://"):
+        secret["spark.authenticate.secret"] = standalone_secret(conf, home)
     if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
         sweep_local_dir(home / "spark")
     command = spark_connect_command(
@@ -222,56 +269,50 @@ def spark(
     _become(command, home, "spark", {"connect": port}, environment)
 
 
-_LISTEN = {"host", "port", "ui_port"}
-_SPARK_OPTIONS = {
-    "connect": {"warm_up"},
-    "master": _LISTEN,
-    "worker": {*_LISTEN, "cores", "memory", "id"},
-}
-
-
 def _become_part(
-    conf: ClusterConf, home: Path, role: Literal["master", "worker"], given: Any
+    conf: ClusterConf, home: Path, role: Literal["master", "worker"], options: dict[str, Any]
 ) -> NoReturn:
-    """Replace this process by a master or a worker of a Spark standalone cluster."""
+    """Replace this process by a master or worker of a Spark cluster."""
     from storm_dagster.spark.server import (
         standalone_command,
         standalone_environment,
         sweep_local_dir,
     )
 
-    master, id = conf["spark.connect.master"], given["id"] or "0"
+    master = conf["spark.connect.master"]
+    id = options["id"] or "0"
     if role == "worker" and not master.startswith("spark://"):
         raise InvalidRequest(
             f"spark.connect.master is {master!r}: set it to the master, such as spark://host:7077"
         )
     folder = home / "spark" / (role if role == "master" else f"{role}-{id}")
-    same = [
-        each for each in RunFile.read_all(home) if (each.role, each.id) == (f"spark-{role}", id)
-    ]
-    if any(each.pid != os.getpid() and each.alive() for each in same):
-        raise Conflict(
-            f"a Spark {role} already runs in {folder}: end it, or give a worker another --id"
-        )
+    for record in RunFile.read_all(home):
+        is_same_part = record.role == f"spark-{role}" and record.id == id
+        if is_same_part and record.pid != os.getpid() and record.alive():
+            raise Conflict(
+                f"a Spark {role} already runs in {folder}: end it, or give a worker another --id"
+            )
     sweep_local_dir(folder)
-    port = given["port"] if given["port"] is not None else 7077 if role == "master" else 0
+    port = options["port"]
+    if port is None:
+        port = 7077 if role == "master" else 0
     command = standalone_command(
         role,
         folder,
         standalone_secret(conf, home),
-        host=check_exposure(conf, f"the Spark {role}", "secret", given["host"]),
+        host=check_exposure(conf, f"the Spark {role}", "secret", options["host"]),
         port=port,
-        ui_port=given["ui_port"],
-        worker=(master, given["cores"] or os.cpu_count() or 1, given["memory"] or "1g"),
+        ui_port=options["ui_port"],
+        worker=(master, options["cores"] or os.cpu_count() or 1, options["memory"] or "1g"),
     )
     _become(command, home, f"spark-{role}", {role: port}, standalone_environment(folder), id)
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
-    """Warms the server up in the placement's pinned session; in one of its own before there is a
-    cluster.
+    """Run the first jobs of the server, in the placement's pinned session.
 
-    It loads while the server starts, for which it then waits.
+    Without a cluster, they run in another session. The import of the pipeline takes place while the
+    server starts; then the server is waited for.
     """
     import storm_dagster.spark.assignment.pipeline  # noqa: F401
     from storm_dagster.cli.dev.plan import PLACED
@@ -289,9 +330,9 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
         warm_up(remote)
         return
     with cluster:
-        where = {**conf.values, "spark.remote": remote}
+        server_conf = {**conf.values, "spark.remote": remote}
         warm_planner(
-            lambda batch: plan_on_cluster(where, cluster, batch), lambda: click.echo(PLACED)
+            lambda batch: plan_on_cluster(server_conf, cluster, batch), lambda: click.echo(PLACED)
         )
 
 
@@ -301,7 +342,10 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@verb("daemon nimbus")
+@verb("nimbus")
+@click.option(
+    "--id", "name", help="Name of its local folder. [default: generated at the first start]"
+)
 def nimbus(invocation: Invocation, name: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
@@ -309,7 +353,8 @@ def nimbus(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "nimbus", name, run)
 
 
-@verb("daemon supervisor")
+@verb("supervisor")
+@click.option("--id", "name", help="Id in the cluster. [default: generated at the first start]")
 def supervisor(invocation: Invocation, name: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
@@ -317,13 +362,23 @@ def supervisor(invocation: Invocation, name: str | None) -> int:
     return _serve(invocation, "supervisor", name, run)
 
 
-@verb("daemon worker")
+@verb("worker")
+@click.argument("spec", type=_EXISTING_FILE)
 def worker(invocation: Invocation, spec: Path) -> None:
     """Run one worker from its SPEC.json. Supervisors call this."""
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", str(spec)])
 
 
-@verb("daemon web")
+@verb("web")
+@click.option(
+    "--workspace",
+    metavar="FILE",
+    required=True,
+    type=_EXISTING_FILE,
+    help="Dagster's workspace.yaml.",
+)
+@_host_option
+@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
 
@@ -344,7 +399,29 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     return 0
 
 
-@verb("daemon code")
+@verb("code")
+@click.option(
+    "--module",
+    metavar="MODULE",
+    default="storm_dagster.defs",
+    show_default=True,
+    help="Module of the code location.",
+)
+@click.option(
+    "--location",
+    metavar="NAME",
+    default="storm",
+    show_default=True,
+    help="Name of the code location, as workspace.yaml has it.",
+)
+@click.option("--socket", metavar="FILE", help="Serve on this unix socket.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Serve on this port of loopback.")
+@click.option(
+    "--lazy-load-user-code",
+    "lazy",
+    is_flag=True,
+    help="Serve the error if the module cannot be loaded, instead of ending.",
+)
 def code(
     invocation: Invocation,
     module: str,
@@ -370,21 +447,28 @@ def code(
             "Dagster cannot reach the code server: name --socket FILE or --port, as workspace.yaml does"
         )
     os.environ["STORM_DAGSTER_HOME"] = str(invocation.home)
-    # Dagster's code server has a log of its own on standard error.
+    # Dagster's code server logs on standard error itself.
     logging.getLogger().handlers.clear()
     from storm_dagster.code_server.server import serve
 
-    address = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
-    code_location = ["--module-name", module, "--location-name", location]
-    laziness = ["--lazy-load-user-code"] if lazy else []
-    serve(
-        [*address, *code_location, "--use-python-environment-entry-point", *laziness],
-        socket,
-        location,
-    )
+    arguments = ["--socket", socket] if socket else ["--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--module-name", module, "--location-name", location]
+    arguments.append("--use-python-environment-entry-point")
+    if lazy:
+        arguments.append("--lazy-load-user-code")
+    serve(arguments, socket, location)
 
 
-@verb("daemon warm-runs", hidden=True)
+@verb("warm-runs", hidden=True)
+@click.option(
+    "--module",
+    "modules",
+    metavar="MODULE",
+    multiple=True,
+    default=["storm_dagster.defs"],
+    show_default=True,
+    help="Module of a code location, as its workspace names it. May be repeated.",
+)
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> None:
     """End at once: the code server starts the runs, see `storm-dagster daemon code`."""
     notify(
@@ -405,3 +489,15 @@ daemon = verb_group(
     code,
     warm_runs,
 )
+
+COMMANDS: Mapping[str, click.Command] = {
+    "daemon": daemon,
+    # Each role was a verb in the previous release.
+    "zookeeper": zookeeper,
+    "spark": spark,
+    "nimbus": nimbus,
+    "supervisor": supervisor,
+    "worker": worker,
+    "web": web,
+    "warm-runs": warm_runs,
+}

@@ -1,5 +1,6 @@
-"""``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy; the
-invariants I1 to I8.
+"""``doctor``: checks of this machine and its cluster, and the invariants.
+
+Each result has its remedy.
 """
 
 import importlib.metadata
@@ -10,10 +11,12 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import click
 
 from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
 from storm_dagster.cli.options import Invocation, verb
@@ -25,22 +28,28 @@ from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security, zookeeper_tls
 from storm_dagster.security.spark_remote import derived_spark_token
 
+if TYPE_CHECKING:
+    from storm_dagster.core.invariants.snapshot import Violation
+
 _SPARK_SECS = 20.0
-_MOST_SHOWN = 50
-"""Topologies whose problems are asked for."""
+_MAX_TOPOLOGIES = 50
+"""Number of topologies whose problems are read."""
 
 
 def _system(invocation: Invocation) -> Iterator[HealthResult]:
     if sys.platform == "linux":
         yield "ok", platform.platform(), ""
     else:
-        remedy = "run them on Linux hosts or in containers; definitions, sensors, client and test harness work here"
+        remedy = (
+            "run them on Linux hosts or in containers; definitions, sensors, client and test harness"
+            " work here"
+        )
         yield "warning", f"{platform.platform()}: supervisors and workers need Linux", remedy
 
 
 def _conf(invocation: Invocation) -> Iterator[HealthResult]:
-    own = [key for key, origin in invocation.conf.origins.items() if origin != "default"]
-    yield "ok", f"{len(own)} keys set beyond the defaults", ""
+    set_keys = [key for key, origin in invocation.conf.origins.items() if origin != "default"]
+    yield "ok", f"{len(set_keys)} keys set beyond the defaults", ""
 
 
 def _java(invocation: Invocation) -> Iterator[HealthResult]:
@@ -73,11 +82,11 @@ _PACKAGES = (
 
 
 def _packages(invocation: Invocation) -> Iterator[HealthResult]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     missing: list[str] = []
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
@@ -86,16 +95,18 @@ def _packages(invocation: Invocation) -> Iterator[HealthResult]:
             f"not installed: {', '.join(missing)}",
             f"{sys.executable} -m pip install storm-dagster",
         )
-    if found.get("dagster") != found.get("dagster-webserver"):
-        versions = f"dagster {found.get('dagster')} with dagster-webserver {found.get('dagster-webserver')}"
-        yield "broken", versions, "install the same version of both"
+    dagster = versions.get("dagster")
+    webserver = versions.get("dagster-webserver")
+    if dagster != webserver:
+        text = f"dagster {dagster} with dagster-webserver {webserver}"
+        yield "broken", text, "install the same version of both"
     spec = importlib.util.find_spec("pyspark")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     if roots and not list(Path(roots[0], "jars").glob("zookeeper-*.jar")):
         yield "broken", "pyspark has no jars (pyspark-client?)", "pip install 'pyspark[connect]'"
     if not missing:
-        shown = ", ".join(f"{name} {version}" for name, version in found.items())
-        yield "ok", f"Python {sys.version.split()[0]}, {shown}", ""
+        packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield "ok", f"Python {sys.version.split()[0]}, {packages}", ""
 
 
 def _ports(invocation: Invocation) -> Iterator[HealthResult]:
@@ -105,51 +116,59 @@ def _ports(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", "a cluster runs in this HOME and holds its ports", ""
         return
     conf = invocation.conf
-    held = _held_ports(invocation)
+    cluster_ports = _cluster_ports(invocation)
     keys = ("storm.zookeeper.port", "nimbus.thrift.port", "nimbus.http.port", "spark.connect.port")
-    names = [*((conf[key], key) for key in keys), (3000, "Dagster's webserver")]
-    names += [(port, "slot") for port in conf["supervisor.slots.ports"]]
-    taken = [
-        f"{port} ({name})"
-        for port, name in names
-        if port and port not in held and not is_free(port)
-    ]
-    if taken:
+    uses = [(conf[key], key) for key in keys]
+    uses.append((3000, "Dagster's webserver"))
+    uses += [(port, "slot") for port in conf["supervisor.slots.ports"]]
+    taken_ports: list[str] = []
+    for port, use in uses:
+        if port and port not in cluster_ports and not is_free(port):
+            taken_ports.append(f"{port} ({use})")
+    if taken_ports:
         remedy = "end what listens there, or use `storm-dagster dev --ports auto`"
-        yield "warning", f"taken: {', '.join(taken)}", remedy
+        yield "warning", f"taken: {', '.join(taken_ports)}", remedy
+    elif cluster_ports:
+        yield "ok", "no port is taken by others", ""
     else:
-        yield "ok", "the default ports are free" if not held else "no port is taken by others", ""
+        yield "ok", "the default ports are free", ""
 
 
-def _held_ports(invocation: Invocation) -> set[int]:
-    """Ports that the cluster itself holds, as its processes on this machine and its leader know
-    them.
-    """
+def _cluster_ports(invocation: Invocation) -> set[int]:
+    """Ports that the cluster uses, by its local run files and its leader."""
     conf = invocation.conf
-    places = {invocation.home, *(Path(place) for place in (conf["storm.local.dir"],) if place)}
-    records = [each for place in places for each in RunFile.read_all(place) if each.alive()]
-    held = {port for record in records for port in record.ports.values()}
+    homes = {invocation.home}
+    if conf["storm.local.dir"]:
+        homes.add(Path(conf["storm.local.dir"]))
+    ports: set[int] = set()
+    for home in homes:
+        for record in RunFile.read_all(home):
+            if record.alive():
+                ports.update(record.ports.values())
     try:
         with invocation.nimbus(patience=0.0) as nimbus:
-            seen = nimbus.get("/v1/cluster")
+            cluster = nimbus.get("/v1/cluster")
     except StormDagsterError:
-        return held
-    for row in seen.get("nimbuses", ()):
-        held |= {
-            int(port)
-            for each in (row.get("port"), row.get("http"))
-            if (port := str(each).rpartition(":")[2]).isdigit()
-        }
-    held |= {port for row in seen.get("supervisors", ()) for port in row["ports"]}
-    # Placed by the cluster's conf; their own checks test whether they respond.
+        return ports
+    for row in cluster.get("nimbuses", ()):
+        for address in (row.get("port"), row.get("http")):
+            port = str(address).rpartition(":")[2]
+            if port.isdigit():
+                ports.add(int(port))
+    for row in cluster.get("supervisors", ()):
+        ports.update(row["ports"])
+    # Ports of the cluster's conf; checks of their services test whether they respond.
     urls = [
         *conf["storm.zookeeper.servers"],
         conf.get("spark.remote"),
         conf.get("dagster.graphql.url"),
     ]
-    return held | {
-        port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)
-    }
+    for url in urls:
+        if url:
+            port = urlsplit(url if "://" in url else f"//{url}").port
+            if port:
+                ports.add(port)
+    return ports
 
 
 def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
@@ -167,7 +186,10 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""
         else:
             over = " over TLS" if conf["storm.zookeeper.ssl.enable"] else ""
-            remedy = "start it (`storm-dagster dev` or `storm-dagster daemon zookeeper`), or correct storm.zookeeper.servers"
+            remedy = (
+                "start it (`storm-dagster dev` or `storm-dagster daemon zookeeper`), or correct"
+                " storm.zookeeper.servers"
+            )
             yield "broken", f"{host}:{port} does not answer{over}", remedy
 
 
@@ -184,12 +206,13 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
     from storm_dagster.spark.session import ask_version
 
     version = ask_version(remote, invocation.home, derived_spark_token(conf), _SPARK_SECS)
-    yield "ok", f"{mask_text(remote)} lets us in, Spark {version}", ""
+    yield "ok", f"{mask_text(remote)} accepts this client, Spark {version}", ""
 
 
 def _names_no_cluster(invocation: Invocation) -> bool:
-    named = invocation.conf_dir is not None or invocation.conf.origins["nimbus.seeds"] != "default"
-    return not named and ClusterFile.read(invocation.home) is None
+    if invocation.conf_dir is not None or invocation.conf.origins["nimbus.seeds"] != "default":
+        return False
+    return ClusterFile.read(invocation.home) is None
 
 
 def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
@@ -198,18 +221,20 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
         return
     try:
         with invocation.nimbus(patience=2.0) as nimbus:
-            seen = nimbus.get("/v1/cluster")
-            rows = nimbus.get("/v1/topologies")["topologies"] if seen.get("supervisors") else []
-            for name, why in sorted(seen.get("corrupt", {}).items()):
+            cluster = nimbus.get("/v1/cluster")
+            rows = []
+            if cluster.get("supervisors"):
+                rows = nimbus.get("/v1/topologies")["topologies"]
+            for name, reason in sorted(cluster.get("corrupt", {}).items()):
                 yield (
                     "broken",
-                    f"the records of {name} cannot be read, nobody heals it: {why}",
+                    f"the records of {name} cannot be read, so that it is not healed: {reason}",
                     "restore it from a backup (docs/backup.md)",
                 )
-            if seen.get("alarm"):
-                yield "warning", f"healing pauses: {seen['alarm']}", "storm-dagster status"
+            if cluster.get("alarm"):
+                yield "warning", f"healing pauses: {cluster['alarm']}", "storm-dagster status"
             rows.sort(key=lambda row: not row["not_running"])
-            for name in (row["name"] for row in rows[:_MOST_SHOWN]):
+            for name in (row["name"] for row in rows[:_MAX_TOPOLOGIES]):
                 for problem in nimbus.get(f"/v1/topologies/{name}").get("problems", ()):
                     yield "warning", f"topology {name}: {problem}", f"storm-dagster show {name}"
     except StormDagsterError as error:
@@ -217,27 +242,31 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
         if invocation.conf_dir is not None:
             seeds = ", ".join(invocation.conf["nimbus.seeds"])
             remedy = (
-                f"check the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster daemon nimbus "
-                f"--conf-dir {invocation.conf_dir}`, or correct nimbus.seeds"
+                f"check the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with"
+                f" `storm-dagster daemon nimbus --conf-dir {invocation.conf_dir}`, or correct"
+                " nimbus.seeds"
             )
         yield "broken", error.message, remedy
         return
-    supervisors = seen.get("supervisors", [])
+    supervisors = cluster.get("supervisors", [])
     if not supervisors:
         yield "broken", "no supervisor is registered", "see HOME/logs/supervisor-*.log"
     else:
-        state, healing = healing_sensor(invocation.home, bool(seen.get("healer")))
+        state, healing = healing_sensor(invocation.home, bool(cluster.get("healer")))
         remedy = "" if state == "ok" else "start dagster-daemon and turn heartbeat_sensor on"
         yield state, f"{len(supervisors)} supervisors, {healing}", remedy
 
 
 def _dagster(invocation: Invocation) -> Iterator[HealthResult]:
-    found = list(check_dagster(invocation.conf))
-    yield from found or [("ok", "none is configured (dagster.graphql.url); `dev` starts one", "")]
+    results = list(check_dagster(invocation.conf))
+    if results:
+        yield from results
+    else:
+        yield "ok", "none is configured (dagster.graphql.url); `dev` starts one", ""
 
 
 def _clock(invocation: Invocation) -> Iterator[HealthResult]:
-    # Nothing compares the wall clocks of machines; but ids, logs and the UI show them.
+    # Wall clocks of machines are not compared; but ids, logs and the UI show them.
     now = time.time()
     if not 1_700_000_000 < now < 4_000_000_000:
         yield (
@@ -287,15 +316,14 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "disk": _disk,
 }
 _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
-"""Checks that are left out when the conf cannot be read, which is a problem of its own."""
+"""Checks that are omitted if the conf cannot be read; the check of the conf reports that."""
 
 
 def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
-    """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is
-    broken).
+    """Print the violations of invariants.
 
-    Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable`
-    without a cluster.
+    Returns the exit code, which is 6 if there is a violation. Processes are inspected if HOME
+    belongs to this machine's cluster. :class:`Unavailable` without a cluster.
     """
     from storm_dagster.client.blobs import NimbusBlobClient
     from storm_dagster.core.invariants.rules import RULES
@@ -319,44 +347,71 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
             cluster=cluster, blobs=blobs, conf=invocation.conf, log=log, planner=_no_planner
         )
         steps.begin("invariants")
-        seen = inspect_cluster(
+        inspection = inspect_cluster(
             ctx, home=invocation.home if local else None, stable_secs=stable_secs
         )
         steps.done("invariants")
     if invocation.json:
         print_json(
             {
-                "ok": seen.sound,
-                "violations": [violation.to_document() for violation in seen.violations],
-                "warnings": [violation.to_document() for violation in seen.warnings],
-                "waiting_for_the_cleaner": list(seen.garbage),
+                "ok": inspection.sound,
+                "violations": [violation.to_document() for violation in inspection.violations],
+                "warnings": [violation.to_document() for violation in inspection.warnings],
+                "waiting_for_the_cleaner": list(inspection.garbage),
                 "rules": {rule.name: rule.invariant for rule in RULES},
-                "topologies": len(seen.view.topologies),
+                "topologies": len(inspection.view.topologies),
                 "processes": "this machine" if local else "not looked at",
-                "looks": seen.snapshots,
-                "seconds": seen.seconds,
+                "looks": inspection.snapshots,
+                "seconds": inspection.seconds,
             }
         )
     else:
-        found = [
-            *(("broken", each) for each in seen.violations),
-            *(("warning", each) for each in seen.warnings),
-        ]
-        rows = [(part.invariant, state, part.sentence, part.remedy) for state, part in found]
-        if not seen.violations:
-            what = f"{len(RULES)} rules hold for {len(seen.view.topologies)} topologies, {seen.snapshots} looks"
-            rows.append(("I1-I8", "ok", what, ""))
-        if seen.garbage:
-            rows.append(("I3", "ok", f"{len(seen.garbage)} left-overs wait for the cleaner", ""))
+        rows = [_invariant_row("broken", violation) for violation in inspection.violations]
+        rows += [_invariant_row("warning", violation) for violation in inspection.warnings]
+        if not inspection.violations:
+            text = (
+                f"{len(RULES)} rules hold for {len(inspection.view.topologies)} topologies,"
+                f" {inspection.snapshots} looks"
+            )
+            rows.append(("I1-I8", "ok", text, ""))
+        if inspection.garbage:
+            text = f"{len(inspection.garbage)} leftovers wait for the cleaner"
+            rows.append(("I3", "ok", text, ""))
         print_table("", ["invariant", "state", "found", "how to fix"], rows)
-    return 0 if seen.sound else Corrupt.exit_code
+    return 0 if inspection.sound else Corrupt.exit_code
+
+
+def _invariant_row(state: str, violation: "Violation") -> tuple[str, str, str, str]:
+    return violation.invariant, state, violation.sentence, violation.remedy
 
 
 def _no_planner(batch: Any) -> Any:
     raise Unavailable("an inspection places nothing: use `storm-dagster plan`")
 
 
+def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
+    return any(row["check"] == "conf" and row["state"] == "broken" for row in findings)
+
+
 @verb("doctor")
+@click.option(
+    "--invariants",
+    is_flag=True,
+    help="Check invariants I1 to I8 on the live cluster. Exits with 6 if one is violated.",
+)
+@click.option(
+    "--settle",
+    "stable_secs",
+    type=click.FloatRange(0, 600),
+    default=10.0,
+    show_default=True,
+    help="With --invariants: seconds for which a violation must last to count.",
+)
+@click.option(
+    "--security",
+    is_flag=True,
+    help="List what the cluster exposes to others, and how to close it.",
+)
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
     """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and
     disk. Exits with 4 on a problem.
@@ -374,19 +429,17 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in checks.items():
-            if name in _BY_CONF and any(
-                row["check"] == "conf" and row["state"] == "broken" for row in findings
-            ):
+            if name in _BY_CONF and _is_conf_broken(findings):
                 continue
             steps.begin(name)
             try:
-                found = list(check(invocation))
+                results = list(check(invocation))
             except StormDagsterError as error:
-                found = [("broken", error.message, "fix what it names")]
+                results = [("broken", error.message, "fix what it names")]
             steps.done(name)
             findings += [
-                {"check": name, "state": state, "found": what, "mend": remedy or None}
-                for state, what, remedy in found
+                {"check": name, "state": state, "found": text, "mend": remedy or None}
+                for state, text, remedy in results
             ]
     broken = [finding for finding in findings if finding["state"] == "broken"]
     print_answer(
@@ -396,3 +449,6 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
         [{**finding, "mend": finding["mend"] or ""} for finding in findings],
     )
     return Unavailable.exit_code if broken else 0
+
+
+COMMANDS: Mapping[str, click.Command] = {"doctor": doctor}

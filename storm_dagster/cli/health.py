@@ -1,5 +1,6 @@
-"""Health of a cluster's Dagster, read over HTTP without importing dagster, and of the processes of
-a local one.
+"""Health of a cluster's Dagster and of the processes of a local cluster.
+
+Dagster's health is read over HTTP, without importing dagster.
 """
 
 import time
@@ -21,13 +22,16 @@ from storm_dagster.operations.read.exposures import HealthResult
 from storm_dagster.security.settings import Security
 
 ProcessState = Literal["runs", "frozen", "dead"]
+_FIRST_TICK_SECS = 120.0
+"""A sensor's first tick comes half a minute after Dagster's daemon, later on a busy machine."""
 
 
 def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
-    """Health of the Dagster of ``dagster.graphql.*``: webserver, code location, storage, daemon.
+    """Check webserver, code location, storage and daemon of the Dagster.
 
-    Uses nimbus's credentials; each query has ``timeout`` seconds. The first result is the worst;
-    the advice on its settings comes last. Nothing when no Dagster is configured.
+    It is the Dagster of ``dagster.graphql.*``. Uses nimbus's credentials; each query has
+    ``timeout`` seconds. The first result is the worst; the advice on its settings comes last. There
+    is no result if no Dagster is configured.
     """
     try:
         access = DagsterAccess.of(conf)
@@ -37,10 +41,11 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
             DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))
         ) as transport:
             document = transport.post(access.url, {"query": queries()["Health"][0]})
-            if (trouble := storage_problem(document)) is not None:
-                yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
+            problem = storage_problem(document)
+            if problem is not None:
+                yield "broken", f"Dagster's storage does not respond: {problem}", STORAGE_REMEDY
                 return
-            seen = transport.graphql("Locations", {})
+            locations = transport.graphql("Locations", {})
     except StormDagsterError as error:
         yield "broken", error.message, "fix what it names"
         return
@@ -52,19 +57,20 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     except (KeyError, TypeError):
         yield "broken", f"{access.url} answered {str(document)[:300]}", "check its webserver's log"
         return
-    ours = {
-        "repositoryLocationName": conf["dagster.location"],
-        "repositoryName": REPOSITORY,
-    }
-    error = location_problem("submissions fail", seen.get("locationEntries") or [], **ours)
-    ill = sorted(
+    error = location_problem(
+        "submissions fail",
+        locations.get("locationEntries") or [],
+        repositoryLocationName=conf["dagster.location"],
+        repositoryName=REPOSITORY,
+    )
+    unhealthy = sorted(
         str(row["daemonType"]).lower() for row in rows if row["required"] and not row["healthy"]
     )
     if error is not None:
         yield "broken", error.message, "fix what it names"
-    elif ill:
+    elif unhealthy:
         remedy = "start dagster-daemon: without it no sensor and no schedule runs"
-        yield "warning", f"its daemon does not report ({', '.join(ill)})", remedy
+        yield "warning", f"its daemon does not report ({', '.join(unhealthy)})", remedy
     else:
         yield "ok", f"{access.url} answers, storage, code location and daemon too", ""
     try:
@@ -77,8 +83,9 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
 
 
 def state_of(record: RunFile) -> ProcessState:
-    """``frozen`` is a process that was stopped by a signal (SIGSTOP, Ctrl-Z, a debugger) and does
-    nothing.
+    """State of the process of a run file.
+
+    ``frozen`` is a process that a signal has stopped (SIGSTOP, Ctrl-Z, a debugger).
     """
     if not record.alive():
         return "dead"
@@ -88,47 +95,51 @@ def state_of(record: RunFile) -> ProcessState:
             psutil.STATUS_TRACING_STOP,
         )
     except psutil.Error:
-        return "dead"  # It ended in this moment.
+        return "dead"  # It has just ended.
     return "frozen" if stopped else "runs"
 
 
 def uptime(record: RunFile) -> float:
-    """Seconds since the process started; 0 when it ended in this moment."""
+    """Seconds since the process started; 0 if it has just ended."""
     try:
         return time.time() - psutil.Process(record.pid).create_time()
     except psutil.Error:
         return 0.0
 
 
-_FIRST_TICK_SECS = 120.0
-"""A sensor's first tick comes half a minute after Dagster's daemon, later on a busy machine."""
-
-
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
-    """State of the healing sensor; right after ``dev`` it is not expected to be armed yet."""
+    """State of the healing sensor.
+
+    Right after ``dev`` it is not expected to be armed yet.
+    """
     if armed:
         return "ok", "healing sensor armed"
-    if any(
-        each.role == "dev" and each.alive() and uptime(each) < _FIRST_TICK_SECS
-        for each in RunFile.read_all(home)
-    ):
-        return "ok", "the healing sensor is starting; the leader heals by itself meanwhile"
+    for record in RunFile.read_all(home):
+        if record.role == "dev" and record.alive() and uptime(record) < _FIRST_TICK_SECS:
+            return "ok", "the healing sensor is starting; the leader heals by itself meanwhile"
     return "warning", "no healing sensor is armed: the leader heals by itself, more slowly"
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
-    """Advice about processes that are frozen or dead; none when all are healthy."""
-    seen, lines = list(states), list[str]()
-    for record, state in seen:
-        process = f"{record.role} {record.id}" if record.role != "dev" else "dev"
-        go_on = f"`kill -CONT {record.pid}` lets it go on"
-        unwatched = "so nothing that dies is started again"
+    """Advice about processes that are frozen or dead.
+
+    Empty if all are healthy.
+    """
+    processes = list(states)
+    is_anything_alive = any(state != "dead" for _, state in processes)
+    unwatched = "so nothing that dies is started again"
+    lines: list[str] = []
+    for record, state in processes:
+        is_dev = record.role == "dev"
         if state == "frozen":
-            frozen = "is frozen" if record.role != "dev" else f"is frozen, {unwatched}"
-            lines.append(f"{process} (pid {record.pid}) {frozen}: {go_on}")
-        elif record.role == "dev" and state == "dead" and any(other != "dead" for _, other in seen):
+            name = "dev" if is_dev else f"{record.role} {record.id}"
+            effect = f"is frozen, {unwatched}" if is_dev else "is frozen"
+            remedy = f"`kill -CONT {record.pid}` lets it go on"
+            lines.append(f"{name} (pid {record.pid}) {effect}: {remedy}")
+        elif is_dev and state == "dead" and is_anything_alive:
             lines.append(
                 f"dev (pid {record.pid}) has ended without ending its cluster, {unwatched}: "
-                f"`storm-dagster stop --home {home}`, then `storm-dagster dev --home {home}`; its topologies go on"
+                f"`storm-dagster stop --home {home}`, then `storm-dagster dev --home {home}`;"
+                " its topologies go on"
             )
     return lines

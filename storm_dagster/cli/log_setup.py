@@ -13,7 +13,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.json_logs import JsonFormatter
 
 QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
-"""Set by ``dev`` for its daemons: their log stands in ``HOME/logs`` alone."""
+"""Environment variable that ``dev`` sets for its daemons, which then log to files alone."""
 _NOISY = ("httpx", "httpcore", "kazoo", "asyncio", "urllib3", "py4j", "uvicorn.access")
 
 
@@ -22,9 +22,13 @@ def _formatter(*, colors: bool) -> logging.Formatter:
     import structlog
 
     stamp = structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True)
-    add_level, add_name = structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[add_level, add_name, structlog.stdlib.ExtraAdder(), stamp],
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.ExtraAdder(),
+            stamp,
+        ],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             # The default, where rich is installed, takes up to a second for a traceback and shows
@@ -39,25 +43,26 @@ def _formatter(*, colors: bool) -> logging.Formatter:
     )
 
 
-def _levels(level: int) -> None:
+def _set_levels(level: int) -> None:
     logging.getLogger().setLevel(level)
     for name in _NOISY:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
 def configure_logging(*, verbose: bool = False) -> None:
-    """Log of a client verb: warnings (``verbose``: all) on standard error.
+    """Configure the log of a client verb, on standard error.
 
-    structlog is imported only when something is logged: most calls log nothing.
+    It has warnings, and with ``verbose`` all records. structlog is imported at the first log
+    record: most calls have none.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LazyFormatter())
     logging.getLogger().handlers[:] = [handler]
-    _levels(logging.DEBUG if verbose else logging.WARNING)
+    _set_levels(logging.DEBUG if verbose else logging.WARNING)
 
 
 class _LazyFormatter(logging.Formatter):
-    """Makes the real formatter at the first record."""
+    """Formatter that imports structlog at the first record."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _formatter(colors=sys.stderr.isatty()).format(record)
@@ -71,14 +76,14 @@ def configure_daemon_logging(
     *,
     stderr_level: int = logging.NOTSET,
 ) -> None:
-    """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and
-    standard error.
+    """Configure the log of a daemon, to a file and standard error.
 
-    ``conf``: ``storm.log.level`` and ``storm.log.format``.
+    The file is ``HOME/logs/<role>-<id>.log``. It is rotated at 10 MiB, with 3 backups.
+    ``conf`` has ``storm.log.level`` and ``storm.log.format``.
     """
-    as_json = (
-        JsonFormatter({"role": role, "id": id}) if conf["storm.log.format"] == "json" else None
-    )
+    as_json: logging.Formatter | None = None
+    if conf["storm.log.format"] == "json":
+        as_json = JsonFormatter({"role": role, "id": id})
     path = home / "logs" / f"{role}-{id.replace('/', '_')}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = logging.handlers.RotatingFileHandler(
@@ -92,5 +97,5 @@ def configure_daemon_logging(
         stream.setLevel(stderr_level)
         handlers.append(stream)
     logging.getLogger().handlers[:] = handlers
-    _levels(getattr(logging, conf["storm.log.level"]))
+    _set_levels(getattr(logging, conf["storm.log.level"]))
     logging.captureWarnings(True)

@@ -1,9 +1,8 @@
-"""``logs`` and ``tail``: the logs of workers, of this machine and of others, and those of local
-daemons.
-"""
+"""``logs`` and ``tail``: logs of workers on any host, and of local daemons."""
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,39 @@ from storm_dagster.cli.output import plain, print_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.security.settings import Security
 
-_MOST_BYTES = 512 * 1024
+_MAX_BYTES = 512 * 1024
 _PAGE = 1 << 20
 _HEAD = 17
 """Bytes before a page's own: 16 digits of the file's size, and a newline."""
 
 
 class FileLog:
-    """A file of this machine, which may grow and be rotated; ``OSError`` when it cannot be read."""
+    """Log file of this machine, which may grow and be rotated.
+
+    Its methods raise ``OSError`` if it cannot be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.place: str = str(path)
-        """Path or URL, to be shown."""
+        """Path or URL for people."""
 
     def size(self) -> int:
-        """Bytes now."""
+        """Size in bytes now."""
         return self._path.stat().st_size
 
     def read(self, offset: int) -> bytes:
-        """Up to 1 MiB from there."""
+        """Up to 1 MiB of the log from the offset on."""
         with self._path.open("rb") as stream:
             stream.seek(offset)
             return stream.read(_PAGE)
 
 
 class SupervisorLog:
-    """The same of a worker's log, by the log view of its supervisor. ``http`` carries what the
-    cluster asks for.
+    """Log file of a worker, read through the log view of its supervisor.
+
+    ``http`` has the credentials of the cluster. The methods raise ``OSError`` as those of
+    :class:`FileLog`.
     """
 
     def __init__(self, http: httpx.Client, base: str, topology_id: str, port: int) -> None:
@@ -53,22 +57,22 @@ class SupervisorLog:
 
     def _page(self, **query: Any) -> bytes:
         try:
-            answer = self._http.get(
+            response = self._http.get(
                 f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query}
             )
-            answer.raise_for_status()
+            response.raise_for_status()
         except httpx.HTTPError as error:
             raise OSError(f"{self._base} did not answer: {error}") from error
-        if len(answer.content) < _HEAD or not answer.content[:16].isdigit():
+        if len(response.content) < _HEAD or not response.content[:16].isdigit():
             raise OSError(f"{self._base} is not a log service")
-        return answer.content
+        return response.content
 
     def size(self) -> int:
-        """Bytes now."""
+        """Size in bytes now."""
         return int(self._page(size=1)[:16])
 
     def read(self, offset: int) -> bytes:
-        """Up to 1 MiB from there."""
+        """Up to 1 MiB of the log from the offset on."""
         return self._page(pos=offset, size=_PAGE)[_HEAD:]
 
 
@@ -76,29 +80,34 @@ LogSource = FileLog | SupervisorLog
 
 
 def _last_lines(source: LogSource, count: int) -> list[str]:
-    """The last lines, of at most the last 512 KiB; none when the log cannot be read."""
+    """The last lines, of at most the last 512 KiB.
+
+    None if the log cannot be read.
+    """
+    if not count:
+        return []
     try:
-        raw = source.read(max(0, source.size() - _MOST_BYTES))
+        raw = source.read(max(0, source.size() - _MAX_BYTES))
     except OSError:
         return []
-    return raw.decode("utf-8", "replace").splitlines()[-count:] if count else []
+    return raw.decode("utf-8", "replace").splitlines()[-count:]
 
 
 def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict[str, Any]]:
-    """The logs of a topology's workers: of its present deployment, else those here of the newest
-    one.
+    """The logs of a topology's workers, by host and port.
 
-    Workers of other hosts are read at their supervisors. Each row has ``source``, a
-    :class:`LogSource`.
+    They are those of the current deployment, else those on this machine of the newest one. Logs of
+    other hosts are read through their supervisors. Each row has ``source``, a :class:`LogSource`.
     """
     folder = invocation.home / "logs" / "workers"
     local = str(invocation.conf["storm.local.hostname"])
     try:
         with invocation.nimbus(patience=0.0) as nimbus:
             document = nimbus.get(f"/v1/topologies/{name}")
-            services = {one["id"]: one["http"] for one in nimbus.get("/v1/cluster")["supervisors"]}
+            supervisors = nimbus.get("/v1/cluster")["supervisors"]
     except StormDagsterError:
-        return _left_here(folder, name, local)
+        return _logs_on_disk(folder, name, local)
+    services = {supervisor["id"]: supervisor["http"] for supervisor in supervisors}
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for worker in document["workers"]:
         host, port = worker["host"], worker["port"]
@@ -111,20 +120,23 @@ def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict
         else:
             continue
         rows[host, port] = {"host": host, "port": port, "source": source}
-    for row in _left_here(folder, document["id"], local):
-        # Slots that the topology had before.
+    for row in _logs_on_disk(folder, document["id"], local):
+        # Of slots that the topology had before.
         if all(port != row["port"] for _, port in rows):
             rows[row["host"], row["port"]] = row
     return [row for _, row in sorted(rows.items())]
 
 
-def _left_here(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
-    """Logs of this machine: killed, or the cluster is down, what it wrote is still there."""
+def _logs_on_disk(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
+    """Logs on this machine.
+
+    They stay when the topology is killed or the cluster is down.
+    """
     pattern = re.compile(rf"{re.escape(name)}(-[0-9]+-[0-9]+)?")
-    found = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
-    if not found:
+    deployments = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
+    if not deployments:
         return []
-    newest = max(found, key=lambda path: path.stat().st_mtime)
+    newest = max(deployments, key=lambda path: path.stat().st_mtime)
     return [
         {"host": local, "port": int(path.parent.name), "source": FileLog(path)}
         for path in sorted(newest.glob("*/worker.log"))
@@ -133,7 +145,10 @@ def _left_here(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
 
 
 def _print_logs(sources: dict[str, LogSource], count: int, follow: bool) -> None:
-    """Print the last lines of each log; with ``follow`` then whatever is appended, until Ctrl-C."""
+    """Print the last lines of each log.
+
+    With ``follow`` also new lines, until Ctrl-C.
+    """
     offsets: dict[str, int] = {}
     for label, source in sources.items():
         for line in _last_lines(source, count):
@@ -142,26 +157,39 @@ def _print_logs(sources: dict[str, LogSource], count: int, follow: bool) -> None
             offsets[label] = source.size() if follow else 0
         except OSError:
             offsets[label] = 0
-    rest: dict[str, bytes] = dict.fromkeys(sources, b"")
+    unfinished_lines: dict[str, bytes] = dict.fromkeys(sources, b"")
     while follow:
         for label, source in sources.items():
             try:
                 size = source.size()
-                # Smaller than before: rotated, read the new file from its beginning.
-                offsets[label] = 0 if size < offsets[label] else offsets[label]
+                if size < offsets[label]:
+                    # The log was rotated: read the new file from its beginning.
+                    offsets[label] = 0
                 if size == offsets[label]:
                     continue
                 read = source.read(offsets[label])
             except OSError:
                 continue
             offsets[label] += len(read)
-            *lines, rest[label] = (rest[label] + read).split(b"\n")
+            *lines, unfinished = (unfinished_lines[label] + read).split(b"\n")
+            unfinished_lines[label] = unfinished
             for line in lines:
                 click.echo(plain(f"{label}{line.decode('utf-8', 'replace')}"))
         time.sleep(0.2)
 
 
 @verb("logs")
+@click.argument("name")
+@click.option("--worker", metavar="HOST:PORT", help="Only this worker.")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="Lines of each log.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they are appended.")
 def logs(invocation: Invocation, name: str, worker: str | None, count: int, follow: bool) -> None:
     """Print the logs of the workers of topology NAME, from all hosts."""
     options = Security.of(invocation.conf).client_options()
@@ -170,26 +198,40 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
         if worker is not None:
             rows = [row for row in rows if worker == f"{row['host']}:{row['port']}"]
         if not rows:
+            place = f" on {worker}" if worker else ""
             raise InvalidRequest(
-                f"no log of topology {name!r}{' on ' + worker if worker else ''} lies in {invocation.home} or at its "
+                f"no log of topology {name!r}{place} lies in {invocation.home} or at its "
                 "supervisors: see `storm-dagster list`"
             )
         if invocation.json:
-            places = [(row, row.pop("source")) for row in rows]
-            logs = [
-                {**row, "log": source.place, "lines": _last_lines(source, count)}
-                for row, source in places
-            ]
+            logs: list[dict[str, Any]] = []
+            for row in rows:
+                source = row.pop("source")
+                logs.append({**row, "log": source.place, "lines": _last_lines(source, count)})
             print_json({"logs": logs})
             return
-        several = len(rows) > 1
-        sources = {
-            f"{row['host']}:{row['port']} " if several else "": row["source"] for row in rows
-        }
+        sources: dict[str, LogSource] = {}
+        for row in rows:
+            label = f"{row['host']}:{row['port']} " if len(rows) > 1 else ""
+            sources[label] = row["source"]
         _print_logs(sources, count, follow)
 
 
 @verb("tail")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Lines of each log.",
+)
+@click.option(
+    "-f/-F",
+    "--follow/--no-follow",
+    default=True,
+    help="Print new lines as they are appended. [default: yes]",
+)
 def tail(invocation: Invocation, count: int, follow: bool) -> None:
     """Follow the logs of all daemons of a local cluster."""
     folder = invocation.home / "logs"
@@ -197,13 +239,11 @@ def tail(invocation: Invocation, count: int, follow: bool) -> None:
     if not paths:
         raise InvalidRequest(f"{folder} has no logs: start a cluster with `storm-dagster dev`")
     if invocation.json:
-        print_json(
-            {
-                "logs": [
-                    {"log": str(path), "lines": _last_lines(FileLog(path), count)} for path in paths
-                ]
-            }
-        )
+        logs = [{"log": str(path), "lines": _last_lines(FileLog(path), count)} for path in paths]
+        print_json({"logs": logs})
         return
     sources: dict[str, LogSource] = {f"{path.name:<28} ": FileLog(path) for path in paths}
     _print_logs(sources, count, follow)
+
+
+COMMANDS: Mapping[str, click.Command] = {"logs": logs, "tail": tail}

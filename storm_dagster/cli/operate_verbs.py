@@ -1,39 +1,45 @@
-"""Verbs for operators: ``blacklist add|remove|list``, ``blob list|cat|put|delete`` and ``token
-create``.
-"""
+"""Verbs for operators: ``blacklist``, ``blob`` and ``token``."""
 
 import re
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from storm_dagster.cli.options import Invocation, verb, verb_group
-from storm_dagster.cli.output import Steps, print_answer, print_json, say
+from storm_dagster.cli.options import Invocation, change_options, verb, verb_group
+from storm_dagster.cli.output import Steps, print_answer, print_json, print_line
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import SCOPES, make_token
+from storm_dagster.security.signing import Scope, make_token
+
+_hosts_argument = click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
 
 # -- blacklist -------------------------------------------------------------------------------------
 
 
-def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], **more: Any) -> None:
-    """Print the listed hosts with what stands on each."""
+def _print_hosts(
+    invocation: Invocation, cluster: dict[str, Any], hosts: list[str], **more: Any
+) -> None:
+    """Print hosts with their supervisors and the number of used slots.
+
+    ``more`` are further fields of the JSON document.
+    """
     rows: list[dict[str, Any]] = []
-    for host in listed:
-        here = [one for one in cluster["supervisors"] if one["host"] == host]
-        used = sum(len(one["used"]) for one in here)
-        rows.append({"host": host, "supervisors": [one["id"] for one in here], "used": used})
-    shown = [{**row, "supervisors": row["supervisors"] or "none registered"} for row in rows]
+    for host in hosts:
+        supervisors = [row for row in cluster["supervisors"] if row["host"] == host]
+        used = sum(len(row["used"]) for row in supervisors)
+        rows.append({"host": host, "supervisors": [row["id"] for row in supervisors], "used": used})
+    cells = [{**row, "supervisors": row["supervisors"] or "none registered"} for row in rows]
     columns = ["host", "supervisors", "slots in use=used"]
-    print_answer(invocation.json, {"hosts": rows, **more}, columns, shown)
+    print_answer(invocation.json, {"hosts": rows, **more}, columns, cells)
 
 
 def _change_blacklist(
@@ -54,35 +60,56 @@ def _change_blacklist(
     ):
         cluster = nimbus.get("/v1/cluster")
         if invocation.dry_run:
-            listed = set(nimbus.get("/v1/blacklist")["hosts"])
-            listed = listed | set(hosts) if action == "add" else listed - set(hosts)
-            more = {"drained": topologies_on(nimbus, hosts)} if drain else {}
-            _hosts(invocation, cluster, sorted(listed), dry_run=True, **more)
+            listed_hosts = set(nimbus.get("/v1/blacklist")["hosts"])
+            if action == "add":
+                listed_hosts |= set(hosts)
+            else:
+                listed_hosts -= set(hosts)
+            if drain:
+                more["drained"] = topologies_on(nimbus, hosts)
+            _print_hosts(invocation, cluster, sorted(listed_hosts), dry_run=True, **more)
             return
         listed = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
         if drain:
-            options = {"wait": invocation.wait, "wait_secs": wait_secs, "progress": steps.on_step}
-            more = {"drained": drain_hosts(nimbus, hosts, **options)}
+            more["drained"] = drain_hosts(
+                nimbus,
+                hosts,
+                wait=invocation.wait,
+                wait_secs=wait_secs,
+                progress=steps.on_step,
+            )
             cluster = nimbus.get("/v1/cluster")
             more["empty"] = not any(
-                one["used"] for one in cluster["supervisors"] if one["host"] in hosts
+                row["used"] for row in cluster["supervisors"] if row["host"] in hosts
             )
-    _hosts(invocation, cluster, listed, **more)
+    _print_hosts(invocation, cluster, listed, **more)
     if drain and not invocation.json:
-        moved = (
-            f"{len(more['drained'])} topologies {'moved' if more['empty'] else 'are being moved'}"
-        )
-        click.echo(f"{', '.join(hosts)}: {moved}{', empty' * more['empty']}")
-    known = {one["host"] for one in cluster["supervisors"]}
+        number = len(more["drained"])
+        if more["empty"]:
+            click.echo(f"{', '.join(hosts)}: {number} topologies moved, empty")
+        else:
+            click.echo(f"{', '.join(hosts)}: {number} topologies are being moved")
+    registered_hosts = {row["host"] for row in cluster["supervisors"]}
     for host in hosts:
-        if action == "add" and host not in known:
+        if action == "add" and host not in registered_hosts:
             click.echo(
                 f"no supervisor of host {host} is registered now; the host is listed anyway",
                 err=True,
             )
 
 
-@verb("blacklist add")
+@verb("add")
+@change_options
+@_hosts_argument
+@click.option(
+    "--drain", is_flag=True, help="Move its tasks elsewhere, and return when the host is empty."
+)
+@click.option(
+    "-w",
+    "wait_secs",
+    type=click.IntRange(0),
+    help="Of --drain: seconds of silence before tasks move. [default: message timeout]",
+)
 def blacklist_add(
     invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None
 ) -> None:
@@ -90,17 +117,21 @@ def blacklist_add(
     _change_blacklist(invocation, hosts, "add", drain, wait_secs)
 
 
-@verb("blacklist remove")
+@verb("remove")
+@change_options
+@_hosts_argument
 def blacklist_remove(invocation: Invocation, hosts: tuple[str, ...]) -> None:
-    """Allow new work on the supervisors of HOST again."""
+    """Let the supervisors of HOST get new work."""
     _change_blacklist(invocation, hosts, "remove")
 
 
-@verb("blacklist list")
+@verb("list")
 def blacklist_list(invocation: Invocation) -> None:
     """List the hosts that get no new work."""
     with invocation.nimbus() as nimbus:
-        _hosts(invocation, nimbus.get("/v1/cluster"), nimbus.get("/v1/blacklist")["hosts"])
+        cluster = nimbus.get("/v1/cluster")
+        hosts = nimbus.get("/v1/blacklist")["hosts"]
+    _print_hosts(invocation, cluster, hosts)
 
 
 # -- blobs -----------------------------------------------------------------------------------------
@@ -111,13 +142,14 @@ def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
 
 
 def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
-    """Refuse a key that is not a user's own: what belongs to topologies and submissions is not
-    touched by hand.
+    """Refuse the key of a blob of a topology or submission.
+
+    Users must not change these.
     """
     check_blob_key(key)
     topology_id = id_of_blob_key(key)
-    alive = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
-    if topology_id in alive:
+    live_ids = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
+    if topology_id in live_ids:
         raise Conflict(
             f"blob {key!r} belongs to topology {topology_id}, which is alive, and cannot be {doing}: "
             "use `storm-dagster update` or `kill`"
@@ -132,16 +164,25 @@ def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
         )
 
 
-@verb("blob list")
+@verb("list")
+@click.argument("prefix", default="")
 def blob_list(invocation: Invocation, prefix: str) -> None:
     """List the blobs whose key begins with PREFIX."""
     with invocation.nimbus() as nimbus:
-        blobs = nimbus.get("/v1/blobs", **({"prefix": prefix} if prefix else {}))["blobs"]
+        query = {"prefix": prefix} if prefix else {}
+        blobs = nimbus.get("/v1/blobs", **query)["blobs"]
     rows = [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs]
     print_answer(invocation.json, {"blobs": blobs}, "key bytes sha256", rows)
 
 
-@verb("blob cat")
+@verb("cat")
+@click.argument("key")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file instead.",
+)
 def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     """Write the verified content of blob KEY to standard output."""
     check_blob_key(key)
@@ -164,7 +205,14 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
         print_json({"key": key, "size": output.stat().st_size, "file": str(output)})
 
 
-@verb("blob put")
+@verb("put")
+@change_options
+@click.argument("key")
+@click.argument(
+    "source",
+    metavar="FILE",
+    type=click.Path(allow_dash=True, dir_okay=False, path_type=Path),
+)
 def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     """Store FILE (- for standard input) as blob KEY. Returns when the blob is replicated."""
     with invocation.nimbus() as nimbus:
@@ -174,16 +222,20 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
                 f"file {str(source)!r} does not exist: name a file, or - for standard input"
             )
         if invocation.dry_run:
-            say(invocation.json, {"key": key, "dry_run": True}, f"would store {key}")
+            print_line(invocation.json, {"key": key, "dry_run": True}, f"would store {key}")
             return
         content = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
         with _blobs(invocation, nimbus) as blobs:
             meta = blobs.put(key, content)
     document = {"key": meta.key, "size": meta.size, "sha256": meta.sha256}
-    say(invocation.json, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}")
+    print_line(
+        invocation.json, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}"
+    )
 
 
-@verb("blob delete")
+@verb("delete")
+@change_options
+@click.argument("key")
 def blob_delete(invocation: Invocation, key: str) -> None:
     """Delete blob KEY from all nimbuses."""
     with invocation.nimbus() as nimbus:
@@ -194,38 +246,55 @@ def blob_delete(invocation: Invocation, key: str) -> None:
             if not invocation.dry_run:
                 blobs.delete(key)
     if invocation.dry_run:
-        say(invocation.json, {"key": key, "deleted": False, "dry_run": True}, f"would delete {key}")
+        print_line(
+            invocation.json, {"key": key, "deleted": False, "dry_run": True}, f"would delete {key}"
+        )
     else:
-        say(invocation.json, {"key": key, "deleted": True}, f"deleted {key}")
+        print_line(invocation.json, {"key": key, "deleted": True}, f"deleted {key}")
 
 
-# -- tokens for whoever cannot sign requests, such as curl, Prometheus and browsers ----------------
+# -- tokens for clients that cannot sign requests, such as curl, Prometheus and browsers -----------
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 
-def _seconds(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if found is None or int(found[1]) == 0:
+def _parse_expiry(text: str) -> int:
+    """Parse minutes, hours or days, such as ``30d``, into seconds."""
+    match = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if match is None or int(match[1]) == 0:
         raise InvalidRequest(
-            f"--expires {text!r:.40} is no time: use a number of minutes, hours or days, such as 30d"
+            f"--expires {text!r:.40} is not a time: use a number of minutes, hours or days, such as 30d"
         )
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
-@verb("token create")
-def token_create(invocation: Invocation, scope: str, expires: str) -> None:
+@verb("create")
+@click.option(
+    "--scope",
+    type=click.Choice(["metrics", "read", "operate", "admin"]),
+    required=True,
+    help="Operations that the token permits.",
+)
+@click.option(
+    "--expires",
+    default="30d",
+    show_default=True,
+    help="Lifetime, such as 90m, 12h, 30d.",
+)
+def token_create(invocation: Invocation, scope: Scope, expires: str) -> None:
     """Make a token from the cluster's secret (Authorization: Bearer, or the password of Basic).
 
     The cluster stores no tokens: one ends with its time, or when the secret is changed.
     """
-    secs, secret = _seconds(expires), Security.of(invocation.conf).secret
+    secs = _parse_expiry(expires)
+    secret = Security.of(invocation.conf).secret
     if secret is None:
         raise InvalidRequest(
-            "this cluster has no secret, so that nobody is asked for a token: set storm.secret.file"
+            "this cluster has no secret, so that it checks no token: set storm.secret.file"
         )
-    made = make_token(secret, next(one for one in SCOPES if one == scope), secs)
-    say(invocation.json, {"token": made, "scope": scope, "expires": int(time.time()) + secs}, made)
+    access_token = make_token(secret, scope, secs)
+    document = {"token": access_token, "scope": scope, "expires": int(time.time()) + secs}
+    print_line(invocation.json, document, access_token)
 
 
 blacklist = verb_group(
@@ -233,3 +302,5 @@ blacklist = verb_group(
 )
 blob = verb_group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
 token = verb_group("token", "Tokens for clients that cannot sign.", token_create)
+
+COMMANDS: Mapping[str, click.Command] = {"blacklist": blacklist, "blob": blob, "token": token}

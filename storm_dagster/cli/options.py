@@ -1,16 +1,15 @@
-"""Options that every verb takes, and the invocation that they make."""
+"""Decorators of verbs, and the invocation that the common options make."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import httpx
 
-from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient
@@ -21,10 +20,13 @@ from storm_dagster.model.conf import ClusterConf, parse_assignments, seed_urls
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.settings import Security, zookeeper_tls
 
+_PROBE_SECS = 1.0
+"""Time in which a nimbus or a ZooKeeper server must accept a connection."""
+
 
 @dataclass
 class Invocation:
-    """One call of a verb: where its cluster is, and how it answers."""
+    """One call of a verb: its cluster, and the form of its output."""
 
     home: Path
     conf_dir: Path | None = None
@@ -39,11 +41,11 @@ class Invocation:
         return cluster_conf(self.home, self.conf_dir, self.overrides)
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
-        """A client of the cluster; the caller closes it.
+        """Client of the cluster; the caller closes it.
 
-        ``patience`` is for a cluster that is known to exist: its first call raises
-        :class:`Unavailable` at once when no process of HOME lives and neither nimbus nor ZooKeeper
-        is at an address that the conf names.
+        With ``patience``, in seconds, a call waits for a leader. The first call still raises
+        :class:`Unavailable` at once if no process of HOME lives and neither a nimbus nor ZooKeeper
+        responds at an address that the conf names.
         """
         require = self._require_cluster if patience > 0 else None
         return NimbusClient.of_cluster(
@@ -58,85 +60,164 @@ class Invocation:
     def _require_cluster(self) -> None:
         if self.conf_dir is None and any(record.alive() for record in RunFile.read_all(self.home)):
             return
-        from storm_dagster.zk.embedded import server_address, server_answers
-
-        conf, seeds = self.conf, seed_urls(self.conf)
-        options = Security.of(conf).client_options()
-        # The default address may be another cluster's ZooKeeper.
-        ours = conf.origins["storm.zookeeper.servers"] != "default"
-        servers = conf["storm.zookeeper.servers"] if ours else []
-        with (
-            httpx.Client(**options) as http,
-            ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool,
-        ):
-            found = [pool.submit(is_nimbus, http, url, _PROBE_SECS) for url in seeds]
-            places, tls = [server_address(server, conf) for server in servers], zookeeper_tls(conf)
-            found += [pool.submit(server_answers, *place, _PROBE_SECS, tls) for place in places]
-            if any(each.result() for each in found):
-                return
-        where = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
+        seeds = seed_urls(self.conf)
+        if self._is_reachable(seeds):
+            return
+        place = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
         raise Unavailable(
-            f"no cluster is there: looked in {where}, and for a nimbus at {', '.join(seeds)} (nimbus.seeds, "
-            f"{conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name it: --home or "
+            f"no cluster is there: looked in {place}, and for a nimbus at {', '.join(seeds)} (nimbus.seeds, "
+            f"{self.conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name it: --home or "
             "STORM_DAGSTER_HOME for a local one, --conf-dir with the folder of its storm.yaml, or "
             "-c nimbus.seeds=[host:port]"
         )
 
+    def _is_reachable(self, seeds: Sequence[str]) -> bool:
+        """True if a nimbus or a ZooKeeper server of the conf responds."""
+        from storm_dagster.zk.embedded import server_address, server_answers
 
-_PROBE_SECS = 1.0
+        conf = self.conf
+        servers: list[str] = []
+        # The default address may be another cluster's ZooKeeper.
+        if conf.origins["storm.zookeeper.servers"] != "default":
+            servers = conf["storm.zookeeper.servers"]
+        tls = zookeeper_tls(conf)
+        with (
+            httpx.Client(**Security.of(conf).client_options()) as http,
+            ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool,
+        ):
+            probes = [pool.submit(is_nimbus, http, url, _PROBE_SECS) for url in seeds]
+            for server in servers:
+                host, port = server_address(server, conf)
+                probes.append(pool.submit(server_answers, host, port, _PROBE_SECS, tls))
+            return any(probe.result() for probe in probes)
 
 
-def verb(
-    name: str, *, changes: bool = False, **settings: Any
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """A click command whose function takes an :class:`Invocation` first, and then what the grammar
-    says.
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-    ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``. The verb of a thing is named after it:
-    ``blob list``.
+
+def _common_options(function: Function) -> Function:
+    """Add the options of every verb."""
+    options = (
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print one JSON document on standard output.",
+        ),
+        click.option(
+            "--home",
+            metavar="DIR",
+            help=(
+                "State folder of a local cluster. [default: STORM_DAGSTER_HOME, else"
+                " ./.storm-dagster]"
+            ),
+        ),
+        click.option(
+            "--conf-dir",
+            metavar="DIR",
+            help="Folder of storm.yaml; its nimbus.seeds name the cluster.",
+        ),
+        click.option(
+            "-c",
+            "cluster_pairs",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Cluster conf; VALUE is YAML.",
+        ),
+        click.option("-v", "--verbose", is_flag=True, help="Debug log on standard error."),
+    )
+    return add_options(options, function)
+
+
+def change_options(function: Function) -> Function:
+    """Add ``--dry-run`` and ``--wait/--no-wait``, which the invocation has."""
+    options = (
+        click.option("--dry-run", is_flag=True, help="Show the effect without changing anything."),
+        click.option("--wait/--no-wait", default=True, help="Wait for the effect. [default: wait]"),
+    )
+    return add_options(options, function)
+
+
+def code_options(function: Function) -> Function:
+    """Add the options of new code."""
+    options = (
+        click.option(
+            "--timeout",
+            type=float,
+            default=300.0,
+            show_default=True,
+            help="Longest wait, seconds.",
+        ),
+        click.option(
+            "--conf",
+            "pairs",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Topology conf; VALUE is YAML.",
+        ),
+        click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
+        click.option(
+            "--requirements", metavar="FILE", help="Vendor these packages into the archive."
+        ),
+    )
+    return add_options(options, function)
+
+
+def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
+    """Add options to a command's function, in the order of its help."""
+    # Like decorators, the last one is applied first.
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a click command of a function of an :class:`Invocation`.
+
+    Decorators below this one add its arguments and options. ``settings`` are those of
+    :func:`click.command`.
     """
-    rules, shared = grammar()["verbs"].get(name) or {}, grammar()["shared"]
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def call(**given: Any) -> Any:
-            home, conf_dir = given.pop("home"), given.pop("conf_dir")
-            configure_logging(verbose=given.pop("verbose"))
+        def call(**options: Any) -> Any:
+            home = options.pop("home")
+            conf_dir = options.pop("conf_dir")
+            configure_logging(verbose=options.pop("verbose"))
             invocation = Invocation(
                 home=home_dir(home),
                 conf_dir=Path(conf_dir).expanduser().absolute() if conf_dir else None,
-                overrides=parse_assignments(given.pop("cluster_pairs"), source="-c"),
-                json=given.pop("as_json"),
-                dry_run=given.pop("dry_run", False),
-                wait=given.pop("wait", True),
+                overrides=parse_assignments(options.pop("cluster_pairs"), source="-c"),
+                json=options.pop("as_json"),
+                dry_run=options.pop("dry_run", False),
+                wait=options.pop("wait", True),
             )
-            return function(invocation, **given)
+            return function(invocation, **options)
 
-        made = parameters(rules.get("takes"), call)
-        if changes or rules.get("changes"):
-            made = parameters(shared["changes"], made)
-        return click.command(name.rpartition(" ")[2], **settings)(
-            parameters(shared["common"], made)
-        )
+        return click.command(name, **settings)(_common_options(call))
 
     return decorate
 
 
 class _Verbs(click.Group):
-    """Verbs of one thing. The common options may stand before the verb as well: ``blob --json
-    list``.
+    """Group of the verbs of one thing, such as ``blob``.
+
+    The common options may also stand before the verb: ``blob --json list``.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         common: list[str] = []
-        rest = list(args)
-        while rest and rest[0].startswith("-") and rest[0] not in ("-h", "--help"):
-            common.append(rest.pop(0))
-            if common[-1] in ("--home", "--conf-dir", "-c") and rest:
-                common.append(rest.pop(0))
-        return super().parse_args(ctx, [*rest[:1], *common, *rest[1:]])
+        words = list(args)
+        while words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+            option = words.pop(0)
+            common.append(option)
+            if option in ("--home", "--conf-dir", "-c") and words:
+                value = words.pop(0)
+                common.append(value)
+        verb_word = words[:1]
+        return super().parse_args(ctx, [*verb_word, *common, *words[1:]])
 
 
 def verb_group(name: str, text: str, *commands: click.Command) -> click.Group:
-    """A command with verbs of its own."""
+    """Make a command whose verbs are ``commands``."""
     return _Verbs(name, {str(command.name): command for command in commands}, help=text)

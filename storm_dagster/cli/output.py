@@ -1,4 +1,4 @@
-"""Output of a verb: one JSON document or tables on standard output, progress on standard error."""
+"""Output of a verb: a JSON document or tables, and progress."""
 
 import json
 import re
@@ -18,17 +18,23 @@ _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def plain(text: object) -> str:
-    """Text that cannot drive the terminal: control characters, escapes included, become ``?``."""
+    """Replace control characters by ``?``.
+
+    The text then cannot drive the terminal.
+    """
     return _CONTROL.sub("?", str(text))
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document of a verb; nothing in it drives the terminal."""
+    """Print the one JSON document of a verb.
+
+    No character of it drives the terminal.
+    """
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str).translate(_ESCAPED))
 
 
-def say(as_json: bool, document: Any, text: str) -> None:
-    """The document as JSON, or one line that says the same."""
+def print_line(as_json: bool, document: Any, text: str) -> None:
+    """Print the document as JSON, or the line that says the same."""
     if as_json:
         print_json(document)
     else:
@@ -41,23 +47,28 @@ def notify(text: str) -> None:
 
 
 def human_seconds(seconds: float | None) -> str:
-    """``75`` as ``1m 15s``; ``-`` for nothing."""
+    """Format seconds by their two largest units, such as ``1m 15s``.
+
+    ``None`` is ``-``.
+    """
     if seconds is None:
         return "-"
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, secs = divmod(rest, 60)
+    days, remainder = divmod(int(seconds), 86400)
+    hours, remainder = divmod(remainder, 3600)
+    minutes, secs = divmod(remainder, 60)
     parts = [(days, "d"), (hours, "h"), (minutes, "m"), (secs, "s")]
-    shown = [f"{value}{unit}" for value, unit in parts if value]
-    return " ".join(shown[:2]) or "0s"
+    words = [f"{value}{unit}" for value, unit in parts if value]
+    return " ".join(words[:2]) or "0s"
 
 
 Rows = Iterable[Mapping[str, Any] | Sequence[object]]
 
 
 def _cell(row: Mapping[str, Any], column: str) -> object:
-    """The value of a row of a document as a table shows it; ``None`` when it has none."""
+    """The value of a row in a column of a table.
+
+    ``None`` if the row has none.
+    """
     if column == "uptime":
         return human_seconds(row.get("uptime_secs"))
     if column == "host:port":
@@ -66,7 +77,7 @@ def _cell(row: Mapping[str, Any], column: str) -> object:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {part}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value)) or None
     if isinstance(value, float):
@@ -75,10 +86,10 @@ def _cell(row: Mapping[str, Any], column: str) -> object:
 
 
 def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
-    """A table on standard output; cells are text, never markup.
+    """Print a table on standard output; cells are text, never markup.
 
-    ``columns`` are names, also in one text; ``shown=key`` shows another name than the key of the
-    rows that are maps.
+    ``columns`` are names, also separated by spaces in one string. In ``header=key``, the header
+    differs from the key of rows that are maps.
     """
     from rich.console import Console
     from rich.table import Table
@@ -86,13 +97,14 @@ def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
 
     if title:
         sys.stdout.write(plain(title) + "\n")
-    names = columns.split() if isinstance(columns, str) else columns
-    named = [(shown, key or shown) for shown, _, key in (column.partition("=") for column in names)]
     table = Table(show_edge=False, show_header=any(columns))
-    for shown, _ in named:
-        table.add_column(shown, overflow="fold")
+    keys: list[str] = []
+    for column in columns.split() if isinstance(columns, str) else columns:
+        header, _, key = column.partition("=")
+        table.add_column(header, overflow="fold")
+        keys.append(key or header)
     for row in rows:
-        cells = [_cell(row, key) for _, key in named] if isinstance(row, Mapping) else row
+        cells = [_cell(row, key) for key in keys] if isinstance(row, Mapping) else row
         table.add_row(*(Text(plain("-" if cell is None else cell)) for cell in cells))
     # Piped output is not cut at 80 columns.
     sys.stdout.flush()
@@ -100,17 +112,17 @@ def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
 
 
 def row_for_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the cluster's or the topologies' list, with the columns that only people see."""
-    columns = dict(row)
-    columns["role"] = "leader" if row.get("leader") else "follower"
+    """Add the columns that only tables have to a row."""
+    cells = dict(row)
+    cells["role"] = "leader" if row.get("leader") else "follower"
     down = row.get("not_running")
     if down:
-        columns["tasks"] = f"{row['tasks']} ({down} do not run: see `show`)"
-    return columns
+        cells["tasks"] = f"{row['tasks']} ({down} do not run: see `show`)"
+    return cells
 
 
 def print_operations(rows: Iterable[Mapping[str, Any]]) -> None:
-    """A line for each operation under way."""
+    """Print a line for each operation under way."""
     for row in rows:
         click.echo(plain(f"{row['topology']}: {operation_text(row)}"))
 
@@ -118,7 +130,7 @@ def print_operations(rows: Iterable[Mapping[str, Any]]) -> None:
 def print_answer(
     as_json: bool, document: Any, columns: str | Sequence[str], rows: Rows, title: str = ""
 ) -> None:
-    """The document as JSON, or a table of the ``rows`` that are made of it."""
+    """Print the document as JSON, or a table of its ``rows``."""
     if as_json:
         print_json(document)
     else:
@@ -126,20 +138,21 @@ def print_answer(
 
 
 class Steps:
-    """Progress by step with its seconds, on standard error, once the whole lasts longer than a
-    second.
+    """Progress of a call by its steps, on standard error; a context manager.
 
-    Steps may overlap. On a terminal the running ones are shown live; elsewhere each is a line when
-    it ends, and a line names what is waited for every ten seconds. Use as a context manager.
+    It is printed once the call has lasted longer than a second. Steps may overlap. On a terminal
+    the running steps are shown live. Elsewhere each step is a line when it ends, and every ten
+    seconds a line names the running steps.
     """
 
-    def __init__(self, what: str, *, quiet: bool = False) -> None:
-        self._what = what
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        self._title = title
         self._quiet = quiet
-        self._started = self._last = time.monotonic()
+        self._started = time.monotonic()
+        self._last_end = self._started
         self._running: dict[str, float] = {}
         self._detail: dict[str, str] = {}
-        self._held: list[str] = []
+        self._unprinted: list[str] = []
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -160,7 +173,7 @@ class Steps:
             self._clear()
 
     def begin(self, step: str) -> None:
-        """A step begins (again)."""
+        """Note that a step begins, unless it is running already."""
         with self._lock:
             self._running.setdefault(step, time.monotonic())
 
@@ -171,14 +184,16 @@ class Steps:
             self._detail[step] = detail
 
     def done(self, step: str, outcome: str = "") -> None:
-        """A step has ended."""
+        """Print that a step has ended, with its seconds."""
         with self._lock:
             now = time.monotonic()
-            # A step too short to be seen running took at most the time since the last one ended.
-            began = self._running.pop(step, self._last)
+            # A step too short to be noticed took at most the time since the last one ended.
+            began = self._running.pop(step, self._last_end)
             self._detail.pop(step, None)
-            seconds, self._last = now - began, now
-            self._line(f"  {step:<28}{seconds:6.1f} s{'  ' + outcome if outcome else ''}")
+            seconds = now - began
+            self._last_end = now
+            suffix = f"  {outcome}" if outcome else ""
+            self._line(f"  {step:<28}{seconds:6.1f} s{suffix}")
 
     def on_step(self, step: str, state: str) -> None:
         """Progress callback of :mod:`storm_dagster.client`."""
@@ -198,34 +213,35 @@ class Steps:
     def _line(self, text: str) -> None:
         if self._quiet:
             return
-        self._held.append(plain(text))
+        self._unprinted.append(plain(text))
         if time.monotonic() - self._started > 1.0:
             self._release()
 
     def _release(self) -> None:
         self._clear()
-        if self._held:
-            self._name()
-            click.echo("\n".join(self._held), err=True)
-            self._held.clear()
+        if self._unprinted:
+            self._print_title()
+            click.echo("\n".join(self._unprinted), err=True)
+            self._unprinted.clear()
 
-    def _name(self) -> None:
-        """Say once what these are the steps of."""
-        if self._what:
-            sys.stderr.write(plain(self._what) + "\n")
-            self._what = ""
+    def _print_title(self) -> None:
+        """Print the title of the steps, once."""
+        if self._title:
+            sys.stderr.write(plain(self._title) + "\n")
+            self._title = ""
 
-    def _now(self) -> str:
-        parts = []
+    def _running_steps(self) -> str:
+        """The running steps in one line, with their seconds."""
+        now = time.monotonic()
+        parts: list[str] = []
         for step, began in self._running.items():
             detail = self._detail.get(step)
-            parts.append(
-                f"{step}{' (' + detail + ')' if detail else ''} {time.monotonic() - began:.0f} s"
-            )
+            name = f"{step} ({detail})" if detail else step
+            parts.append(f"{name} {now - began:.0f} s")
         return plain(", ".join(parts))
 
     def _tick(self) -> None:
-        last_shown = self._started
+        last_line = self._started
         while not self._end.wait(0.2):
             now = time.monotonic()
             if now - self._started <= 1.0:
@@ -235,9 +251,9 @@ class Steps:
                 if not self._running:
                     continue
                 if self._live:
-                    click.echo(f"\r\x1b[K  ... {self._now()[:110]}", err=True, nl=False)
+                    click.echo(f"\r\x1b[K  ... {self._running_steps()[:110]}", err=True, nl=False)
                     self._drawn = True
-                elif now - last_shown >= 10.0:
-                    last_shown = now
-                    self._name()
-                    click.echo(f"  ... {self._now()}", err=True)
+                elif now - last_line >= 10.0:
+                    last_line = now
+                    self._print_title()
+                    click.echo(f"  ... {self._running_steps()}", err=True)

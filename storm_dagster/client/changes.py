@@ -19,7 +19,8 @@ from storm_dagster.client.waiting import (
 )
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_topology_reference
-from storm_dagster.model.verbs import VERBS, Verb, check_request
+from storm_dagster.model.requests import check_request
+from storm_dagster.model.verbs import VERBS, Verb
 
 _AT_ONCE = 8
 

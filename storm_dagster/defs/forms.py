@@ -11,14 +11,8 @@ import dagster as dg
 from pydantic import Field, create_model
 
 from storm_dagster.defs.keys import catalog_field
-from storm_dagster.model.verbs import (
-    VERBS,
-    CodeRequest,
-    RequestModel,
-    SubmitRequest,
-    Verb,
-    bounds_of,
-)
+from storm_dagster.model.requests import CodeRequest, RequestModel, SubmitRequest, bounds_of
+from storm_dagster.model.verbs import VERBS, Verb
 
 _WAIT_SECS = Field(
     default=300,

@@ -2,7 +2,7 @@
 
 
 def compact(number: float | None) -> str:
-    """Three digits and a unit (k, M, G); ``-`` for nothing."""
+    """Three digits and a unit (k, M, G); ``-`` for ``None``."""
     if number is None:
         return "-"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -13,18 +13,21 @@ def compact(number: float | None) -> str:
 
 def percent(share: float) -> str:
     """A share in whole percents, one digit more below one percent."""
-    return f"{share * 100:.0f} %" if share >= 0.01 or share < 0.0005 else f"{share * 100:.1f} %"
+    if 0.0005 <= share < 0.01:
+        return f"{share * 100:.1f} %"
+    return f"{share * 100:.0f} %"
 
 
 def latency(millis: float | None) -> str:
-    """``0.5 ms``, ``4.97 s``; ``-`` for nothing."""
-    return (
-        "-"
-        if millis is None
-        else f"{compact(millis)} ms"
-        if millis < 999.5
-        else f"{compact(millis / 1000)} s"
-    )
+    """A latency in ms or s, such as ``0.5 ms`` or ``4.97 s``.
+
+    ``-`` for ``None``.
+    """
+    if millis is None:
+        return "-"
+    if millis < 999.5:
+        return f"{compact(millis)} ms"
+    return f"{compact(millis / 1000)} s"
 
 
 def duration(seconds: float) -> str:

@@ -1,5 +1,4 @@
-"""Conf maps: keys, loading, merging, validation, the origin of each value, and what is secret
-wherever one is shown.
+"""Conf maps: known keys, validation, origins of values, masks of secrets.
 
 A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then
 ``storm.yaml`` of HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
@@ -43,31 +42,32 @@ _IN_TEXT = re.compile(
 
 
 def is_secret_key(key: object) -> bool:
-    """Whether the value under a conf key, or the name of an environment variable, is to be
-    hidden.
-    """
+    """True if the value of a key or environment variable must be hidden."""
     name = str(key)
     return name in SECRET_KEYS or bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
 
 
 def mask_text(text: str) -> str:
-    """The text with what looks like a password in it replaced."""
-    return _IN_TEXT.sub(
-        lambda found: (
-            HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN
-        ),
-        text,
-    )
+    """Replace the parts of a text that look like a password."""
+    return _IN_TEXT.sub(_mask_match, text)
+
+
+def _mask_match(match: re.Match[str]) -> str:
+    if match["login"]:
+        return HIDDEN + "@"
+    prefix = match["option"] or match["header"] or ""
+    return prefix + HIDDEN
 
 
 def mask(value: Any, key: object = "") -> Any:
-    """A copy of ``value`` without secrets: of every type below a telltale key, and by pattern in
-    text, at any depth.
+    """Copy ``value`` without secrets, at any depth.
+
+    Values of every type are replaced below the key of a secret, and by pattern in text.
     """
     if isinstance(value, Mapping):
-        hidden = is_secret_key(key)
+        is_secret = is_secret_key(key)
         return {
-            name: HIDDEN if hidden and item else mask(item, name) for name, item in value.items()
+            name: HIDDEN if is_secret and item else mask(item, name) for name, item in value.items()
         }
     if is_secret_key(key) and value and not isinstance(value, bool):
         return HIDDEN
@@ -77,10 +77,12 @@ def mask(value: Any, key: object = "") -> Any:
 
 
 def yaml_problem(error: Exception) -> str:
-    """What is wrong in a YAML text, and where, without the text itself."""
-    mark = getattr(error, "problem_mark", None)
+    """Problem of a YAML text and its place, without the text itself."""
     problem = getattr(error, "problem", None) or type(error).__name__
-    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}" if mark else str(problem)
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(problem)
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
 
 
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
@@ -91,7 +93,10 @@ Kind = Literal["int", "number", "bool", "str", "list[str]", "list[int]", "map", 
 
 @dataclass(frozen=True)
 class ConfKey:
-    """One known key. ``null`` is allowed exactly when the shipped default is null."""
+    """One known key.
+
+    ``null`` is allowed exactly when the shipped default is null.
+    """
 
     kind: Kind
     doc: str
@@ -117,19 +122,27 @@ _INNER: dict[Kind, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]":
 
 
 def _is_kind(kind: Kind, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, _KINDS[kind][1]):
-        return kind == "bool" and isinstance(value, bool)
+    if isinstance(value, bool):
+        return kind == "bool"
+    _, types = _KINDS[kind]
+    if kind == "bool" or not isinstance(value, types):
+        return False
     if kind == "map":
         return all(isinstance(key, str) for key in value)
-    return kind not in _INNER or all(_is_kind(_INNER[kind], item) for item in value)
+    inner_kind = _INNER.get(kind)
+    return inner_kind is None or all(_is_kind(inner_kind, item) for item in value)
 
 
 def check_value(key: str, value: Any) -> str | None:
-    """Reason why ``value`` is not valid for the known ``key``; ``None`` when it is."""
+    """Reason why ``value`` is not valid for the known ``key``.
+
+    ``None`` if it is valid.
+    """
     spec = CONF_KEYS[key]
     if not _is_kind(spec.kind, value):
-        shown = HIDDEN if is_secret_key(key) else f"{value!r:.60}"
-        return f"{key} must be {_KINDS[spec.kind][0]}, got {shown} ({type(value).__name__})"
+        kind_name, _ = _KINDS[spec.kind]
+        text = HIDDEN if is_secret_key(key) else f"{value!r:.60}"
+        return f"{key} must be {kind_name}, got {text} ({type(value).__name__})"
     if spec.minimum is not None and value < spec.minimum:
         return f"{key} must be at least {spec.minimum:g}, got {value!r}"
     if spec.maximum is not None and value > spec.maximum:
@@ -142,7 +155,7 @@ def check_value(key: str, value: Any) -> str | None:
 _ROWS = load_table(__name__, "conf_keys")
 _ROWS["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
 CONF_KEYS: dict[str, ConfKey] = {key: ConfKey(row.pop("type"), **row) for key, row in _ROWS.items()}
-"""Key -> what is known of it, in the order of the file."""
+"""Every known key, in the order of the file."""
 
 
 Conf = Mapping[str, Any]
@@ -151,55 +164,77 @@ _JAVA_CLASSES = ("org.apache.storm.", "backtype.storm.", "com.alibaba.jstorm.")
 
 def default_conf() -> dict[str, Any]:
     """A fresh copy of the shipped defaults."""
-    return {key: known.default for key, known in CONF_KEYS.items()}
+    return {key: conf_key.default for key, conf_key in CONF_KEYS.items()}
 
 
 @functools.cache
 def keys_without_meaning() -> dict[str, str]:
-    """Keys of Storm and JStorm that are accepted and ignored, each with the reason; ``a.b.*`` is a
-    family.
+    """Keys of Storm and JStorm that are ignored, each with the reason.
+
+    ``a.b.*`` is a family of keys.
     """
-    return {
-        key: group["reason"]
-        for group in load_table(__name__, "storm_keys")
-        for key in group["keys"]
-    }
+    reasons: dict[str, str] = {}
+    for group in load_table(__name__, "storm_keys"):
+        reasons.update(dict.fromkeys(group["keys"], group["reason"]))
+    return reasons
 
 
 def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
-    # A topology's own conf may have keys below any prefix that is not ours: its code reads them.
+    """Reason to ignore a key; ``None`` if it is not ignored."""
+    # A topology's conf may have keys below other prefixes, which its code reads.
     if key in CONF_KEYS or (submitted and not key.startswith(OWNED_PREFIXES)):
         return None
-    reasons, parts = keys_without_meaning(), key.split(".")
-    families = (".".join([*parts[:length], "*"]) for length in range(len(parts) - 1, 0, -1))
-    return next((reasons[name] for name in (key, *families) if name in reasons), None)
+    reasons = keys_without_meaning()
+    if key in reasons:
+        return reasons[key]
+    prefix = key
+    while "." in prefix:
+        prefix = prefix.rpartition(".")[0]
+        family = f"{prefix}.*"
+        if family in reasons:
+            return reasons[family]
+    return None
 
 
 def unknown_keys(conf: Conf) -> dict[str, str]:
-    """Unknown keys below an owned prefix, each with a sentence naming the nearest known key."""
-    found: dict[str, str] = {}
+    """Unknown keys below an owned prefix, each with its nearest key."""
+    sentences: dict[str, str] = {}
     for key in conf:
-        if (
-            key in CONF_KEYS
-            or not key.startswith(OWNED_PREFIXES)
-            or _reason_to_ignore(key, submitted=False)
-        ):
+        if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES):
+            continue
+        if _reason_to_ignore(key, submitted=False):
             continue
         from difflib import get_close_matches
 
-        near = get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]!r}?" if near else "remove it, or use a prefix of your own"
-        found[key] = f"conf key {key!r} is not known: {hint}"
-    return found
+        nearest = get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
+        if nearest:
+            hint = f"did you mean {nearest[0]!r}?"
+        else:
+            hint = "remove it, or use a prefix of your own"
+        sentences[key] = f"conf key {key!r} is not known: {hint}"
+    return sentences
+
+
+def _reason_to_drop(key: str, value: Any, *, submitted: bool) -> str | None:
+    """Reason to drop the value of a known key.
+
+    ``None`` if it is to be checked.
+    """
+    if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
+        return f"a Java class cannot be used, {CONF_KEYS[key].default!r} is"
+    if key == "isolation.scheduler.machines" and isinstance(value, Mapping) and not submitted:
+        return "numbers of machines choose no hosts: list hosts in a topology's conf"
+    return None
 
 
 def validate_conf(
     conf: Any, *, source: str, unknown: Literal["error", "warn"] = "error", submitted: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """The conf, checked, and warnings. Values that are classes of Storm or JStorm are left out.
+    """Check a conf: the values that are left, and warnings.
 
-    So are keys that went (:data:`~storm_dagster.model.removed_keys.REMOVED_KEYS`), each with a
-    warning; the value of a renamed one counts under its new name.
+    Values that are classes of Storm or JStorm are left out. So are removed keys
+    (:data:`~storm_dagster.model.removed_keys.REMOVED_KEYS`), each with a warning; the value of a
+    renamed key counts under its new name.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted``
@@ -214,32 +249,31 @@ def validate_conf(
         )
     conf, warnings = take_removed_keys(conf, source)
     problems = [f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str)]
-    strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
-    (problems if unknown == "error" else warnings).extend(strange.values())
+    unknown_sentences = unknown_keys({key: None for key in conf if isinstance(key, str)}).values()
+    if unknown == "error":
+        problems += unknown_sentences
+    else:
+        warnings += unknown_sentences
     checked: dict[str, Any] = {}
     ignored: defaultdict[str, list[str]] = defaultdict(list)
     for key, value in conf.items():
-        if isinstance(key, str) and (reason := _reason_to_ignore(key, submitted=submitted)):
+        reason = None
+        if isinstance(key, str):
+            reason = _reason_to_ignore(key, submitted=submitted)
+        if reason:
             ignored[reason].append(key)
         elif key in CONF_KEYS and not (value is None and CONF_KEYS[key].default is None):
             if value is None and submitted:
                 continue
-            if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
-                ignored[f"a Java class cannot be used, {CONF_KEYS[key].default!r} is"].append(key)
-                continue
-            if (
-                key == "isolation.scheduler.machines"
-                and isinstance(value, Mapping)
-                and not submitted
-            ):
-                ignored[
-                    "numbers of machines choose no hosts: list hosts in a topology's conf"
-                ].append(key)
+            reason = _reason_to_drop(key, value, submitted=submitted)
+            if reason:
+                ignored[reason].append(key)
                 continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)
-            if wrong := check_value(key, value):
-                problems.append(wrong)
+            problem = check_value(key, value)
+            if problem:
+                problems.append(problem)
         checked[key] = value
     if problems:
         raise failure(f"{source}: " + "; ".join(problems))
@@ -250,8 +284,9 @@ def validate_conf(
 
 
 def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[str, Any]:
-    """``KEY=VALUE`` strings as a conf map; VALUE is read as YAML, so ``3`` is a number and ``[a,
-    b]`` a list.
+    """Parse ``KEY=VALUE`` strings into a conf map.
+
+    VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list.
     """
     conf: dict[str, Any] = {}
     for pair in pairs:
@@ -284,8 +319,9 @@ class ClusterConf:
         return self.values[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or ``default`` when the key is absent (a null value is returned as
-        ``None``).
+        """The value, or ``default`` if the key is absent.
+
+        A null is returned as ``None``.
         """
         return self.values.get(key, default)
 
@@ -293,7 +329,7 @@ class ClusterConf:
         return f"ClusterConf({mask(self.values)!r})"
 
     def with_values(self, values: Conf, origin: str) -> "ClusterConf":
-        """A copy with ``values`` laid over, validated."""
+        """A copy in which ``values``, which are validated, override."""
         checked, warnings = validate_conf(values, source=origin)
         return ClusterConf(
             {**self.values, **checked},
@@ -303,10 +339,12 @@ class ClusterConf:
 
 
 def seed_urls(conf: "ClusterConf") -> list[str]:
-    """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole
-    URL.
+    """Base URLs of ``nimbus.seeds``.
+
+    A seed is a ``host`` (at ``nimbus.http.port``), a ``host:port`` or a whole URL.
     """
-    scheme, port = "https" if conf.get("storm.tls.ca") else "http", conf["nimbus.http.port"]
+    scheme = "https" if conf.get("storm.tls.ca") else "http"
+    port = conf["nimbus.http.port"]
     urls: list[str] = []
     for seed in map(str, conf["nimbus.seeds"] or ()):
         if "://" in seed:

@@ -78,8 +78,9 @@ RESERVED_KEYS: Final[Mapping[str, frozenset[LayerName]]] = {
 RESERVED_FAMILIES: Final[Mapping[str, frozenset[LayerName]]] = {
     "storm.zookeeper.": frozenset({"defaults", "cluster", "total"}),
 }
-"""Prefix of keys -> the layers whose values count: the supervisor decides to which ZooKeeper, and
-as which user, a worker connects.
+"""Prefix of keys -> the layers whose values count.
+
+The supervisor decides to which ZooKeeper, and as which user, a worker connects.
 """
 
 
@@ -110,14 +111,14 @@ def overlay(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
 
 
 def merge_conf(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
-    """The conf that counts, of the layers that there are.
+    """Merge the layers into one conf.
 
     The last layer of :data:`LAYERS` that has a key wins, whole: maps and lists are not merged. A
     null is a value and wins like any other, as in Storm, if the key has no default, or is the
-    user's own. Under a key with a default, null means that the party sets nothing: the value of the
-    parties before it counts. Keys of :data:`RESERVED_KEYS` and :data:`RESERVED_FAMILIES` count in
-    their layers only. Merging a result again as ``cluster`` or ``total``, below layers that were
-    merged into it, changes nothing.
+    user's own. Under a key with a default, null means that the party does not set the key: the
+    value of the parties before it counts. Keys of :data:`RESERVED_KEYS` and
+    :data:`RESERVED_FAMILIES` count in their layers only. A result that is merged a second time as
+    ``cluster`` or ``total``, below layers that were merged into it, stays the same.
     """
     merged: dict[str, Any] = {}
     present: list[LayerName] = [name for name in LAYERS if name in layers]
@@ -132,7 +133,10 @@ def merge_conf(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
 
 
 def merged_value(layers: Mapping[LayerName, Conf], key: str) -> Any:
-    """The value of one key in :func:`merge_conf` of the layers; ``None`` if no layer has it."""
+    """The value of one key in :func:`merge_conf` of the layers.
+
+    ``None`` if no layer has it.
+    """
     layers_with_key: dict[LayerName, Conf] = {
         name: {key: layer[key]} for name, layer in layers.items() if key in layer
     }
@@ -140,7 +144,10 @@ def merged_value(layers: Mapping[LayerName, Conf], key: str) -> Any:
 
 
 def takes_null(key: str) -> bool:
-    """True if null is a value of this key: it has no default, or is the user's own."""
+    """True if null is a value of this key.
+
+    Such a key has no default, or is the user's own.
+    """
     conf_key = CONF_KEYS.get(key)
     return conf_key is None or conf_key.default is None
 

@@ -1,9 +1,8 @@
-"""Names under which Dagster shows one cluster: jobs, sensors, ops, groups, partitions, asset keys,
-resource keys.
+"""Names of one cluster in Dagster, such as those of jobs and assets.
 
 Both sides use them: the code location that holds the definitions, and nimbus, which launches by
-name without importing Dagster. Failures of Dagster's own storage are told from others in its
-responses here, too.
+name without importing Dagster. :func:`storage_problem` recognizes failures of Dagster's storage in
+its responses.
 """
 
 import re
@@ -37,8 +36,8 @@ former release launched it.
 """
 
 RECORDED_TAG = "storm/recorded"
-"""Run tag of a change whose request has a record, which the run claims before it does anything. A
-leader of a former release launches runs without it.
+"""Run tag of a change whose request has a record, which the run claims first. A leader of a former
+release launches runs without it.
 """
 
 DECLARED_VERSION_KEY = "declared.code.version"
@@ -58,19 +57,24 @@ TESTED_DAGSTER = "~=1.13.0"
 
 
 def queue_tags(job: str) -> dict[str, str]:
-    """Tags of all runs of our job with this plain name, whoever launches them: its place in a queue
-    of runs.
+    """Tags of all runs of the job with this plain name.
+
+    They give a run its place in a queue.
     """
-    return {} if job in _UPKEEP_JOBS else HEALING_TAGS if job == REASSIGN_JOB else PRIORITY_TAGS
+    if job in _UPKEEP_JOBS:
+        return {}
+    if job == REASSIGN_JOB:
+        return HEALING_TAGS
+    return PRIORITY_TAGS
 
 
 @dataclass(frozen=True)
 class DagsterNames:
-    """Names of one cluster's definitions, unique among clusters of one Dagster instance.
+    """Names of one cluster's definitions, unique in one Dagster instance.
 
-    Without ``cluster`` they are the plain ones. With ``cluster="prod"`` jobs, sensors, schedules,
-    ops and groups begin with ``prod_``, asset keys with ``prod``, and the dynamic partitions are
-    the cluster's own. :class:`InvalidRequest` when either part is no Dagster identifier.
+    Without ``cluster`` they are plain. With ``cluster="prod"`` the names of jobs, sensors,
+    schedules, ops, groups and dynamic partitions begin with ``prod_``, and asset keys with
+    ``prod``. :class:`InvalidRequest` if a part is not a Dagster identifier.
     """
 
     cluster: str | None = None
@@ -78,14 +82,12 @@ class DagsterNames:
     """First part of resource keys; the cluster follows. Empty: plain keys, as ``zookeeper``."""
 
     def __post_init__(self) -> None:
-        for what, text in (
-            ("cluster", self.cluster),
-            ("resource_prefix", self.resource_prefix or None),
-        ):
+        parts = {"cluster": self.cluster, "resource_prefix": self.resource_prefix or None}
+        for field, text in parts.items():
             if text is not None and not (isinstance(text, str) and _IDENTIFIER.fullmatch(text)):
                 raise InvalidRequest(
-                    f"{what}={text!r:.80} cannot be part of Dagster's names: use 1 to 60 letters, digits and "
-                    "underscores, for example 'prod'"
+                    f"{field}={text!r:.80} cannot be part of Dagster's names: use 1 to 60 letters,"
+                    " digits and underscores, for example 'prod'"
                 )
 
     def name(self, base: str) -> str:
@@ -97,16 +99,16 @@ class DagsterNames:
         return (self.cluster, *path) if self.cluster else tuple(path)
 
     def stage_op(self, stage: str) -> str:
-        """Op of a stage of submissions: Dagster's own name for the op of its asset."""
+        """Op of a stage of submissions, by Dagster's name of an asset's op."""
         return "__".join(self.asset_path(("storm", stage)))
 
     def step_name(self, step: str) -> str:
-        """The stage whose op ``step`` is; other steps as they are."""
+        """The stage of an op; other steps unchanged."""
         return step.removeprefix(self.stage_op(""))
 
     @property
     def partitions(self) -> str:
-        """Name of the dynamic partitions, whose keys are names of topologies."""
+        """Name of the partitions, whose keys are names of topologies."""
         return self.name("storm_topologies")
 
     def resource(self, key: str) -> str:
@@ -123,31 +125,35 @@ _SIGNS = re.compile(
     r"|DagsterMySQLException|(?:Operational|Interface|Database)Error"
 )
 _BACKGROUND = re.compile(r"\(Background on this error at: \S+\)|\[SQL:.*", re.S)
-_LONGEST = 300
+_MAX_CHARACTERS = 300
 
 
-def storage_problem(answer: Any) -> str | None:
-    """The database's words in an answer (or text) of Dagster; ``None`` when it is not about
-    storage.
+def storage_problem(response: Any) -> str | None:
+    """The database's message in a response of Dagster.
+
+    ``None`` if it is not about storage.
     """
-    for text in _texts(answer):
+    for text in _texts(response):
         if _SIGNS.search(text):
             words = " ".join(_BACKGROUND.sub("", text).split())
-            return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
+            if len(words) <= _MAX_CHARACTERS:
+                return words
+            return f"{words[:_MAX_CHARACTERS]}..."
     return None
 
 
-def _texts(answer: Any) -> list[str]:
+def _texts(response: Any) -> list[str]:
     """Every message in the response, the deepest causes last."""
-    if isinstance(answer, str):
-        return [answer]
-    if isinstance(answer, list):
-        return [text for part in answer for text in _texts(part)]
-    if isinstance(answer, dict):
-        return [
-            text
-            for key, part in answer.items()
-            if key != "stack" and (isinstance(part, dict | list) or key in ("message", "className"))
-            for text in _texts(part)
-        ]
-    return []
+    if isinstance(response, str):
+        return [response]
+    texts: list[str] = []
+    if isinstance(response, list):
+        for part in response:
+            texts += _texts(part)
+    elif isinstance(response, dict):
+        for key, part in response.items():
+            if key == "stack":
+                continue
+            if isinstance(part, dict | list) or key in ("message", "className"):
+                texts += _texts(part)
+    return texts

@@ -1,8 +1,8 @@
 """The typed errors of the whole system.
 
-One root and five branches. Each class carries the HTTP status and the exit code that the services
-and the command line answer with, so that the mapping is written down exactly once. A message names
-the thing, the reason and the remedy, in this shape::
+There are one root and five branches. Each class has the HTTP status of the services and the exit
+code of the command line, so that the mapping stands in one place. A message names the thing, the
+reason and the remedy, in this form::
 
     topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
 """
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 class StormDagsterError(Exception):
     """Base of every error that this package raises on purpose.
 
-    ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line
-    exits with.
+    ``http_status`` is the status of the HTTP service's response; ``exit_code`` is the exit code of
+    the command line.
     """
 
     http_status: ClassVar[int] = 500
@@ -27,51 +27,62 @@ class StormDagsterError(Exception):
 
     @property
     def kind(self) -> str:
-        """Name of the class, by which others know it: of the nearest one here if it is of another
-        module.
+        """Name of the class.
+
+        For a class of another module that of its nearest base here.
         """
-        return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
+        for cls in type(self).__mro__:
+            if cls.__module__ == __name__:
+                return cls.__name__
+        return StormDagsterError.__name__
 
     def to_document(self) -> dict[str, Any]:
-        """The error as every JSON surface prints it: ``{"error": {"type", "message"}}``."""
+        """The error as JSON: ``{"error": {"type", "message"}}``."""
         return {"error": {"type": self.kind, "message": self.message}}
 
 
 class InvalidRequest(StormDagsterError):
-    """The caller's request is wrong and will be wrong again: it is never retried."""
+    """The caller's request is wrong, so that it is not retried."""
 
     http_status = 400
     exit_code = 2
 
 
 class InvalidTopology(InvalidRequest):
-    """A topology, its conf or its archive breaks a rule. Nothing of it has been stored."""
+    """A topology, its conf or its archive breaks a rule.
+
+    No part of it was stored.
+    """
 
 
 class Misconfigured(InvalidRequest):
-    """The cluster's own conf is wrong, or is refused by what it names: an operator has to correct
-    it first.
+    """The cluster's conf is wrong, or a service that it names refuses it.
+
+    An operator must correct it first.
     """
 
 
 class NotAuthenticated(InvalidRequest):
-    """The caller did not prove who they are."""
+    """The caller is not authenticated."""
 
     http_status = 401
 
 
 class NotAuthorized(InvalidRequest):
-    """The caller is known, and may not do this."""
+    """The caller is authenticated, but not permitted to do this."""
 
     http_status = 403
 
 
 class UnknownSubtree(InvalidRequest):
-    """A watch fired below a first-level node that no callback kind belongs to."""
+    """A watch fired below a first-level node without a kind of callbacks."""
 
 
 class Conflict(StormDagsterError):
-    """A race was lost, or the thing is not in a state that allows the request: read again."""
+    """A race was lost, or the state does not allow the request.
+
+    The caller must read the state a second time.
+    """
 
     http_status = 409
     exit_code = 3
@@ -97,7 +108,10 @@ class AlreadyAlive(Conflict):
 
 
 class Unavailable(StormDagsterError):
-    """Something that is needed is out of reach or used up now; a later try may succeed."""
+    """Something that is needed is out of reach or used up now.
+
+    A later try may succeed.
+    """
 
     http_status = 503
     exit_code = 4
@@ -125,8 +139,9 @@ class MissingPart(Unavailable, ImportError):
 
 
 class Fenced(StormDagsterError):
-    """The writer's leadership epoch is over. The write did not land, and the writer must stop
-    acting.
+    """The writer's leadership epoch is over.
+
+    The write did not land, and the writer must stop acting.
     """
 
     http_status = 409
@@ -134,15 +149,16 @@ class Fenced(StormDagsterError):
 
 
 class Corrupt(StormDagsterError):
-    """Stored bytes are not what they must be. They are quarantined or reported, never guessed
-    at.
+    """Stored bytes are not what they must be.
+
+    They are quarantined or reported, never guessed at.
     """
 
     http_status = 500
     exit_code = 6
 
 
-_CLASSES: tuple[type[StormDagsterError], ...] = (
+ERRORS: tuple[type[StormDagsterError], ...] = (
     StormDagsterError,
     InvalidRequest,
     InvalidTopology,
@@ -160,7 +176,9 @@ _CLASSES: tuple[type[StormDagsterError], ...] = (
     Fenced,
     Corrupt,
 )
-_BY_NAME = {cls.__name__: cls for cls in _CLASSES}
+"""Every type of error that a service may respond with."""
+
+_BY_NAME: dict[str, type[StormDagsterError]] = {cls.__name__: cls for cls in ERRORS}
 
 
 def error_from_document(document: Any) -> StormDagsterError:

@@ -3,6 +3,6 @@
 EXIT_STOPPED = 0
 """The worker was stopped (SIGTERM)."""
 EXIT_SUPERSEDED = 3
-"""The assignment names the worker's slot no more, or another process holds its slot: do not restart
-it as is.
+"""The assignment no longer names the worker's slot, or another process holds the slot: the worker is
+not restarted unchanged.
 """

@@ -1,8 +1,8 @@
-"""Fused chains: SparkBolts whose functions run in the query of the SparkSpout that they read.
+"""Fused chains: SparkBolts that run in the query of their SparkSpout.
 
-Placement knows nothing of it. A worker rewrites the topology that it loads: the spout runs the
+Placement does not depend on it. A worker rewrites the topology that it loads: the spout runs the
 functions of the chain for each micro-batch, in the order of the graph, and the tasks of the fused
-bolts emit what components outside of it read.
+bolts emit the rows that components outside of the chain read.
 """
 
 from collections.abc import Mapping
@@ -25,63 +25,78 @@ CHAIN_KEY = "topology.spark.chain"
 """In the conf of a spout as workers load it: the chain of its query."""
 FUSED = "__fused_"
 """Prefix of streams that carry no tuples of the topology: statistics leave them out."""
-FUSED_ROWS, FUSED_COUNTS = FUSED + "rows_", FUSED + "counts_"
-"""Streams of the spout to a fused bolt, with its id: rows that others read, and counts of
-batches.
-"""
-OTHER_WAY = "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until both are updated"
+FUSED_ROWS = FUSED + "rows_"
+"""Prefix of the stream from the spout to a fused bolt with the rows that other components read."""
+FUSED_COUNTS = FUSED + "counts_"
+"""Prefix of the stream from the spout to a fused bolt with the counts of batches."""
+OTHER_WAY = (
+    "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until"
+    " both are updated"
+)
 _GROUPINGS = ("shuffle", "local_or_shuffle", "none", "fields", "partial_key", "global")
 
 
 def _class_of(part: ComponentSpec) -> str:
+    """Name of the component's class in the API; empty for another class."""
     module, _, name = (part.object.python or "").partition(":")
-    return (
-        name
-        if module == "storm_dagster.api" or module.startswith("storm_dagster.api.spark")
-        else ""
-    )
+    if module == "storm_dagster.api" or module.startswith("storm_dagster.api.spark"):
+        return name
+    return ""
 
 
 def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, str]:
     """Fused bolt -> the spout whose query runs it, in the order of the graph.
 
-    A SparkBolt is fused if all that it reads is one SparkSpout, or one SparkQuery without a sink,
-    and bolts that are fused with it, in any grouping that sends each tuple once, unless
-    ``topology.spark.fuse`` is false for one of them.
+    A SparkBolt is fused if it reads one SparkSpout, or one SparkQuery without a sink, and bolts
+    that are fused with it, and no other component. Each grouping must send each tuple once.
+    ``topology.spark.fuse`` must not be false for one of them.
     """
     chain = {
         name: name
         for name, part in spec.spouts.items()
         if _class_of(part) in ("SparkSpout", "SparkQuery")
         and DEFAULT_STREAM in part.outputs
-        and _wanted(part, conf)
+        and _may_fuse(part, conf)
     }
-    waiting = {
+    candidates = {
         name: part
         for name, part in spec.bolts.items()
-        if _class_of(part) == "SparkBolt" and _wanted(part, conf)
+        if _class_of(part) == "SparkBolt" and _may_fuse(part, conf)
     }
-    found = True
-    while found:
-        found = False
-        for name, part in list(waiting.items()):
-            inputs = [item for item in part.inputs if not item.component.startswith("__")]
-            roots = {chain.get(item.component) for item in inputs}
-            once = all(
-                item.stream == DEFAULT_STREAM
-                and (
-                    item.grouping.type in _GROUPINGS
-                    or (item.grouping.type == "all" and part.parallelism == 1)
-                )
-                for item in inputs
-            )
-            if once and len(roots) == 1 and (root := roots.pop()):
-                chain[name], found = root, True
-                del waiting[name]
+    has_grown = True
+    while has_grown:
+        has_grown = False
+        for name, part in list(candidates.items()):
+            root = _root_of(part, chain)
+            if root is not None:
+                chain[name] = root
+                del candidates[name]
+                has_grown = True
     return {name: root for name, root in chain.items() if name not in spec.spouts}
 
 
-def _wanted(part: ComponentSpec, conf: Mapping[str, Any]) -> bool:
+def _root_of(part: ComponentSpec, chain: Mapping[str, str]) -> str | None:
+    """The spout of the chain that a bolt can join.
+
+    ``None`` if it can join none yet. ``chain`` has the spout of each component that is in a chain.
+    """
+    inputs = [item for item in part.inputs if not item.component.startswith("__")]
+    if not all(_sends_once(item, part) for item in inputs):
+        return None
+    roots = {chain.get(item.component) for item in inputs}
+    return roots.pop() if len(roots) == 1 else None
+
+
+def _sends_once(item: InputSpec, reader: ComponentSpec) -> bool:
+    """True if each tuple of the default stream reaches one task."""
+    if item.stream != DEFAULT_STREAM:
+        return False
+    if item.grouping.type == "all":
+        return reader.parallelism == 1
+    return item.grouping.type in _GROUPINGS
+
+
+def _may_fuse(part: ComponentSpec, conf: Mapping[str, Any]) -> bool:
     return merged_value({"total": conf, "component": part.conf}, FUSE_KEY) is not False
 
 
@@ -90,32 +105,35 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
     fused = fused_components(spec, conf)
     if not fused:
         return spec
-    outside = {
-        item.component
-        for name, _, part in spec.components()
-        if name not in fused
-        for item in part.inputs
-        if item.stream == DEFAULT_STREAM
-    }
-    spouts, bolts = dict(spec.spouts), dict(spec.bolts)
+    read_outside: set[str] = set()
+    for name, _, part in spec.components():
+        if name not in fused:
+            read_outside |= {
+                item.component for item in part.inputs if item.stream == DEFAULT_STREAM
+            }
+    spouts = dict(spec.spouts)
+    bolts = dict(spec.bolts)
     for root in dict.fromkeys(fused.values()):
-        names = [name for name, of in fused.items() if of == root]
-        parts = [_part(spec.bolts[name], name, conf, outside=name in outside) for name in names]
+        names = [name for name, spout in fused.items() if spout == root]
+        parts = [
+            _part(spec.bolts[name], name, conf, outside=name in read_outside) for name in names
+        ]
         streams = dict(spouts[root].outputs)
         for name in names:
             bolt = spec.bolts[name]
-            mine = {FUSED_COUNTS + name: StreamSpec(fields=("counts",))}
-            if name in outside:
-                mine[FUSED_ROWS + name] = StreamSpec(fields=bolt.outputs[DEFAULT_STREAM].fields)
-            streams |= mine
+            bolt_streams = {FUSED_COUNTS + name: StreamSpec(fields=("counts",))}
+            if name in read_outside:
+                rows = StreamSpec(fields=bolt.outputs[DEFAULT_STREAM].fields)
+                bolt_streams[FUSED_ROWS + name] = rows
+            streams |= bolt_streams
             bolts[name] = bolt.model_copy(
                 update={
                     "object": ComponentObject(python="storm_dagster.api.spark.fused:FusedBolt"),
                     "inputs": tuple(
-                        InputSpec(component=root, stream=each, grouping=Grouping.SHUFFLE)
-                        for each in mine
+                        InputSpec(component=root, stream=stream, grouping=Grouping.SHUFFLE)
+                        for stream in bolt_streams
                     ),
-                    # What it is sent is no tuple of the topology.
+                    # Its inputs are not tuples of the topology.
                     "conf": {
                         **bolt.conf,
                         "topology.metric.sample.rate": 0,
@@ -126,7 +144,7 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
         chain = {
             "root": root,
             "fields": streams[DEFAULT_STREAM].fields,
-            "emits": root in outside,
+            "emits": root in read_outside,
             "parts": parts,
         }
         update = {"outputs": streams, "conf": {**spouts[root].conf, CHAIN_KEY: chain}}
@@ -137,6 +155,10 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
 def _part(
     bolt: ComponentSpec, name: str, conf: Mapping[str, Any], *, outside: bool
 ) -> dict[str, Any]:
+    """A bolt of a chain as the spout's conf has it.
+
+    ``outside``: other components read it.
+    """
     outputs = bolt.outputs.get(DEFAULT_STREAM)
     return {
         "name": name,

@@ -1,8 +1,8 @@
-"""Groupings: choice of the tasks that receive a tuple. :data:`GROUPINGS` lists them.
+"""Groupings: the choice of the tasks that receive a tuple.
 
-Pure: a chooser works on opaque targets, given in the order of their task ids, and its answers
-depend on nothing but its arguments and the tuples that it saw. :func:`stable_hash` is the same in
-every process, on every machine and in every version, so that a key stays with its task across
+:data:`GROUPINGS` has all of them. The module is pure: a chooser works on opaque targets, in the order of their task ids.
+Its choices depend only on its arguments and the tuples that it got. :func:`stable_hash` is the same
+in every process, on every machine and in every version, so that a key stays with its task across
 restarts.
 """
 
@@ -25,7 +25,7 @@ from storm_dagster.model.names import code_name
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], T]
 
-_MOST_CACHED = 65_536
+_MAX_CACHED_KEYS = 65_536
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
@@ -46,15 +46,15 @@ def _normal(value: Any) -> Any:
         return sorted(map(_normal, value), key=_encode)
     if isinstance(value, Mapping):
         items = [(_normal(key), _normal(item)) for key, item in value.items()]
-        return (
-            dict(items) if all(type(key) is str for key, _ in items) else sorted(items, key=_encode)
-        )
+        if all(type(key) is str for key, _ in items):
+            return dict(items)
+        return sorted(items, key=_encode)
     if isinstance(value, time) and value.utcoffset() is not None:
         return repr(datetime.combine(datetime(2000, 1, 1), value).timestamp())
     if isinstance(value, Enum):
         return [f"{kind.__module__}:{kind.__qualname__}", value.name]
     if is_dataclass(value):
-        parts = [_normal(getattr(value, each.name)) for each in fields(value) if each.compare]
+        parts = [_normal(getattr(value, field.name)) for field in fields(value) if field.compare]
         return [f"{kind.__module__}:{kind.__qualname__}", *parts]
     return value
 
@@ -69,14 +69,14 @@ def _normal_number(value: Any) -> Any:
             return float(value)
     except OverflowError:
         pass
-    # Python's own hash of numbers is the same in every process.
+    # Python's hash of numbers is the same in every process.
     return ["number", hash(value)]
 
 
 def stable_hash(key: Any) -> int:
-    """A 32-bit hash of a key that tuples may hold: the same for keys that compare equal.
+    """A 32-bit hash of a key, which is the same for keys that compare equal.
 
-    ``InvalidRequest`` for a value of another type, whose hash could differ between processes.
+    ``InvalidRequest`` for a value of a type whose hash could differ between processes.
     """
     try:
         if isinstance(key, str):
@@ -87,23 +87,23 @@ def stable_hash(key: Any) -> int:
         raise InvalidRequest(
             f"a value of type {type(key).__name__} cannot be grouped by: {error}"
         ) from None
-    # The low bits decide between few tasks, so that all bits must take part in them.
+    # The low bits decide between few tasks: all bits must influence them.
     mixed = (crc * 0x9E3779B1) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)
 
 
 def reader_of(partition: str, tasks: int) -> int:
-    """Index of the task that reads a partition: it depends on nothing but the name and the number
-    of tasks. Partitions that differ in a number at the end go around the tasks.
+    """Index of the task that reads a partition.
+
+    It depends only on the name and the number of tasks. Partitions that differ in a number at the
+    end go around the tasks.
     """
     head = partition.rstrip("])} ")
     stem = head.rstrip("0123456789")
     number = head[len(stem) :]
-    return (
-        (stable_hash(stem) + int(number)) % tasks
-        if 0 < len(number) < 19
-        else stable_hash(partition) % tasks
-    )
+    if 0 < len(number) < 19:
+        return (stable_hash(stem) + int(number)) % tasks
+    return stable_hash(partition) % tasks
 
 
 def fields_chooser(
@@ -111,27 +111,28 @@ def fields_chooser(
 ) -> Choose[T]:
     """Chooser of the same target for equal values at ``indices``.
 
-    Answers are ``remembered`` for the newest keys, which makes a known key one dictionary access.
+    ``remembered`` caches the targets of keys, so that the choice for a known key is one dictionary
+    access (measured by ``benchmarks/dataplane.py``).
     """
     targets = tuple(targets)
     count = len(targets)
-    known: dict[Any, T] = {} if remembered is None else remembered
+    cache: dict[Any, T] = {} if remembered is None else remembered
     if count == 1:
         return global_chooser(targets)
     read = itemgetter(*indices)
-    lookup = known.get
+    lookup = cache.get
 
     def choose(values: Sequence[Any]) -> T:
         key = read(values)
         try:
-            found = lookup(key)
+            target = lookup(key)
         except TypeError:
             return targets[stable_hash(key) % count]
-        if found is None:
-            if len(known) >= _MOST_CACHED:
-                known.clear()
-            found = known[key] = targets[stable_hash(key) % count]
-        return found
+        if target is None:
+            if len(cache) >= _MAX_CACHED_KEYS:
+                cache.clear()
+            target = cache[key] = targets[stable_hash(key) % count]
+        return target
 
     if len(indices) > 1:
         return choose
@@ -139,7 +140,7 @@ def fields_chooser(
 
     def choose_by_one(values: Sequence[Any]) -> T:
         try:
-            return known[values[index]]
+            return cache[values[index]]
         except (KeyError, TypeError):
             return choose(values)
 
@@ -147,8 +148,9 @@ def fields_chooser(
 
 
 def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
-    """Chooser among two candidate targets of each key: the one that it used less so far gets the
-    tuple.
+    """Chooser among two candidate targets of each key.
+
+    The candidate that the chooser has used less gets the tuple.
     """
     targets = tuple(targets)
     count = len(targets)
@@ -159,9 +161,9 @@ def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[
         key = read(values)
         first = stable_hash(key) % count
         second = stable_hash([key, "second"]) % count
-        chosen = first if used[first] <= used[second] else second
-        used[chosen] += 1
-        return targets[chosen]
+        index = first if used[first] <= used[second] else second
+        used[index] += 1
+        return targets[index]
 
     return choose
 
@@ -175,13 +177,14 @@ def global_chooser(targets: Sequence[T], indices: Sequence[int] = ()) -> Choose[
 def custom_chooser(
     by_task: Mapping[int, T], choose: Callable[[Sequence[Any]], int | Iterable[int]]
 ) -> Callable[[Sequence[Any]], list[T]]:
-    """The user's chooser of task ids, its results checked; ``InvalidRequest`` names a task that is
-    no target.
+    """The user's chooser of task ids, with a check of its results.
+
+    ``InvalidRequest`` names task ids that are not targets.
     """
 
     def targets_of(values: Sequence[Any]) -> list[T]:
-        answer = choose(values)
-        ids = [answer] if isinstance(answer, int) else list(answer)
+        chosen = choose(values)
+        ids = [chosen] if isinstance(chosen, int) else list(chosen)
         try:
             return [by_task[task] for task in ids]
         except (KeyError, TypeError):
@@ -193,11 +196,11 @@ def custom_chooser(
 
 
 class GroupingRule(NamedTuple):
-    """What one grouping needs, how it chooses tasks, and its name in Storm's Thrift union."""
+    """Rule of one grouping: its needs, its chooser and its name in Storm."""
 
     chooser: Callable[[Sequence[Any], Sequence[int]], Choose[Any]] | None = None
-    """Makes a chooser from the targets and the indices of the key's fields. Without one, targets
-    take turns by load.
+    """Function that makes a chooser of the targets and the indices of the key's fields. Without it,
+    targets take turns by load.
     """
     many: bool = False
     """A choice is a sequence of targets, not one target."""
@@ -240,7 +243,7 @@ GROUPINGS: dict[GroupingType, GroupingRule] = {
 
 
 class GroupingSpec(BaseModel, frozen=True, extra="forbid"):
-    """Distribution of a stream's tuples over the receiving component's tasks."""
+    """Distribution of a stream's tuples over the tasks of a reader."""
 
     type: GroupingType
     fields: tuple[str, ...] = ()
@@ -253,9 +256,7 @@ class GroupingSpec(BaseModel, frozen=True, extra="forbid"):
 
 
 class Grouping:
-    """Groupings, which distribute a stream over the tasks of a reader: constants and three
-    methods.
-    """
+    """Groupings, which distribute a stream over the tasks of a reader."""
 
     SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="shuffle")
     """Evenly, in turn."""
@@ -272,12 +273,18 @@ class Grouping:
 
     @staticmethod
     def fields(*names: str) -> GroupingSpec:
-        """Equal values of these fields always reach the same task, across restarts and machines."""
+        """Equal values of these fields always reach the same task.
+
+        This holds across restarts and machines.
+        """
         return GroupingSpec(type="fields", fields=_names(names, "fields"))
 
     @staticmethod
     def partial_key(*names: str) -> GroupingSpec:
-        """As :meth:`fields`, but each key has two tasks, and goes to the less loaded one."""
+        """As :meth:`fields`, but with two tasks for each key.
+
+        The less loaded task gets the tuple.
+        """
         return GroupingSpec(type="partial_key", fields=_names(names, "partial_key"))
 
     @staticmethod
@@ -297,9 +304,9 @@ class Grouping:
         return GroupingSpec(type="custom", object=code_name(function, "custom grouping"), args=args)
 
 
-def _names(names: tuple[Any, ...], what: str) -> tuple[str, ...]:
+def _names(names: tuple[Any, ...], grouping: str) -> tuple[str, ...]:
     if len(names) == 1 and isinstance(names[0], list | tuple):
         names = tuple(names[0])
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidTopology(f"Grouping.{what} needs at least one field name")
+        raise InvalidTopology(f"Grouping.{grouping} needs at least one field name")
     return names

@@ -1,4 +1,4 @@
-"""Advice on settings of a Dagster instance: what each improves and what it costs. Pure."""
+"""Advice on settings of a Dagster instance, with gain and cost; pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ _TABLE = load_table(__name__, "instance_advice")
 
 @dataclass(frozen=True)
 class Advice:
-    """A setting of ``dagster.yaml`` that could be better. Nothing breaks without it."""
+    """A setting of ``dagster.yaml`` that could be better.
+
+    The present one works, too.
+    """
 
     setting: str
     """Its path, as ``sensors.use_threads``."""
@@ -23,15 +26,18 @@ class Advice:
 
 
 def sensors_use_threads(settings: Mapping[str, Any]) -> bool:
-    """Whether sensors wait side by side; what is not known counts as no."""
+    """True if sensors wait in threads of one process.
+
+    False if the setting is not known.
+    """
     return _section(settings, "sensors").get("use_threads") is True
 
 
 def instance_advice(settings: Mapping[str, Any]) -> tuple[Advice, ...]:
-    """Settings of an instance that could be better; empty when none could.
+    """Settings of an instance that could be better.
 
     ``settings`` are nested as in ``dagster.yaml``, or as the webserver shows them under
-    Deployment > Configuration (GraphQL ``instance { info }``); what is missing has its stock
+    Deployment > Configuration (GraphQL ``instance { info }``); a missing one has its stock
     value. Settings of another run coordinator than the stock queue are the owner's choice: they
     get no advice.
     """
@@ -52,16 +58,16 @@ def _advice(settings: Mapping[str, Any]) -> Iterator[Advice]:
     pause = queue.get("dequeue_interval_seconds", _STOCK_DEQUEUE_SECS)
     if isinstance(pause, int) and pause > 1:
         yield _row("run_queue.dequeue_interval_seconds", pause, secs=pause - 1)
-    most = queue.get("max_concurrent_runs")
-    if most in (0, 1):
-        yield _row("concurrency.runs.max_concurrent_runs", most)
+    max_runs = queue.get("max_concurrent_runs")
+    if max_runs in (0, 1):
+        yield _row("concurrency.runs.max_concurrent_runs", max_runs)
 
 
-def _row(setting: str, now: object, **given: object) -> Advice:
+def _row(setting: str, now: object, **values: object) -> Advice:
     row = _TABLE[setting]
-    return Advice(setting, str(now), row["better"], row["gain"].format(**given), row["cost"])
+    return Advice(setting, str(now), row["better"], row["gain"].format(**values), row["cost"])
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = settings.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = settings.get(name)
+    return section if isinstance(section, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Logs as lines of JSON (``storm.log.format: json``), for machines that gather them."""
+"""Logs as lines of JSON (``storm.log.format: json``), for log collectors."""
 
 import json
 import logging
@@ -10,9 +10,11 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class JsonFormatter(logging.Formatter):
-    """One line for each record: ``time`` (UTC), ``level``, ``logger``, ``thread``, ``message``,
-    ``exception`` after an error; what is constant of the process (``fixed``: role, topology, slot);
-    and what a call gives as ``extra``: topology, task, run. A value that JSON does not know is its
+    """Formatter of one line of JSON for each record.
+
+    A line has ``time`` (UTC), ``level``, ``logger``, ``thread``, ``message``, and ``exception``
+    after an error. It also has the constant fields of the process (``fixed``: role, topology, slot)
+    and the ``extra`` of a call (topology, task, run). A value of a type that JSON lacks becomes its
     text.
     """
 
@@ -20,7 +22,7 @@ class JsonFormatter(logging.Formatter):
         super().__init__()
         self._fixed = dict(fixed)
         self.add: Callable[[logging.LogRecord], Mapping[str, Any]] | None = None
-        """More fields of a record, by the thread that wrote it."""
+        """Function that returns more fields of a record, by the thread that wrote it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line without its end."""

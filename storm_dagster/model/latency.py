@@ -1,7 +1,6 @@
-"""Latencies counted in exponential buckets: they merge by addition and give windows by subtraction,
-as means do not.
+"""Latencies counted in exponential buckets.
 
-Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds,
+Unlike means, they merge by addition, and give windows by subtraction. Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds,
 so that a percentile is off by at most 4.4 %. Every eighth bound is a power of two, and a bound of
 Prometheus.
 """
@@ -29,18 +28,17 @@ def bucket_of(nanos: float) -> int:
 
 
 def read_latencies(document: Mapping[str, Any] | None) -> Latencies:
-    """Latencies from JSON, where buckets are text."""
-    return {
-        kind: {
-            key: {int(bucket): number for bucket, number in buckets.items()}
-            for key, buckets in by_key.items()
-        }
-        for kind, by_key in (document or {}).items()
-    }
+    """Latencies of JSON, where buckets are strings."""
+    latencies: Latencies = {}
+    for kind, by_key in (document or {}).items():
+        latencies[kind] = {}
+        for key, buckets in by_key.items():
+            latencies[kind][key] = {int(bucket): number for bucket, number in buckets.items()}
+    return latencies
 
 
 def merge_latencies(parts: Iterable[Latencies]) -> Latencies:
-    """The sum of several tasks."""
+    """Add the latencies of several tasks."""
     total: Latencies = {}
     for part in parts:
         for kind, by_key in part.items():
@@ -52,55 +50,65 @@ def merge_latencies(parts: Iterable[Latencies]) -> Latencies:
 
 
 def subtract_latencies(now: Latencies, before: Latencies) -> Latencies:
-    """What came since ``before``, an earlier state of ``now``; always a copy."""
-    return {
-        kind: {
-            key: {
-                bucket: more
-                for bucket, number in buckets.items()
-                if (more := number - before.get(kind, {}).get(key, {}).get(bucket, 0))
-            }
-            for key, buckets in by_key.items()
-        }
-        for kind, by_key in now.items()
-    }
+    """Latencies counted since ``before``, an earlier state of ``now``.
+
+    Always a copy.
+    """
+    differences: Latencies = {}
+    for kind, by_key in now.items():
+        differences[kind] = {}
+        for key, buckets in by_key.items():
+            former = before.get(kind, {}).get(key, {})
+            differences[kind][key] = _subtract_buckets(buckets, former)
+    return differences
+
+
+def _subtract_buckets(now: Buckets, before: Buckets) -> Buckets:
+    """Numbers counted since ``before``, without unchanged buckets."""
+    differences: Buckets = {}
+    for bucket, number in now.items():
+        difference = number - before.get(bucket, 0)
+        if difference:
+            differences[bucket] = difference
+    return differences
 
 
 def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
-    """Several streams as one."""
+    """Add the buckets of several streams."""
     return merge_latencies({"": {"": part}} for part in parts).get("", {}).get("", {})
 
 
 def percentiles(buckets: Buckets) -> dict[str, float]:
-    """``p50_ms``, ``p95_ms`` and ``p99_ms`` of ``sampled`` tuples; empty without any."""
+    """``p50_ms``, ``p95_ms`` and ``p99_ms`` of ``sampled`` tuples.
+
+    Empty without any.
+    """
     sampled = sum(buckets.values())
     if not sampled:
         return {}
-    found: dict[str, float] = {"sampled": sampled}
+    statistics: dict[str, float] = {"sampled": sampled}
     for name, share in _QUANTILES:
-        left = share * sampled
+        remaining = share * sampled
         for bucket in sorted(buckets):
-            left -= buckets[bucket]
-            if left <= 0:
-                found[name] = float(f"{_middle(bucket) * 1000:.4g}")
+            remaining -= buckets[bucket]
+            if remaining <= 0:
+                statistics[name] = float(f"{_middle(bucket) * 1000:.4g}")
                 break
-    return found
+    return statistics
 
 
 def prometheus_buckets(buckets: Buckets) -> tuple[list[tuple[str, float]], float]:
-    """(bound in seconds, number up to it) for every bound, and the sum of seconds."""
-    counts = [
-        (
-            repr(2.0**bound),
-            float(
-                sum(number for bucket, number in buckets.items() if bucket <= bound * _PER_DOUBLING)
-            ),
-        )
-        for bound in _BOUNDS
-    ]
+    """(bound in seconds, number up to it) of every bound; sum of seconds."""
+    counts: list[tuple[str, float]] = []
+    for bound in _BOUNDS:
+        last_bucket = bound * _PER_DOUBLING
+        number = sum(count for bucket, count in buckets.items() if bucket <= last_bucket)
+        counts.append((repr(2.0**bound), float(number)))
+    counts.append(("+Inf", float(sum(buckets.values()))))
     seconds = sum(_middle(bucket) * number for bucket, number in buckets.items())
-    return [*counts, ("+Inf", float(sum(buckets.values())))], seconds
+    return counts, seconds
 
 
 def _middle(bucket: int) -> float:
+    """Middle of a bucket, seconds."""
     return 2.0 ** ((bucket - 0.5) / _PER_DOUBLING)

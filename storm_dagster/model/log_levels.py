@@ -16,14 +16,17 @@ LEVELS: dict[LevelName, int] = {
     "FATAL": 50,
     "OFF": 100,
 }
-"""Storm's name -> the number in Python's logging."""
+"""Storm's name -> its number in Python's logging."""
 
 ROOT = "ROOT"
-"""The name under which Storm's clients speak of the root logger."""
+"""Storm's name of the root logger."""
 
 
 def check_level(name: object) -> LevelName:
-    """Storm's name of a level, in upper case; :class:`InvalidRequest` for anything else."""
+    """Storm's name of a level, in upper case.
+
+    :class:`InvalidRequest` for other names.
+    """
     text = str(name or "").upper()
     text = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(text, text)
     if text not in LEVELS:
@@ -32,16 +35,22 @@ def check_level(name: object) -> LevelName:
 
 
 def level_name(number: int) -> LevelName:
-    """The name of a number, or of the next one above it."""
-    found: list[LevelName] = [name for name, value in LEVELS.items() if value >= number]
-    return found[0] if found else "OFF"
+    """Name of the level with that number, or of the next level above it."""
+    for name, value in LEVELS.items():
+        if value >= number:
+            return name
+    return "OFF"
 
 
-def level_in_force(kept: KeptLevel, now_ms: int) -> LevelChange | None:
-    """Level change that is still in force for a starting worker; ``None`` when its time is over."""
-    if kept.until_ms is None:
-        return LevelChange(level=kept.level, reset=kept.reset)
-    left = kept.until_ms - now_ms
-    return (
-        LevelChange(level=kept.level, secs=-(-left // 1000), reset=kept.reset) if left > 0 else None
-    )
+def level_in_force(stored: KeptLevel, now_ms: int) -> LevelChange | None:
+    """Stored level change as a starting worker applies it.
+
+    ``None`` if its time is over.
+    """
+    if stored.until_ms is None:
+        return LevelChange(level=stored.level, reset=stored.reset)
+    remaining_ms = stored.until_ms - now_ms
+    if remaining_ms <= 0:
+        return None
+    # Rounded up to whole seconds.
+    return LevelChange(level=stored.level, secs=-(-remaining_ms // 1000), reset=stored.reset)

@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 def multimap(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """Key -> its values, both in the order in which they come."""
-    found: dict[K, list[V]] = {}
+    values_of_key: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        values_of_key.setdefault(key, []).append(value)
+    return values_of_key

@@ -1,4 +1,4 @@
-"""Grammar of names: topologies, components, streams, code, blob keys, topology ids.
+"""Grammar of the names of topologies, components, streams, code and blobs.
 
 The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``). Names travel into
 ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
@@ -21,9 +21,8 @@ _TOPOLOGY_ID = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})"
 )
 _LIKE_AN_ID = re.compile(r".*-[0-9]{1,12}-[0-9]{9,12}")
-"""Names that could be ids; ``sales-2026-11`` is none, since no clock is in the year 1970."""
-# A topology id ends in its seconds, so that what follows a last dot can only be a version of its
-# code.
+"""Names that could be ids. ``sales-2026-11`` is not one, since no clock is in the year 1970."""
+# A topology id ends in its seconds: a number after a last dot can only be a version of its code.
 _CODE_BLOB = re.compile(
     rf"(?P<code_dir>(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?)"
     r"-(stormjar\.jar|stormconf\.ser|stormcode\.ser|placement\.json)"
@@ -39,19 +38,21 @@ FORMER_MODULES = {
 
 
 def check_topology_name(name: object) -> str:
-    """``name`` itself when it may name a new topology, else :class:`InvalidTopology` saying why
-    not.
+    """The name of a new topology, checked.
+
+    :class:`InvalidTopology` names the reason.
     """
-    checked = check_topology_reference(name)
-    if _LIKE_AN_ID.fullmatch(checked):
+    checked_name = check_topology_reference(name)
+    if _LIKE_AN_ID.fullmatch(checked_name):
         raise InvalidTopology(
-            f"topology name {checked!r} looks like a topology id (<name>-<number>-<seconds>): rename it"
+            f"topology name {checked_name!r} looks like a topology id (<name>-<number>-<seconds>):"
+            " rename it"
         )
-    return checked
+    return checked_name
 
 
 def check_topology_reference(name: object) -> str:
-    """The name or id of a topology, checked: no path can be expressed in it."""
+    """The name or id of a topology, checked: it cannot express a path."""
     if not isinstance(name, str) or not name:
         raise InvalidTopology(
             "the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'"
@@ -71,15 +72,19 @@ def check_topology_reference(name: object) -> str:
     return name
 
 
-def check_component_id(component_id: object, what: str = "component") -> str:
-    """A user's component id, checked: JStorm's character set, no leading ``__``."""
+def check_component_id(component_id: object, kind: str = "component") -> str:
+    """A user's component id, checked against JStorm's character set.
+
+    A leading ``__`` is refused.
+    """
     if not isinstance(component_id, str) or not _COMPONENT_ID.fullmatch(component_id):
         raise InvalidTopology(
-            f"{what} id {component_id!r} may hold 1 to 200 letters, digits and any of -_/.$<>()#: : rename it"
+            f"{kind} id {component_id!r} may hold 1 to 200 letters, digits and any of"
+            " -_/.$<>()#: : rename it"
         )
     if component_id.startswith("__"):
         raise InvalidTopology(
-            f"{what} id {component_id!r} starts with '__', which belongs to the system: rename it"
+            f"{kind} id {component_id!r} starts with '__', which belongs to the system: rename it"
         )
     return component_id
 
@@ -89,7 +94,7 @@ def check_stream_id(stream_id: object) -> str:
     return check_component_id(stream_id, "stream")
 
 
-def code_name(target: Any, what: str) -> str:
+def code_name(target: Any, subject: str) -> str:
     """``"module:QualName"`` of a class or function that a worker can import.
 
     A component of this library is named by its public package, which each release has.
@@ -99,41 +104,44 @@ def code_name(target: Any, what: str) -> str:
     if isinstance(target, str):
         module, colon, name = target.partition(":")
         if not (module and colon and name):
-            raise InvalidTopology(f"{what} {target!r} must be of the form 'module:name'")
+            raise InvalidTopology(f"{subject} {target!r} must be of the form 'module:name'")
     else:
         module = getattr(target, "__module__", None)
         name = getattr(target, "__qualname__", None)
         if not module or not name:
-            raise InvalidTopology(f"{what} {target!r:.80} must be a class or function of a module")
+            raise InvalidTopology(
+                f"{subject} {target!r:.80} must be a class or function of a module"
+            )
         if module.startswith(f"{_API}.") and getattr(sys.modules.get(_API), name, None) is target:
             module = _API
-    return check_importable(f"{module}:{name}", what)
+    return check_importable(f"{module}:{name}", subject)
 
 
-def check_importable(name: str, what: str) -> str:
-    """``"module:QualName"`` itself, unless no worker can import it: then :class:`InvalidTopology`
-    says why.
+def check_importable(name: str, subject: str) -> str:
+    """``"module:QualName"``, checked.
+
+    :class:`InvalidTopology` if a worker cannot import it.
     """
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidTopology(
-            f"{what}: {name!r} is a lambda or defined inside a function, so that no worker can import it: "
-            "move it to the top level of its module"
+            f"{subject}: {name!r} is a lambda or defined inside a function, so that no worker can"
+            " import it: move it to the top level of its module"
         )
     if name.startswith("__main__:"):
         raise InvalidTopology(
-            f"{what}: {name!r} exists only in the script that was started: "
+            f"{subject}: {name!r} exists only in the script that was started: "
             "submit the file as a TARGET, or move it to a module that can be imported"
         )
     return name
 
 
 def make_topology_id(name: str, count: int, epoch_secs: int) -> str:
-    """``<name>-<n>-<epoch secs>``, the id under which one deployment of a topology is known."""
+    """``<name>-<n>-<epoch secs>``, the id of one deployment of a topology."""
     return f"{check_topology_reference(name)}-{count}-{epoch_secs}"
 
 
 def topology_name_of(topology_id: str) -> str:
-    """The name inside a topology id; :class:`InvalidRequest` when it is none."""
+    """The name in a topology id; :class:`InvalidRequest` for other text."""
     match = _TOPOLOGY_ID.fullmatch(topology_id)
     if not match:
         raise InvalidRequest(
@@ -143,8 +151,9 @@ def topology_name_of(topology_id: str) -> str:
 
 
 def make_code_dir(topology_id: str, number: int) -> str:
-    """Blob key prefix of a later version of a topology's code; that of its first is the topology id
-    itself.
+    """Blob key prefix of a later version of a topology's code.
+
+    The prefix of the first version is the topology id.
     """
     return f"{topology_id}.{number}"
 
@@ -169,23 +178,24 @@ def code_keys(code_dir: str) -> tuple[str, str, str]:
 
 
 def code_dir_of_blob_key(key: str) -> str | None:
-    """Code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for
-    other blobs.
+    """Prefix of the code that a blob is part of; ``None`` for other blobs.
+
+    It is ``<topology id>`` or ``<topology id>.<number>``.
     """
     match = _CODE_BLOB.fullmatch(key)
     return match["code_dir"] if match else None
 
 
 def id_of_blob_key(key: str) -> str | None:
-    """The topology id that a blob belongs to, or ``None`` for a blob of another kind."""
+    """The topology id of a blob, or ``None`` for a blob of another kind."""
     match = _CODE_BLOB.fullmatch(key)
     return match["id"] if match else None
 
 
 def check_blob_key(key: object) -> str:
-    """A blob key, checked against Storm's character set: no path can be expressed in it.
+    """A blob key, checked against Storm's character set.
 
-    Storm's set has the tab, too; ZooKeeper, where each blob is registered, refuses it in a name.
+    It cannot express a path. Storm's set also has the tab; ZooKeeper, where each blob is registered, refuses it in a name.
     """
     if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Records of operations under way: ``/tokens/<token>`` and ``/operations/<request>``."""
+"""Records of open operations, below ``/tokens`` and ``/operations``."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ from storm_dagster.model.records import Record
 
 
 class TokenRecord(Record):
-    """Record of one submission or update: the topology id that its client token got.
+    """Record of one submission or update, with the topology id of its token.
 
     The leader writes it when it accepts the request, before it launches the run. A later leader
     finds by it that a run may exist.
@@ -16,24 +16,25 @@ class TokenRecord(Record):
     name: str
     epoch: int
     published: bool = False
-    """Set by the transaction that publishes: a late repetition never brings a killed topology
-    back.
+    """Set by the transaction that publishes, so that a late repetition does not submit a killed
+    topology a second time.
     """
     verb: Literal["submit", "update"] = "submit"
     started_secs: int = 0
-    """When it was accepted, epoch seconds; 0: a former release wrote the record."""
+    """Epoch seconds of its acceptance; 0: a former release wrote the record."""
     request: dict[str, Any] = {}
-    """Fields of the request, with which a leader launches the run when there is none. Empty: no
-    leader does, because the caller was told to repeat the request, or a run wrote the record.
+    """Fields of the request, with which a leader launches the run if there is none. Empty: no
+    leader launches it, because the error asked the caller to repeat the request, or a run wrote the
+    record.
     """
     user: str = ""
-    """User who asked for it; empty: the cluster does not ask who its users are."""
+    """User of the request; empty in a cluster without authentication."""
     ended: bool = False
-    """Its run ended without a published topology. A repetition with the token begins again."""
+    """Its run ended without a published topology. A repetition with the token starts a new run."""
 
 
 class OperationRecord(Record):
-    """Record of an accepted change of a running topology that a Dagster run executes.
+    """Record of an accepted change that a Dagster run executes.
 
     The leader writes ``/operations/<request>`` before it launches the run, whose tag
     ``storm/request`` is the same request; the run, or the leader, deletes it when the run has
@@ -45,12 +46,12 @@ class OperationRecord(Record):
     verb: str
     epoch: int
     started_secs: int
-    """When it was accepted, epoch seconds."""
+    """Epoch seconds of its acceptance."""
     user: str = ""
-    """User who asked for it; empty: the cluster does not ask who its users are."""
+    """User of the request; empty in a cluster without authentication."""
     request: dict[str, Any] = {}
     """Fields of the request."""
     is_abandoned: bool = False
-    """The caller was told to repeat the request, so that no leader launches its run."""
+    """True if the error asked the caller to repeat the request: no leader then launches its run."""
     run_id: str = ""
-    """The run, once it is launched."""
+    """Id of the run, once it is launched."""

@@ -19,7 +19,7 @@ NIMBUS_SLAVE = "/nimbus_slave"
 NIMBUS_SLAVE_DETAIL = "/nimbus_slave_detail"
 EPOCH = "/epoch"
 BLACKLIST = "/blacklist"
-# Client tokens of submissions: what makes a repeated submission give the same topology id.
+# Client tokens of submissions: a repeated submission gets the same topology id by its token.
 TOKENS = "/tokens"
 # Accepted changes of running topologies that Dagster runs execute, by request.
 OPERATIONS = "/operations"
@@ -27,14 +27,14 @@ OPERATIONS = "/operations"
 COUNTER = "/counter"
 # Pinned Spark Connect sessions, one node for each use ("placement").
 SPARK_SESSIONS = "/spark_sessions"
-# Actions on topologies that the action listener has not heard yet, in their order (only while one
-# is configured).
+# Actions on topologies that the action listener was not notified of yet, in their order (only if a
+# listener is configured).
 ACTIONS = "/actions"
 # Declared topologies that a run deploys now: one ephemeral node for each.
 DEPLOYS = "/deploys"
-# What leaders did without Dagster and have not reported to it yet: one bounded record.
+# Changes that leaders made without Dagster and have not reported to it yet: one bounded record.
 UNREPORTED = "/unreported"
-# What sensors remember between their ticks and is too large for a cursor: a few newest records of
+# Memories of sensors between their ticks that are too large for a cursor: the newest records of
 # each.
 SENSORS = "/sensors"
 
@@ -63,7 +63,11 @@ FIRST_LEVEL = (
     UNREPORTED,
     SENSORS,
 )
-"""The persistent first-level nodes, created together with the root."""
+"""The persistent first-level nodes, created together with the root.
+
+The others are created by their writers: the cluster's id with the root's owner, the healer's and the
+leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology.
+"""
 
 
 def supervisor(supervisor_id: str) -> str:

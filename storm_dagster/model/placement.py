@@ -1,4 +1,4 @@
-"""Value types of both planners: the topologies to place, and their placements."""
+"""Values of both planners: topologies to place, and placements."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -39,7 +39,7 @@ class UserWorker(_Value):
     memory_bytes: int | None = None
     cpu: int | None = None
     components: dict[str, int] = {}
-    """Component -> how many of its tasks (lowest remaining ids first)."""
+    """Component -> number of its tasks (lowest remaining ids first)."""
 
 
 class TopologyToPlace(_Value):
@@ -79,7 +79,7 @@ class TopologyToPlace(_Value):
     cpu: int = 1
     """``worker.cpu.slot.num``."""
     old: tuple[WorkerSlot, ...] = ()
-    """The present assignment; with event ``new`` the backup kept under the name."""
+    """The current assignment; with event ``new`` the backup under the name."""
     dead: tuple[int, ...] = ()
     unstopped: tuple[int, ...] = ()
     conf: dict[str, Any] = Field(default_factory=dict)
@@ -87,8 +87,9 @@ class TopologyToPlace(_Value):
 
 
 class PlacementBatch(_Value):
-    """One event: the cluster, and the topologies to place, in any order (planners sort by priority,
-    name).
+    """One event: the cluster, and the topologies to place.
+
+    They may have any order: planners sort them by priority and name.
     """
 
     supervisors: tuple[SupervisorSlots, ...]
@@ -121,22 +122,24 @@ class TopologyPlacement(Record):
     """Requests of the conf that were not followed, and why."""
 
     def worker_documents(self) -> list[dict[str, Any]]:
-        """Each worker as JSON values for people: its task ids one by one, and ``kept``, true if the
-        topology used its slot before.
+        """Each worker as JSON values for people.
+
+        It has the list of its task ids, and ``kept``, which is true if the topology used its slot
+        before.
         """
-        kept = set(self.kept)
-        return [
-            {
-                **worker.model_dump(mode="json"),
-                "tasks": list(worker.ids),
-                "kept": worker.slot.key in kept,
-            }
-            for worker in self.workers
-        ]
+        documents: list[dict[str, Any]] = []
+        kept_slots = set(self.kept)
+        for worker in self.workers:
+            document = worker.model_dump(mode="json")
+            document["tasks"] = list(worker.ids)
+            document["kept"] = worker.slot.key in kept_slots
+            documents.append(document)
+        return documents
 
     def to_document(self) -> dict[str, Any]:
-        """The placement as JSON values for people, with :meth:`worker_documents`; blob
-        ``<id>-placement.json`` holds it.
+        """The placement as JSON for people, with :meth:`worker_documents`.
+
+        The blob ``<id>-placement.json`` has it.
         """
         document = self.model_dump(mode="json", exclude={"kept"})
         document["workers"] = self.worker_documents()
@@ -146,24 +149,23 @@ class TopologyPlacement(Record):
     def from_document(document: Mapping[str, Any]) -> "TopologyPlacement":
         """The placement of :meth:`to_document`; other keys are ignored.
 
-        Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else.
+        ``KeyError``, ``TypeError`` or ``ValueError`` for other documents.
         """
         workers: list[dict[str, Any]] = []
-        kept: list[str] = []
+        kept_slots: list[str] = []
         for worker in document["workers"]:
             fields = {**worker, "tasks": encode_ranges(worker["tasks"])}
             if fields.pop("kept", False):
-                kept.append(Slot(worker["node"], worker["port"]).key)
+                kept_slots.append(Slot(worker["node"], worker["port"]).key)
             workers.append(fields)
         values = {key: document[key] for key in TopologyPlacement.model_fields if key in document}
-        values |= {"workers": workers, "kept": kept}
+        values["workers"] = workers
+        values["kept"] = kept_slots
         return TopologyPlacement.model_validate(values, strict=False)
 
 
 class PlacementResult(Record):
-    """Placements in the order in which topologies were served, and the planner that computed
-    them.
-    """
+    """Placements in the order of their computation, and their planner."""
 
     v: Literal[1] = Field(default=1, exclude=True)
     placements: tuple[TopologyPlacement, ...]
@@ -172,5 +174,11 @@ class PlacementResult(Record):
     assign_secs: float = 0.0
 
     def placement(self, name: str) -> TopologyPlacement:
-        """Placement of one topology; ``KeyError`` when it was not in the batch."""
-        return {placement.name: placement for placement in self.placements}[name]
+        """Placement of one topology.
+
+        ``KeyError`` if it was not in the batch.
+        """
+        for placement in self.placements:
+            if placement.name == name:
+                return placement
+        raise KeyError(name)

@@ -9,21 +9,20 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MASTER_ALONE_FROM = 10
-"""From this number of workers on, the topology master gets a worker of its own, unless the conf
-decides.
-"""
+"""From this number of workers on, the topology master gets its own worker, unless the conf decides."""
 
 _SUPERVISORS_NAMED = 10
 
 
 class Reason(IntEnum):
-    """Reason why a task is in its worker, or (``SLOT_*``) why a worker has its slot."""
+    """Reason for a task's worker, or (``SLOT_*``) for a worker's slot."""
 
     text: str
 
     def __new__(cls, number: int, text: str) -> "Reason":
         reason = int.__new__(cls, number)
-        reason._value_, reason.text = number, text
+        reason._value_ = number
+        reason.text = text
         return reason
 
     ONLY = 0, "the only worker that could still take it"
@@ -61,14 +60,15 @@ REASONS = {reason.text: reason for reason in Reason}
 
 
 def slot_reason_text(reason: int, against: str) -> str:
-    """The sentence for a slot, with the next best supervisor if there was one."""
+    """The sentence for a slot, with the next best supervisor, if any."""
     text = Reason(reason).text
     return f"{text}: {against}" if against else text
 
 
 def slot_rival(reason: "Reason", load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
-    """Comparison of the least loaded supervisor and the next one, each (minus free ports, used
-    ports, id).
+    """Comparison of the least loaded supervisor with the next one.
+
+    Each is (minus free ports, used ports, id).
     """
     if reason is Reason.SLOT_MOST_FREE:
         return f"{-load[0]}, next is {rival[2]} with {-rival[0]}"
@@ -123,12 +123,10 @@ _REFUSALS = {
 }
 
 
-def refusal(kind: str, name: str, **given: object) -> Refusal:
-    """The refusal of that kind for a topology of that name, its message completed with the values
-    given.
-    """
-    found = _REFUSALS[kind]
-    return found._replace(message=found.message.format(name=name, **given))
+def refusal(kind: str, name: str, **values: object) -> Refusal:
+    """The refusal of that kind, with the values in its message."""
+    template = _REFUSALS[kind]
+    return template._replace(message=template.message.format(name=name, **values))
 
 
 def short_of_slots_refusal(
@@ -143,37 +141,48 @@ def short_of_slots_refusal(
     """Refusal for a topology that needs more slots than there are.
 
     ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is
-    the ``topology.workers`` with which it would fit, ``None`` when none would.
+    the ``topology.workers`` with which it would fit, ``None`` if there is none.
     """
     pairs = sorted(free, key=lambda pair: (pair[1] == 0, pair[0]))
     total = sum(count for _, count in pairs)
-    named = ", ".join(f"{node}: {count}" for node, count in pairs[:_SUPERVISORS_NAMED])
+    supervisors = ", ".join(f"{node}: {count}" for node, count in pairs[:_SUPERVISORS_NAMED])
     if len(pairs) > _SUPERVISORS_NAMED:
-        named += f" and {len(pairs) - _SUPERVISORS_NAMED} more supervisors"
-    where = " on its isolation.scheduler.machines" if isolated else ""
-    held = f" and {reserve} of them must stay free" if reserve else ""
-    remedy = "add a supervisor" + (" there" if isolated else "")
+        supervisors += f" and {len(pairs) - _SUPERVISORS_NAMED} more supervisors"
+    slots = "1 slot" if needed == 1 else f"{needed} slots"
+    free_slots = f"{total} is free" if total == 1 else f"{total} are free"
+    remedy = "add a supervisor"
+    if isolated:
+        free_slots += " on its isolation.scheduler.machines"
+        remedy += " there"
+    free_slots += f" ({supervisors})"
     if reserve:
+        free_slots += f" and {reserve} of them must stay free"
         remedy += ", lower jstorm.reserve.workers"
     if workers is not None and workers >= 1:
         remedy += f" or set topology.workers={workers}"
-    slots = "1 slot" if needed == 1 else f"{needed} slots"
-    counted = f"{total} {'is' if total == 1 else 'are'} free{where} ({named}){held}"
-    message = f"topology {name!r} needs {slots}, {counted}: {remedy}"
+    message = f"topology {name!r} needs {slots}, {free_slots}: {remedy}"
     return Refusal("Unavailable", message, "its topology needs more slots than are free")
 
 
 def too_many_requests_refusal(name: str, requested: int, kept: int, count: int) -> Refusal:
-    """Refusal for user-defined workers that do not fit beside the old workers that are kept."""
-    workers, old = _counted(count, "worker"), _counted(kept, "old worker")
-    return refusal("too many requests", name, workers=workers, requested=requested, kept=old)
+    """Refusal for user-defined workers that do not fit beside old workers."""
+    return refusal(
+        "too many requests",
+        name,
+        workers=_counted(count, "worker"),
+        requested=requested,
+        kept=_counted(kept, "old worker"),
+    )
 
 
 def dropped_requests(key: str, requested: int, count: int) -> str:
-    """Warning for more requested workers than workers to place: none of them is followed."""
+    """Warning for more requested workers than workers to place.
+
+    All of the requested workers are ignored.
+    """
     return (
-        f"{key} asks for {_counted(requested, 'worker')}, {count} can be had: none of them is followed; "
-        "raise topology.workers or ask for fewer"
+        f"{key} asks for {_counted(requested, 'worker')}, {count} can be had: none of them is"
+        " followed; raise topology.workers or ask for fewer"
     )
 
 

@@ -1,4 +1,4 @@
-"""The what-if scheduling document of ``storm-dagster plan``, checked and typed."""
+"""The document of ``storm-dagster plan``, checked and typed."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,10 @@ class _Part(BaseModel):
 
 
 class PlanSupervisor(_Part):
-    """A live supervisor; ``used`` are ports that topologies outside of the document hold."""
+    """A live supervisor.
+
+    ``used`` are ports that topologies outside the document hold.
+    """
 
     id: Text
     host: Text | None = None
@@ -31,7 +34,7 @@ class PlanSupervisor(_Part):
 
 
 class PlanComponent(_Part):
-    """A spout or bolt: how many executors, and for bolts what it subscribes to."""
+    """A spout or bolt: its number of executors, and the inputs of a bolt."""
 
     parallelism: Annotated[int, Field(ge=0, le=1_000_000)] = 1
     inputs: list[Text] = []
@@ -78,14 +81,13 @@ class PlanDocument(_Part):
 
 
 Fault = tuple[str, str]
-"""(place in the document, what is wrong there)."""
+"""(place in the document, problem)."""
 
 
 def decode_plan(value: Any, source: str) -> PlanDocument:
-    """The document in a parsed YAML or JSON value.
+    """The document of a parsed YAML or JSON value.
 
-    :class:`InvalidRequest` names the place of the first thing that is wrong, like
-    ``supervisors[2].ports``.
+    :class:`InvalidRequest` names the place of the first fault, such as ``supervisors[2].ports``.
     """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{source}: a plan is a map with conf, supervisors and topologies")
@@ -95,25 +97,29 @@ def decode_plan(value: Any, source: str) -> PlanDocument:
         first = error.errors()[0]
         text = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            known = sorted(_part_of(first["loc"]).model_fields)
-            text = f"unknown key: use one of {', '.join(known)}"
+            keys = sorted(_part_of(first["loc"]).model_fields)
+            text = f"unknown key: use one of {', '.join(keys)}"
         raise InvalidRequest(f"{source}: {place(*first['loc'])}: {text}") from None
-    for where, what in _faults(document):
-        raise InvalidRequest(f"{source}: {where}: {what}")
+    first_fault = next(_faults(document), None)
+    if first_fault is not None:
+        fault_place, problem = first_fault
+        raise InvalidRequest(f"{source}: {fault_place}: {problem}")
     return document
 
 
 def _part_of(path: Sequence[str | int]) -> type[_Part]:
     """The part whose key ``path`` ends with."""
-    if len(path) < 4:
-        return {"supervisors": PlanSupervisor, "topologies": PlanTopology}.get(
-            str(path[0]), PlanDocument
-        )
-    return PlanOldWorker if path[2] == "old" else PlanComponent
+    if len(path) >= 4:
+        return PlanOldWorker if path[2] == "old" else PlanComponent
+    if path[0] == "supervisors":
+        return PlanSupervisor
+    if path[0] == "topologies":
+        return PlanTopology
+    return PlanDocument
 
 
 def place(*path: str | int) -> str:
-    """A path into the document as people write it: ``topologies[0].bolts.split.inputs[1]``."""
+    """A path into the document for people, such as ``topologies[0].name``."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
     return "".join(parts).removeprefix(".") or "the document"
 
@@ -125,23 +131,21 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
     if not document.topologies:
         yield "topologies", "there is none: give at least one"
     yield from _supervisor_faults(document.supervisors)
-    yield from _repeated(
-        (
-            (topology.name, place("topologies", index, "name"))
-            for index, topology in enumerate(document.topologies)
-        ),
-        "topology {} is listed twice",
-    )
-    for index, topology in enumerate(document.topologies):
-        for where, what in _topology_faults(topology):
-            yield f"{place('topologies', index)}.{where}", what
-    live = (
-        (old.slot.key, place("topologies", index, "old", number))
+    names = [
+        (topology.name, place("topologies", index, "name"))
         for index, topology in enumerate(document.topologies)
-        if topology.event != "new"
-        for number, old in enumerate(topology.old)
-    )
-    yield from _repeated(live, "slot {} is held by two topologies")
+    ]
+    yield from _repeated(names, "topology {} is listed twice")
+    for index, topology in enumerate(document.topologies):
+        for topology_place, problem in _topology_faults(topology):
+            yield f"{place('topologies', index)}.{topology_place}", problem
+    slots: list[tuple[str, str]] = []
+    for index, topology in enumerate(document.topologies):
+        if topology.event == "new":
+            continue
+        for number, worker in enumerate(topology.old):
+            slots.append((worker.slot.key, place("topologies", index, "old", number)))
+    yield from _repeated(slots, "slot {} is held by two topologies")
 
 
 def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]:
@@ -151,12 +155,12 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
     for index, node in enumerate(supervisors):
         host = node.host or node.id
         for port in node.ports:
-            other = owner.setdefault((host, port), node.id)
-            if other != node.id:
+            owner_id = owner.setdefault((host, port), node.id)
+            if owner_id != node.id:
                 yield (
                     place("supervisors", index, "ports"),
-                    f"port {port} is a port of supervisor {other!r} too, on the same host {host!r}: "
-                    "give each supervisor of a host ports of its own",
+                    f"port {port} is a port of supervisor {owner_id!r} too, on the same host"
+                    f" {host!r}: give each supervisor of a host ports of its own",
                 )
         for key, ports in (("ports", node.ports), ("used", node.used)):
             yield from _repeated(
@@ -175,46 +179,44 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
 
 
 def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
-    known = {*topology.spouts, *topology.bolts}
+    components = {*topology.spouts, *topology.bolts}
     for kind, parts in (("spouts", topology.spouts), ("bolts", topology.bolts)):
         for component, part in parts.items():
             for number, source in enumerate(part.inputs):
                 if kind == "spouts":
                     yield place(kind, component, "inputs"), "a spout has no inputs: make it a bolt"
-                elif source not in known:
-                    near = difflib.get_close_matches(source, known, n=1, cutoff=0.6)
-                    hint = (
-                        f"did you mean {near[0]!r}?"
-                        if near
-                        else f"there are {', '.join(sorted(known))}"
-                    )
+                elif source not in components:
+                    nearest = difflib.get_close_matches(source, components, n=1, cutoff=0.6)
+                    if nearest:
+                        hint = f"did you mean {nearest[0]!r}?"
+                    else:
+                        hint = f"there are {', '.join(sorted(components))}"
                     yield (
                         place(kind, component, "inputs", number),
                         f"component {source!r} does not exist: {hint}",
                     )
-    if both := sorted(topology.spouts.keys() & topology.bolts.keys()):
-        yield place("bolts", both[0]), "a spout has the same id: rename one of them"
+    shared_ids = sorted(topology.spouts.keys() & topology.bolts.keys())
+    if shared_ids:
+        yield place("bolts", shared_ids[0]), "a spout has the same id: rename one of them"
     if not any(part.parallelism for part in (*topology.spouts.values(), *topology.bolts.values())):
         yield "spouts", "the topology has no task: give a component a parallelism of at least 1"
-    slots = ((old.slot.key, place("old", number)) for number, old in enumerate(topology.old))
+    slots: list[tuple[str, str]] = []
+    tasks: list[tuple[int, str]] = []
+    for number, worker in enumerate(topology.old):
+        slots.append((worker.slot.key, place("old", number)))
+        tasks += [(task, place("old", number, "tasks")) for task in worker.tasks]
     yield from _repeated(slots, "slot {} is listed twice")
-    held = (
-        (task, place("old", number, "tasks"))
-        for number, old in enumerate(topology.old)
-        for task in old.tasks
-    )
-    yield from _repeated(held, "task {} is listed twice")
-    ids = (
-        (task, place("tasks", component))
-        for component, given in topology.tasks.items()
-        for task in given
-    )
+    yield from _repeated(tasks, "task {} is listed twice")
+    ids: list[tuple[int, str]] = []
+    for component, task_ids in topology.tasks.items():
+        ids += [(task, place("tasks", component)) for task in task_ids]
     yield from _repeated(ids, "id {} is given twice")
 
 
 def _repeated(items: Iterable[tuple[str | int, str]], message: str) -> Iterator[Fault]:
-    seen: set[str | int] = set()
-    for value, where in items:
-        if value in seen:
-            yield where, message.format(repr(value))
-        seen.add(value)
+    """Fault for each value, of (value, place), that has an earlier place."""
+    values: set[str | int] = set()
+    for value, value_place in items:
+        if value in values:
+            yield value_place, message.format(repr(value))
+        values.add(value)

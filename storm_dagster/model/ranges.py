@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from storm_dagster.model.errors import Corrupt
 
 _RANGES = re.compile(r"[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?(,[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?)*")
-# A forged record must not make a reader allocate without bound.
-_MOST_IDS = 10_000_000
+_MAX_IDS = 10_000_000
+"""Bound of the memory that a forged record can make a reader allocate."""
 
 
 def encode_ranges(ids: Iterable[int]) -> str:
-    """The ids in ascending order as ``first-last`` runs joined by commas; no ids give ``""``."""
+    """The ids in ascending order as ``first-last`` runs joined by commas.
+
+    No ids give ``""``.
+    """
     ordered = sorted(set(ids))
     if not ordered:
         return ""
@@ -35,8 +38,8 @@ def encode_ranges(ids: Iterable[int]) -> str:
 def decode_ranges(text: str) -> tuple[int, ...]:
     """The ids that :func:`encode_ranges` wrote, ascending.
 
-    Raises :class:`Corrupt` for anything that it would not have written: overlaps, descending runs,
-    leading zeros, blanks, or more than ten million ids.
+    :class:`Corrupt` for text that it does not write: overlaps, descending runs, leading zeros,
+    blanks, or more than ten million ids.
     """
     if text == "":
         return ()
@@ -52,11 +55,13 @@ def decode_ranges(text: str) -> tuple[int, ...]:
         last = int(high) if dash else first
         if first <= previous or last < first:
             raise Corrupt(
-                f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged or forged"
+                f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged"
+                " or forged"
             )
-        if len(ids) + last - first >= _MOST_IDS:
+        if len(ids) + last - first >= _MAX_IDS:
             raise Corrupt(
-                f"task ranges {text!r:.80} name more than {_MOST_IDS} tasks: the record was damaged or forged"
+                f"task ranges {text!r:.80} name more than {_MAX_IDS} tasks: the record was damaged"
+                " or forged"
             )
         if first == last:
             ids.append(first)

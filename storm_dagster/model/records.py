@@ -1,14 +1,14 @@
-"""The records that stand in ZooKeeper: frozen, typed, bounded in size
-(``docs/decisions.md#typed-records``).
+"""The records in ZooKeeper: frozen, typed, bounded in size.
 
-Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that
-a node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not such a
-record, so that damaged or forged state is never acted on.
+See ``docs/decisions.md#typed-records``. Every record is UTF-8 JSON with a ``"v"`` schema number.
+:func:`encode_record` refuses a record that is too large for a node. :func:`decode_record` raises
+:class:`Corrupt` for bytes that are not such a record, so that no decision depends on damaged or
+forged state.
 
 Two releases may share a cluster while it is upgraded. A field that this release does not know is
 therefore read, ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` write
-it back as it was read. Change a stored record by ``model_copy``; one that is built from scratch
-loses what a newer release wrote.
+it back unchanged. Change a stored record by ``model_copy``; a record that is built from scratch
+loses the fields of a newer release.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,8 +28,8 @@ MAX_NODE_BYTES = 512 * 1024
 """No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
 
 MAX_UNKNOWN_BYTES = 64 * 1024
-"""Fields that this release does not know may take as much of a record, or half of it when that is
-more.
+"""Largest size of the fields of a record that this release does not know, or half of the record if
+that is more.
 """
 
 TopologyStatus = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
@@ -50,7 +50,7 @@ Ranges = Annotated[str, BeforeValidator(_canonical_ranges)]
 
 
 class _Reading:
-    """Validation context of :func:`decode_record`, and of nothing else."""
+    """Validation context of :func:`decode_record` alone."""
 
     met_unknown = False
 
@@ -63,8 +63,9 @@ def _known_or_read(value: object, info: ValidationInfo) -> object:
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, no coercion of types, no unknown fields but those that were
-    read.
+    """Base of all records: immutable, without coercion of types.
+
+    It has no unknown fields apart from those that were read.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -74,26 +75,27 @@ class Record(BaseModel):
     v: Literal[1] = 1
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with those fields changed; fields of a newer release stay. ``TypeError`` for an
-        unknown field.
+        """Copy the record with those fields changed.
+
+        Fields of a newer release stay. ``TypeError`` for an unknown field.
         """
-        if unknown := (update or {}).keys() - type(self).model_fields.keys():
+        unknown = (update or {}).keys() - type(self).model_fields.keys()
+        if unknown:
             raise TypeError(f"{type(self).__name__} has no field {min(unknown)!r}")
         return super().model_copy(update=update, deep=deep)
 
     def keep_unknown(self, before: Self | None) -> Self:
-        """This record with the fields of a newer release that ``before``, which it takes the place
-        of, has.
-        """
+        """The record in the place of ``before``, with its unknown fields."""
         if before is None or not before.model_extra:
             return self
         return before.model_copy(update=self.__dict__)
 
 
 class GrayUpgrade(Record, populate_by_name=True):
-    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present while one is under way.
+    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``.
 
-    ``number``, ``component`` and ``workers`` select the workers of the next batch.
+    It exists during the upgrade. ``number``, ``component`` and ``workers`` select the workers of
+    the next batch.
     """
 
     number: int = 0
@@ -101,25 +103,25 @@ class GrayUpgrade(Record, populate_by_name=True):
     workers: tuple[str, ...] = ()
     """``host:port``; cleared once the batch is picked."""
     expires: int
-    """Epoch seconds at which its time is over by the clock of who began it: shown, never
+    """Epoch seconds at which its time ends, by the clock of the process that began it: shown, never
     compared.
     """
     ttl_secs: int = 86_400
-    """Seconds for which the upgrade may go on, by the clock of who leads; a new leader counts from
-    zero.
+    """Longest duration of the upgrade in seconds, by the clock of the leader; a new leader counts
+    from zero.
     """
     continue_: bool = Field(default=False, alias="continue")
-    """A batch was asked for and is not picked yet."""
+    """True if a batch is requested and not picked yet."""
     rollback: bool = False
-    """Every worker that was picked goes back to the former code."""
+    """True if every worker that was picked returns to the former code."""
     code_dir: str = ""
-    """Prefix of the blob keys of the new code. The former one stays that of the assignment until
+    """Prefix of the blob keys of the new code. The assignment keeps that of the former code until
     the end.
     """
     token: str = ""
     """Client token of the call that began it."""
     batch_token: str = ""
-    """Client token of the call that asked for the newest batch, when that is another one."""
+    """Client token of the call that requested the newest batch, if it is another call."""
     reason: str | None = None
     """Reason for a rollback that was not requested."""
     code: dict[str, str] = {}
@@ -127,8 +129,10 @@ class GrayUpgrade(Record, populate_by_name=True):
 
 
 class StormBase(Record):
-    """A topology exists while this record does; ``status`` is what it does, ``wanted_status`` what
-    it should.
+    """Status and size of a topology, which exists as long as this record.
+
+    ``status`` is the current status, ``wanted_status`` the one that it has without a change under
+    way.
     """
 
     name: str
@@ -139,18 +143,18 @@ class StormBase(Record):
     delay_secs: int | None = None
     workers: int
     executors: dict[str, int]
-    """Executors of each component: the parallelism that is wanted now."""
+    """Executors of each component: the requested parallelism."""
     token: str
     """The client token of the submission that made it."""
     owner: str = ""
-    """``topology.submitter.user``, empty where nobody has to say who he is."""
+    """``topology.submitter.user``; empty in a cluster without authentication."""
     isolation: tuple[str, ...] = ()
-    """``isolation.scheduler.machines``: hosts that other topologies get no new work on."""
+    """``isolation.scheduler.machines``: hosts on which other topologies get no new work."""
     last_upgrade: GrayUpgrade | None = None
-    """The gray upgrade that ended last: a call that is repeated then is told of it."""
+    """The gray upgrade that ended last: a repeated call returns its outcome."""
     submitted_keys: dict[str, tuple[str, ...]] = {}
-    """Prefix of the blob keys of a code -> conf keys that came with its submission, which an update
-    keeps. Code that an older release stored is missing.
+    """Prefix of the blob keys of a code -> conf keys of its submission, which an update keeps. Code
+    that an older release stored is missing.
     """
 
 
@@ -174,7 +178,10 @@ class TaskTable(Record):
 
     def component_of(self) -> dict[int, str]:
         """Task id -> component id."""
-        return {task: name for name, part in self.components.items() for task in part.ids}
+        components: dict[int, str] = {}
+        for name, part in self.components.items():
+            components.update(dict.fromkeys(part.ids, name))
+        return components
 
 
 class WorkerBeat(Record):
@@ -182,22 +189,22 @@ class WorkerBeat(Record):
 
     v: Literal[1] = Field(default=1, exclude=True)
     count: int
-    """Heartbeats received from that worker's present process."""
+    """Heartbeats received from that worker's current process."""
     silent_ms: int
     """Milliseconds since the last one, by the topology master's monotonic clock."""
     uptime_secs: int
 
 
 class TaskBeats(Record):
-    """Liveness of a topology's workers and tasks; readers judge by whether the counters rise."""
+    """Liveness of a topology's workers and tasks."""
 
     topology_id: str
     topology_master: int
     """Task id of the topology master."""
     workers: dict[str, WorkerBeat] = {}
-    """``"node:port"`` -> its counter."""
+    """``"node:port"`` -> its counter, which rises while the worker lives."""
     dead: Ranges = ""
-    """Tasks that the topology master holds to be dead (hung or never reported)."""
+    """Tasks that the topology master judges dead (hung or never reported)."""
     version: int = -1
     """Version of the assignment that it judged; -1: none yet, or a topology master of release
     0.1.0.
@@ -213,21 +220,20 @@ class TaskBeats(Record):
 
 
 class MetricIds(Record):
-    """``/metrics/<id>``: ids of a topology's metrics. Written by its topology master once the
-    topology is active (with the sample rate, as JStorm's start event), and again when a metric gets
-    its id.
+    """``/metrics/<id>``: ids of a topology's metrics.
+
+    Its topology master writes the record once the topology is active (with the sample rate, as
+    JStorm's start event), and whenever a metric gets its id.
     """
 
     sample_rate: float
     """``topology.metric.sample.rate``: the share of tuples whose latency is taken."""
     ids: dict[str, int] = {}
-    """``component:metric`` of the user's metrics -> id; ids are never given twice."""
+    """``component:metric`` of the user's metrics -> id; an id is not reused."""
 
 
 class SupervisorInfo(Record):
-    """Ephemeral heartbeat of one supervisor; ``count`` rises with every completed loop that is
-    due.
-    """
+    """Ephemeral heartbeat of one supervisor."""
 
     host: str
     ports: tuple[int, ...]
@@ -235,13 +241,14 @@ class SupervisorInfo(Record):
     started: int
     """Start, in epoch seconds of the supervisor's own clock (shown, never compared)."""
     count: int
+    """Number of completed loops that were due."""
     version: str
     http: str | None = None
-    """``http://host:port`` of the supervisor's log service, when it has one."""
+    """``http://host:port`` of the supervisor's log service, if it has one."""
     cpu: int = 0
-    """Percent points of one core that the host offers; 0 when not stated."""
+    """Percent points of one core that the host offers; 0: not stated."""
     memory_mb: int = 0
-    """Memory that the host offers, in MiB; 0 when not stated."""
+    """Memory that the host offers, in MiB; 0: not stated."""
     rack: str | None = None
     restarting: tuple[int, ...] = ()
     """Ports whose worker crashed and is being restarted in place."""
@@ -259,16 +266,17 @@ class TaskError(Record):
     """Epoch seconds; of the last one."""
     error: str
     count: int = 1
-    """How often it occurred."""
+    """Number of its occurrences."""
     group: str = ""
-    """Type and place: errors of a component with the same one are one record. Empty: a record of
-    its own.
+    """Type and place: errors of a component with the same group are one record. Empty: each error
+    is a record.
     """
 
 
 class GrayWorker(Record):
-    """One worker below ``upgrading_workers`` or ``upgraded_workers``, named ``host:port``; its
-    supervisor writes it.
+    """One worker below ``upgrading_workers`` or ``upgraded_workers``.
+
+    The node is named ``host:port``; the worker's supervisor writes it.
     """
 
     boot_id: str = ""
@@ -276,7 +284,7 @@ class GrayWorker(Record):
     started: float = 0
     """Boot clock of the host, seconds, at which its first process with the new code was started."""
     failed: str | None = None
-    """Failure of that process, when it is a reason to roll the upgrade back."""
+    """Failure of that process, if it is a reason to roll the upgrade back."""
 
 
 class WorkerSlot(Record):
@@ -296,8 +304,8 @@ class WorkerSlot(Record):
         cls, slot: Slot, host: str, ids: Iterable[int], *, memory_bytes: int, cpu: int
     ) -> Self:
         """The worker of that slot with these tasks, in any order."""
-        # Unchecked: of a large topology the check of the ranges takes longer than all the rest,
-        # and these have just been encoded.
+        # Unchecked: the check of the ranges of a large topology takes longer than all other work,
+        # and these ranges have just been encoded.
         return cls.model_construct(
             node=slot.node,
             host=host,
@@ -319,12 +327,12 @@ class WorkerSlot(Record):
 
     @property
     def address(self) -> str:
-        """``host:port``, the name of a worker for people and below ``/gray_upgrade``."""
+        """``host:port``, also the worker's name below ``/gray_upgrade``."""
         return f"{self.host}:{self.port}"
 
 
 class AssignmentChange(Record):
-    """One change of an assignment, for people: what was done, why, and by which run."""
+    """One change of an assignment, for people: action, reason and run."""
 
     v: Literal[1] = Field(default=1, exclude=True)
     at_secs: int
@@ -332,13 +340,13 @@ class AssignmentChange(Record):
     action: str
     """``submitted``, ``healed``, ``rebalanced``, ``restarted`` ..."""
     why: str = ""
-    """What it was done for, in words; at most 300 characters."""
+    """Reason in words; at most 300 characters."""
     moved: int = 0
     """Tasks that changed their slot."""
     outage_secs: int = 0
-    """Of a healing: how long what was healed had been silent when it was judged, at most."""
+    """Of a healing: longest time for which a healed task had been silent, seconds."""
     run: str = ""
-    """Id of the Dagster run; empty when nimbus did it by itself."""
+    """Id of the Dagster run; empty if nimbus made the change."""
 
 
 class Assignment(Record):
@@ -355,12 +363,12 @@ class Assignment(Record):
     timestamp_ms: int
     type: AssignmentType = "Assign"
     code: dict[str, str] = {}
-    """Blob key -> SHA-256 of what that code is: supervisors run nothing else. Empty: an older
-    release wrote it.
+    """Blob key -> SHA-256 of that code: supervisors run no other content. Empty: an older release
+    wrote the record.
     """
     restarts: int = 0
-    """Restarts that were asked for: a worker process that was started for fewer is replaced in its
-    slot.
+    """Number of requested restarts: a worker process that was started for a lower number is replaced
+    in its slot.
     """
     history: tuple[AssignmentChange, ...] = ()
     """The newest changes, newest first."""
@@ -374,11 +382,10 @@ class Assignment(Record):
 
     def start_secs(self) -> dict[int, int]:
         """Task id -> epoch seconds."""
-        return {
-            task: secs
-            for ranges, secs in self.task_start_secs.items()
-            for task in decode_ranges(ranges)
-        }
+        start_secs: dict[int, int] = {}
+        for ranges, secs in self.task_start_secs.items():
+            start_secs.update(dict.fromkeys(decode_ranges(ranges), secs))
+        return start_secs
 
     @staticmethod
     def pack_start_secs(start_secs: Mapping[int, int]) -> dict[str, int]:
@@ -388,8 +395,9 @@ class Assignment(Record):
 
 
 class WorkerNode(Record):
-    """A live worker process; written on start and on change only, ephemeral in the worker's own
-    session.
+    """A live worker process, as an ephemeral node of the worker's session.
+
+    It is written at the start and when it changes.
     """
 
     pid: int
@@ -398,15 +406,15 @@ class WorkerNode(Record):
     version: int
     """Data version of the assignment node that the worker applies."""
     tasks: Ranges
-    """Tasks that the process has opened, or claims to open now."""
+    """Tasks that the process has opened, or is opening now."""
     started_ms: int
     """Epoch milliseconds of the worker's own clock (shown, never compared)."""
     status: Literal["starting", "running", "paused"]
     code: str = ""
     """SHA-256 of the archive that it runs (first 16 hex digits)."""
     dead: Ranges = ""
-    """In the topology master's worker: tasks that its newest report holds to be dead, so that
-    readers see it at once.
+    """In the topology master's worker: tasks that its newest report judges dead, so that readers
+    see them at once.
     """
 
 
@@ -420,7 +428,7 @@ class EpochRecord(Record):
 
 
 class Blacklist(Record):
-    """Hosts that get no new work; stored in ``/blacklist`` itself, which is empty without any."""
+    """Hosts that get no new work; ``/blacklist`` is empty without any."""
 
     hosts: tuple[str, ...] = ()
 
@@ -433,21 +441,20 @@ class KeptLevel(Record):
     until_ms: int | None = None
     """End (epoch ms); ``None``: until it is removed."""
     reset: LevelName | None = None
-    """The level afterwards, when it is not to be that of the conf."""
+    """The level afterwards; ``None``: that of the conf."""
 
 
 class KeptLevels(Record):
-    """``/topology/<id>/log_levels``: logger -> level, for workers that begin after it was
-    changed.
+    """``/topology/<id>/log_levels``: logger -> level.
+
+    Workers that start after a change read it.
     """
 
     loggers: dict[str, KeptLevel] = {}
 
 
 class StateHome(Record):
-    """``/topology/<id>/state``: where the state of a topology's tasks lies, and the newest opening
-    of each.
-    """
+    """``/topology/<id>/state``: place and openings of the state of tasks."""
 
     marker: str
     """Random id of a file in ``topology.state.dir``; a host without it has other storage. Empty
@@ -458,14 +465,17 @@ class StateHome(Record):
     (division, opening).
     """
     local: tuple[str, ...] = ()
-    """Hosts that keep state of their own while others run workers too."""
+    """Hosts that keep state locally while other hosts run workers, too."""
 
 
 RecordT = TypeVar("RecordT", bound=Record)
 
 
 def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> bytes:
-    """The record as bytes for a node; :class:`InvalidTopology` when they exceed ``limit`` bytes."""
+    """The record as bytes for a node.
+
+    :class:`InvalidTopology` beyond ``limit`` bytes.
+    """
     raw = record.model_dump_json(by_alias=True).encode()
     if limit is not None and len(raw) > limit:
         raise InvalidTopology(
@@ -476,49 +486,60 @@ def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> byte
 
 
 def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
-    """The record that ``raw`` holds; :class:`Corrupt`, naming ``path``, when it is none.
+    """Decode a record.
 
-    Fields that this release does not know are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested
-    ones included. Beyond that the record is ``Corrupt``: dropping some would lose them at the next
-    write.
+    :class:`Corrupt`, which names ``path``, for other bytes. Fields that this release does not know
+    are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested ones included. Beyond that the record is
+    ``Corrupt``: if some were dropped, the next write would lose them.
     """
     reading = _Reading()
-    where = path or "the record"
+    place = path or "the record"
     try:
         record = cls.model_validate_json(raw, strict=True, context=reading)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
-        reasons: list[Any] = error.errors() if isinstance(error, ValidationError) else []
-        version = next((each["input"] for each in reasons if each["loc"] == ("v",)), None)
-        if isinstance(version, int) and not isinstance(version, bool):
-            raise Corrupt(
-                f"{where} is a {cls.__name__} of version {version}, this release reads version 1: a newer release "
-                "wrote it; run that release here too, and leave the node as it is"
-            ) from None
-        reason = reasons[0] if reasons else {"msg": str(error), "loc": ()}
-        field = ".".join(str(part) for part in reason["loc"])
-        raise Corrupt(
-            f"{where} is not a valid {cls.__name__} ({field + ': ' if field else ''}{reason['msg']}): "
-            "it was damaged or written by something else; look at the node before removing it"
-        ) from None
+        raise _corrupt(cls, place, error) from None
     if reading.met_unknown:
-        taken, allowed = _unknown_bytes(record), max(MAX_UNKNOWN_BYTES, len(raw) // 2)
-        if taken > allowed:
+        size = _unknown_bytes(record)
+        max_size = max(MAX_UNKNOWN_BYTES, len(raw) // 2)
+        if size > max_size:
             raise Corrupt(
-                f"{where} has {taken} bytes in fields that this release does not know, {allowed} are allowed: "
-                f"it is not a {cls.__name__} of a release that may run beside this one; look at the node before "
-                "removing it"
+                f"{place} has {size} bytes in fields that this release does not know, {max_size} are"
+                f" allowed: it is not a {cls.__name__} of a release that may run beside this one;"
+                " look at the node before removing it"
             )
     return record
 
 
+def _corrupt(cls: type[Record], place: str, error: Exception) -> Corrupt:
+    """The error for bytes that are not a record of that class."""
+    reasons: list[Any] = error.errors() if isinstance(error, ValidationError) else []
+    for reason in reasons:
+        version = reason["input"]
+        is_number = isinstance(version, int) and not isinstance(version, bool)
+        if reason["loc"] == ("v",) and is_number:
+            return Corrupt(
+                f"{place} is a {cls.__name__} of version {version}, this release reads version 1: a"
+                " newer release wrote it; run that release here too, and leave the node as it is"
+            )
+    message = str(error)
+    if reasons:
+        message = reasons[0]["msg"]
+        field = ".".join(str(part) for part in reasons[0]["loc"])
+        if field:
+            message = f"{field}: {message}"
+    return Corrupt(
+        f"{place} is not a valid {cls.__name__} ({message}): it was damaged or written by something"
+        " else; look at the node before removing it"
+    )
+
+
 def _unknown_bytes(value: object) -> int:
-    """Bytes of the fields that this release does not know, in a record and in all records below
-    it.
-    """
+    """Size of the unknown fields in a record and the records in it."""
     if isinstance(value, Record):
-        return (len(to_json(value.model_extra)) if value.model_extra else 0) + _unknown_bytes(
-            value.__dict__
-        )
+        own_size = len(to_json(value.model_extra)) if value.model_extra else 0
+        return own_size + _unknown_bytes(value.__dict__)
     if isinstance(value, Mapping):
-        return sum(_unknown_bytes(each) for each in value.values())
-    return sum(_unknown_bytes(each) for each in value) if isinstance(value, tuple) else 0
+        return sum(_unknown_bytes(item) for item in value.values())
+    if isinstance(value, tuple):
+        return sum(_unknown_bytes(item) for item in value)
+    return 0

@@ -1,7 +1,7 @@
-"""Conf keys of earlier releases that went, each with the sentence that says what to do instead.
+"""Conf keys of earlier releases, each with its remedy.
 
-A conf with one of them is accepted with a warning (:func:`storm_dagster.model.conf.validate_conf`),
-wherever it comes from: ``storm.yaml``, ``-c``, a topology's conf, Thrift.
+Every conf with one of them is accepted with a warning
+(:func:`storm_dagster.model.conf.validate_conf`): of ``storm.yaml``, ``-c``, a topology, Thrift.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,13 @@ REMOVED_KEYS: dict[str, str] = {
         "/metrics of nimbus, and delete HOME/metrics once you have copied what you need"
     ),
     "nimbus.impersonation.acl": (
-        "remove it; doAsUser is refused: let each user show a certificate of their own (a token has a scope, and no user)"
+        "remove it; doAsUser is refused: let each user show a certificate of their own (a token has"
+        " a scope, and no user)"
     ),
     "topology.submitted.keys": "remove it; the cluster itself stores which keys were submitted",
     "supervisor.health.check.dir": "write storm.health.check.dir, Storm's name; the value counts",
 }
-"""Removed key -> what to do instead."""
+"""Removed key -> remedy."""
 
 RENAMED_KEYS: dict[str, str] = {"supervisor.health.check.dir": "storm.health.check.dir"}
 """Removed key -> key under which its value counts, unless the same conf has that key, too."""
@@ -48,8 +49,8 @@ RENAMED_KEYS: dict[str, str] = {"supervisor.health.check.dir": "storm.health.che
 def take_removed_keys(conf: Mapping[Any, Any], source: str) -> tuple[dict[Any, Any], list[str]]:
     """A copy of ``conf`` without removed keys, and a warning for each of them.
 
-    The value of a renamed key stands under the new name in the copy. ``source`` names the file or
-    option in the warnings.
+    The copy has the value of a renamed key under the new name. ``source`` names the file or option
+    in the warnings.
     """
     remaining: dict[Any, Any] = {}
     warnings: list[str] = []

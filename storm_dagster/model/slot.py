@@ -9,7 +9,10 @@ _KEY = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
 
 
 class Slot(NamedTuple):
-    """A port of a supervisor; its order is that of the supervisor ids, then of the ports."""
+    """A port of a supervisor.
+
+    Slots are ordered by supervisor id, then by port.
+    """
 
     node: str
     """Supervisor id."""
@@ -17,12 +20,15 @@ class Slot(NamedTuple):
 
     @property
     def key(self) -> str:
-        """``node:port``, its spelling in records and documents."""
+        """``node:port``, its form in records and documents."""
         return f"{self.node}:{self.port}"
 
     @classmethod
     def parse(cls, key: str) -> "Slot":
-        """The slot of a :attr:`key`, whose id may hold colons; :class:`Corrupt` for other text."""
+        """The slot of a :attr:`key`.
+
+        :class:`Corrupt` for other text. Ids may have colons.
+        """
         match = _KEY.fullmatch(key)
         if match is None:
             raise Corrupt(

@@ -1,4 +1,4 @@
-"""Tables of the package, which are YAML files beside the modules that read them."""
+"""Tables of the package: YAML files beside the modules that read them."""
 
 import pkgutil
 from typing import Any

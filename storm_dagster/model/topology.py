@@ -1,8 +1,8 @@
 """Topology: components, streams, inputs, groupings, parallelism.
 
-This is the form that travels: a client describes its topology as this JSON, nimbus stores it as the
-blob ``<id>-stormcode.ser``, workers build the components from it. It names code
-(``"module:QualName"``) and never contains any.
+This form travels as JSON: a client describes its topology by it, nimbus stores it as the blob
+``<id>-stormcode.ser``, and workers build the components from it. It names code
+(``"module:QualName"``), and never contains it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,8 +21,9 @@ class _Frozen(BaseModel):
 
 
 class ComponentObject(_Frozen):
-    """Implementation of a component: a Python class by name with JSON arguments, or a shell command
-    (multilang).
+    """Implementation of a component: a Python class or a shell command.
+
+    The class is given by its name, with arguments of JSON.
     """
 
     python: str | None = None
@@ -43,18 +44,19 @@ class ComponentObject(_Frozen):
 
 
 FIELD_TYPES = ("str", "int", "float", "bool", "bytes", "list", "dict", "datetime", "any")
-"""Types that a field may declare; ``float`` takes integers too, every type but ``any`` refuses
-``None``.
-"""
+"""Types that a field may declare. ``float`` also takes integers; only ``any`` takes ``None``."""
 
 
 class StreamSpec(_Frozen):
-    """Fields of one output stream; ``direct`` streams are sent to one chosen task."""
+    """Fields of one output stream.
+
+    ``direct`` streams are sent to one chosen task.
+    """
 
     fields: tuple[str, ...] = ()
     direct: bool = False
     types: tuple[str, ...] = ()
-    """One of :data:`FIELD_TYPES` for each field, or nothing at all: then values are not checked."""
+    """One of :data:`FIELD_TYPES` for each field; empty: values are not checked."""
 
 
 class InputSpec(_Frozen):
@@ -78,7 +80,10 @@ class ComponentSpec(_Frozen):
 
 
 class TopologySpec(_Frozen):
-    """A topology. The order of spouts and bolts is the declared order; it decides task ids."""
+    """A topology. The order of spouts and bolts is the declared order.
+
+    It decides task ids.
+    """
 
     name: str = ""
     spouts: dict[str, ComponentSpec] = Field(default_factory=dict)
@@ -87,7 +92,10 @@ class TopologySpec(_Frozen):
     """Conf that the author gave the topology itself; a submission's conf overrides it."""
 
     def components(self) -> Iterator[tuple[str, Literal["spout", "bolt"], ComponentSpec]]:
-        """Every component as (id, type, spec): bolts in declared order, then spouts."""
+        """Every component as (id, type, spec): bolts, then spouts.
+
+        Both are in declared order.
+        """
         for component_id, spec in self.bolts.items():
             yield component_id, "bolt", spec
         for component_id, spec in self.spouts.items():
@@ -103,71 +111,85 @@ class TopologySpec(_Frozen):
 
 
 def decode_topology(raw: bytes | str) -> TopologySpec:
-    """The topology in ``raw`` JSON; :class:`InvalidTopology` names the first thing that is
-    wrong.
+    """Decode a topology from JSON.
+
+    :class:`InvalidTopology` names the first error.
     """
     try:
         return TopologySpec.model_validate_json(raw)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            text = f"{'.'.join(str(part) for part in first['loc']) or 'topology'}: {first['msg']}"
+            field = ".".join(str(part) for part in first["loc"]) or "topology"
+            text = f"{field}: {first['msg']}"
         else:
             text = str(error)
         raise InvalidTopology(f"the topology document is not valid: {text}") from None
 
 
-def _hint(wrong: str, known: Iterable[str], what: str) -> str:
+def _hint(wrong_name: str, names: Iterable[str], plural: str) -> str:
+    """Hint at the nearest name, else at all of them.
+
+    ``plural`` says what they are.
+    """
     from difflib import get_close_matches
 
-    names = sorted(known)
-    if near := get_close_matches(wrong, names, n=1, cutoff=0.5):
-        return f"did you mean {near[0]!r}?"
-    return f"{what} are {', '.join(names[:20])}" if names else f"it has no {what}"
+    sorted_names = sorted(names)
+    nearest = get_close_matches(wrong_name, sorted_names, n=1, cutoff=0.5)
+    if nearest:
+        return f"did you mean {nearest[0]!r}?"
+    if not sorted_names:
+        return f"it has no {plural}"
+    return f"{plural} are {', '.join(sorted_names[:20])}"
 
 
 def check_inputs(spec: TopologySpec, bolt_id: str) -> dict[tuple[str, str], StreamSpec]:
-    """(component, stream) -> the stream, of each input of a bolt.
+    """(component, stream) -> the stream, for each input of a bolt.
 
-    Raises :class:`InvalidTopology` unless they exist, each is read once, and has the fields that it
-    is grouped by.
+    :class:`InvalidTopology` unless each stream exists, is read once, and has the fields that it is
+    grouped by.
     """
-    found: dict[tuple[str, str], StreamSpec] = {}
-    for given in spec.bolts[bolt_id].inputs:
-        source = spec.component(given.component)
+    streams: dict[tuple[str, str], StreamSpec] = {}
+    for item in spec.bolts[bolt_id].inputs:
+        source = spec.component(item.component)
         if source is None:
+            hint = _hint(item.component, [*spec.bolts, *spec.spouts], "components")
             raise InvalidTopology(
-                f"bolt {bolt_id!r} subscribes to component {given.component!r}, which does not exist: "
-                f"{_hint(given.component, [*spec.bolts, *spec.spouts], 'components')}"
+                f"bolt {bolt_id!r} subscribes to component {item.component!r}, which does not"
+                f" exist: {hint}"
             )
-        reads = f"bolt {bolt_id!r} subscribes to stream {given.stream!r} of {given.component!r}"
-        stream = source.outputs.get(given.stream)
+        subscription = (
+            f"bolt {bolt_id!r} subscribes to stream {item.stream!r} of {item.component!r}"
+        )
+        stream = source.outputs.get(item.stream)
         if stream is None:
             raise InvalidTopology(
-                f"{reads}, which does not declare it: {_hint(given.stream, source.outputs, 'streams')}"
+                f"{subscription}, which does not declare it:"
+                f" {_hint(item.stream, source.outputs, 'streams')}"
             )
-        if (given.component, given.stream) in found:
+        if (item.component, item.stream) in streams:
             raise InvalidTopology(
-                f"{reads} twice, so that it would get every tuple twice: keep one grouping"
+                f"{subscription} twice, so that it would get every tuple twice: keep one grouping"
             )
-        found[given.component, given.stream] = stream
-        for name in (
-            given.grouping.fields if GROUPINGS[given.grouping.type].needs == "fields" else ()
-        ):
+        streams[item.component, item.stream] = stream
+        if GROUPINGS[item.grouping.type].needs != "fields":
+            continue
+        for name in item.grouping.fields:
             if name not in stream.fields:
                 raise InvalidTopology(
-                    f"{reads} with {given.grouping.type} grouping by field {name!r}, which the stream does not declare: "
-                    f"{_hint(name, stream.fields, 'fields')}"
+                    f"{subscription} with {item.grouping.type} grouping by field {name!r}, which"
+                    f" the stream does not declare: {_hint(name, stream.fields, 'fields')}"
                 )
-    return found
+    return streams
 
 
 def reachable(start: str, edges: Mapping[str, Collection[str]]) -> set[str]:
-    """Components that are one edge or more away from ``start``."""
-    found: set[str] = set()
-    waiting = [start]
-    while waiting:
-        new = set(edges.get(waiting.pop(), ())) - found
-        found |= new
-        waiting += new
-    return found
+    """Components that are one or more edges away from ``start``."""
+    reached: set[str] = set()
+    unvisited = [start]
+    while unvisited:
+        component = unvisited.pop()
+        new = set(edges.get(component, ())) - reached
+        reached |= new
+        unvisited += new
+    return reached

@@ -1,4 +1,4 @@
-"""Record ``/unreported``: changes without a Dagster run, until Dagster has them.
+"""Record ``/unreported``: changes that Dagster does not have yet.
 
 The leader writes it, and ``lifecycle_sensor`` reads which topologies were removed.
 """
@@ -9,13 +9,13 @@ from storm_dagster.model.records import Record
 
 
 class UnreportedEvent(Record):
-    """A change that was made without a Dagster run."""
+    """A change without a Dagster run."""
 
     asset: tuple[str, ...]
     partition: str
     description: str
     gone: bool = False
-    """The topology was removed."""
+    """True if the topology was removed."""
     metadata: dict[str, str] = {}
     """Metadata of an observation; empty: the event is a materialization."""
 
@@ -25,8 +25,8 @@ class UnreportedEvents(Record):
 
     events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
     requests: tuple[str, ...] = ()
-    """Requests that a leader of a former release made itself while Dagster was late. A run of one
-    of them, which carries the request as its tag ``storm/request``, executes nothing. This release
+    """Requests that a leader of a former release executed itself while Dagster was late. A run of
+    such a request, with the request as its tag ``storm/request``, makes no change. This release
     only keeps them.
     """
     removed: tuple[str, ...] = ()

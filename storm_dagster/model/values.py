@@ -1,4 +1,4 @@
-"""Values of tuples and of keyed state: the types that are allowed, their copies and their bytes.
+"""Values of tuples and of keyed state: allowed types, copies and bytes.
 
 A value comes out of :func:`decode_value` with the type that it had. MessagePack has text, numbers,
 bytes, lists, maps of plain keys, booleans and ``None``; every other type is an extension, whose
@@ -21,17 +21,16 @@ REGISTER_KEY = "topology.serialization.register"
 ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))
 """Immutable types of MessagePack: their values are neither copied nor converted."""
 
-_MOST_DEPTH = 64
+_MAX_DEPTH = 64
 _IMMUTABLE = ATOMIC | {date, timedelta, Decimal, UUID}
 _MICROSECOND = timedelta(microseconds=1)
-_SMALL, _LARGE = -(1 << 63), (1 << 64) - 1
+_MIN_INTEGER = -(1 << 63)
+_MAX_INTEGER = (1 << 64) - 1
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Form(NamedTuple):
-    """Extension of one type: its code, the parts that make a value, and the value that parts
-    make.
-    """
+    """Extension of one type: its code, and the parts of a value."""
 
     code: int
     take: Callable[[Any], Iterable[Any]]
@@ -62,30 +61,29 @@ def _make_map(parts: list[Any]) -> dict[Any, Any]:
 
 def _take_dataclass(value: Any) -> list[Any]:
     parts: list[Any] = [_name_of(type(value))]
-    for each in fields(value):
-        parts += (each.name, getattr(value, each.name))
+    for field in fields(value):
+        parts += (field.name, getattr(value, field.name))
     return parts
 
 
 def _make_dataclass(parts: list[Any]) -> Any:
     kind = _class_of(parts[0])
-    given = _make_map(parts[1:])
-    found = object.__new__(kind)
-    # As `copy` does it: no code of the class runs. A field that the value was stored without has
-    # its default.
-    for each in fields(kind):
-        if each.name in given:
-            part = given[each.name]
-        elif each.default_factory is not MISSING:
-            part = each.default_factory()
-        elif each.default is not MISSING:
-            part = each.default
+    stored_fields = _make_map(parts[1:])
+    # As in `copy`, no code of the class runs. A field that the stored value lacks has its default.
+    value = object.__new__(kind)
+    for field in fields(kind):
+        if field.name in stored_fields:
+            part = stored_fields[field.name]
+        elif field.default_factory is not MISSING:
+            part = field.default_factory()
+        elif field.default is not MISSING:
+            part = field.default
         else:
             raise InvalidRequest(
-                f"a stored {parts[0]} has no field {each.name!r}: give the field a default"
+                f"a stored {parts[0]} has no field {field.name!r}: give the field a default"
             )
-        object.__setattr__(found, each.name, part)
-    return found
+        object.__setattr__(value, field.name, part)
+    return value
 
 
 def _make_enum(parts: list[Any]) -> Any:
@@ -93,11 +91,20 @@ def _make_enum(parts: list[Any]) -> Any:
     return kind(parts[1]) if issubclass(kind, Flag) else kind[parts[1]]
 
 
-_ENUM = _Form(
-    14, lambda v: (_name_of(type(v)), v.value if isinstance(v, Flag) else v.name), _make_enum
-)
+def _take_enum(value: Any) -> tuple[str, Any]:
+    return _name_of(type(value)), value.value if isinstance(value, Flag) else value.name
+
+
+def _take_map(value: dict[Any, Any]) -> list[Any]:
+    parts: list[Any] = []
+    for item in value.items():
+        parts += item
+    return parts
+
+
+_ENUM = _Form(14, _take_enum, _make_enum)
 _DATACLASS = _Form(15, _take_dataclass, _make_dataclass)
-_MAP = _Form(11, lambda value: [part for item in value.items() for part in item], _make_map)
+_MAP = _Form(11, _take_map, _make_map)
 _FORMS: dict[type, _Form] = {
     tuple: _Form(1, list, tuple),
     set: _Form(2, list, set),
@@ -117,7 +124,7 @@ _FORMS: dict[type, _Form] = {
     ),
     Decimal: _Form(9, lambda value: (str(value),), lambda parts: Decimal(parts[0])),
     UUID: _Form(10, lambda value: (value.bytes,), lambda parts: UUID(bytes=parts[0])),
-    # What MessagePack cannot hold: integers of more than 64 bits, text with lone surrogates.
+    # MessagePack has no integers of more than 64 bits, and no text with lone surrogates.
     int: _Form(12, lambda value: (hex(value),), lambda parts: int(parts[0], 16)),
     str: _Form(
         13,
@@ -133,7 +140,7 @@ _classes: dict[str, type] | None = None
 
 
 def register_classes(names: Iterable[str], load: Callable[[str, str], Any]) -> None:
-    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others.
+    """Allow these dataclasses and Enums (``module:QualName``) in values.
 
     ``load`` is called with the conf key and the name when a class is first needed.
     """
@@ -148,13 +155,13 @@ def _load_classes() -> dict[str, type]:
     if _load is None:
         return {}
     if _classes is None:
-        found = {name: _load(REGISTER_KEY, name) for name in _registered}
-        for name, kind in found.items():
+        classes = {name: _load(REGISTER_KEY, name) for name in _registered}
+        for name, kind in classes.items():
             if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, Enum)):
                 raise InvalidRequest(
                     f"{REGISTER_KEY} {name!r} is neither a dataclass nor an Enum: remove it"
                 )
-        _classes = found
+        _classes = classes
     return _classes
 
 
@@ -168,19 +175,22 @@ def _class_of(name: str) -> Any:
 
 
 def _name_of(kind: type) -> str:
-    for name, found in _load_classes().items():
-        if found is kind:
+    for name, registered_kind in _load_classes().items():
+        if registered_kind is kind:
             return name
     name = f"{kind.__module__}:{kind.__qualname__}"
     remedy = f"name {name!r} in {REGISTER_KEY}, or convert it"
     if not is_dataclass(kind) and not issubclass(kind, Enum):
-        remedy = (
-            "convert it with .tolist()"
-            if hasattr(kind, "tolist")
-            else "emit text, numbers, bytes, lists, maps, sets, tuples, dates, times, UUIDs, or a registered dataclass"
-        )
+        if hasattr(kind, "tolist"):
+            remedy = "convert it with .tolist()"
+        else:
+            remedy = (
+                "emit text, numbers, bytes, lists, maps, sets, tuples, dates, times, UUIDs, or a"
+                " registered dataclass"
+            )
     raise TypeError(
-        f"of type {name.removeprefix('builtins:')}, which cannot travel to another worker or be stored: {remedy}"
+        f"of type {name.removeprefix('builtins:')}, which cannot travel to another worker or be"
+        f" stored: {remedy}"
     )
 
 
@@ -193,17 +203,16 @@ def _form_of(kind: type) -> _Form:
 
 
 def copy_value(value: Any, depth: int = 0) -> Any:
-    """A copy that shares nothing mutable with ``value``; ``TypeError`` with a remedy for a type
-    that is not allowed.
+    """Copy ``value`` so that the copy shares no mutable object with it.
 
-    A ``datetime`` or ``time`` in a zone gets the fixed offset that the zone has then, as it has
-    after it traveled.
+    ``TypeError`` with a remedy for a type that is not allowed. A ``datetime`` or ``time`` in a zone
+    gets the fixed offset that the zone has at that time, as it does when it travels.
     """
     kind = type(value)
     if kind in _IMMUTABLE:
         return value
-    if depth > _MOST_DEPTH:
-        raise TypeError(f"nested more than {_MOST_DEPTH} deep: flatten it, or send it as text")
+    if depth > _MAX_DEPTH:
+        raise TypeError(f"nested more than {_MAX_DEPTH} deep: flatten it, or send it as text")
     depth += 1
     if kind is dict:
         if ATOMIC.issuperset(map(type, value)) and ATOMIC.issuperset(map(type, value.values())):
@@ -226,12 +235,17 @@ def copy_value(value: Any, depth: int = 0) -> Any:
 
 
 def _pack(value: Any, odd: bool = False) -> Any:
-    """``value`` in types of MessagePack. ``odd``: as extensions, all text and the integers that it
-    cannot hold.
+    """Convert ``value`` to types of MessagePack.
+
+    With ``odd``, all text, and the integers that MessagePack does not have, become extensions.
     """
     kind = type(value)
     if kind in ATOMIC:
-        if odd and kind in _FORMS and (type(value) is str or not _SMALL <= value <= _LARGE):
+        if (
+            odd
+            and kind in _FORMS
+            and (type(value) is str or not _MIN_INTEGER <= value <= _MAX_INTEGER)
+        ):
             return _extension(_FORMS[kind], value, odd)
         return value
     if kind is list:
@@ -266,8 +280,9 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_extension(code: int, data: memoryview) -> Any:
-    """The value in an extension; :class:`InvalidRequest` when there is none or its class is not
-    registered.
+    """The value of an extension.
+
+    :class:`InvalidRequest` if its bytes are not a value, or its class is not registered.
     """
     try:
         return _BY_CODE[code].make(_decode_list(data))
@@ -287,7 +302,10 @@ _decode_list = msgspec.msgpack.Decoder(list[Any], ext_hook=decode_extension).dec
 
 
 class UnreadableValue:
-    """In place of a value that cannot be read here: whoever uses it gets the reason."""
+    """Placeholder of a value that cannot be read.
+
+    Its use raises the reason.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -300,8 +318,9 @@ class UnreadableValue:
 
 
 def decode_received(code: int, data: memoryview) -> Any:
-    """As :func:`decode_extension` for what another worker sent: one such value does not harm the
-    rest of a frame.
+    """:func:`decode_extension` for frames of other workers.
+
+    One unreadable value does not harm the other values of a frame.
     """
     try:
         return decode_extension(code, data)
@@ -312,16 +331,19 @@ def decode_received(code: int, data: memoryview) -> Any:
 def own_values(
     values: Sequence[Any], fields: Sequence[str], stream: str, component: str, task: int
 ) -> list[Any]:
-    """Copies of a tuple's values (:func:`copy_value`); ``InvalidRequest`` names the field of one
-    that is not allowed.
+    """Copies of a tuple's values (:func:`copy_value`).
+
+    ``InvalidRequest`` names the field of a value that is not allowed.
     """
-    found: list[Any] = []
+    copies: list[Any] = []
     for value in values:
         try:
-            found.append(copy_value(value))
+            copies.append(copy_value(value))
         except TypeError as error:
-            field = fields[len(found)] if len(found) < len(fields) else f"number {len(found)}"
+            index = len(copies)
+            field = fields[index] if index < len(fields) else f"number {index}"
             raise InvalidRequest(
-                f"component {component!r}, task {task}: field {field!r} of stream {stream!r} is {error}"
+                f"component {component!r}, task {task}: field {field!r} of stream {stream!r} is"
+                f" {error}"
             ) from None
-    return found
+    return copies

@@ -1,194 +1,64 @@
-"""The verbs that change topologies: one request model and one row of a table for each.
+"""The verbs that change topologies: one row of a table each.
 
-Bodies of HTTP and ``/openapi.json``, the configs and jobs of Dagster, options and help of the
-command line, the functions of the client and the table of ``docs/http.md`` are made of these. The
-operation of a verb has its name, in :mod:`storm_dagster.operations.live.lifecycle`.
+HTTP routes and ``/openapi.json``, jobs of Dagster, commands, functions of the client and the table of
+``docs/http.md`` are made of these rows. The function of a verb is in the table ``OPERATIONS`` of
+:mod:`storm_dagster.operations.live.lifecycle`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
+from storm_dagster.model.requests import (
+    CodeRequest,
+    GrayUpgradeRequest,
+    KillRequest,
+    RebalanceRequest,
+    UpdateRequest,
+    VerbRequest,
 )
-from pydantic.fields import FieldInfo
 
-from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.tables import load_table
+StatusEvent = Literal[
+    "activate",
+    "deactivate",
+    "drain",
+    "kill",
+    "rebalance",
+    "finish_rebalance",
+    "upgrade",
+    "end_upgrade",
+    "rollback",
+]
+"""Event that may change the status of a topology; :mod:`storm_dagster.core.transitions` has the
+next status of each.
+"""
 
-_R = TypeVar("_R", bound=BaseModel)
-_MOST_SECS = 10 * 366 * 86400
+Precheck = Literal[
+    "offered_host",
+    "uploaded_code",
+    "upgrade_batch",
+    "upgrade_to_complete",
+    "upgrade_to_roll_back",
+]
+"""Check by the leader before it launches a run, in ``nimbus/requests/lifecycle.py``.
 
+``offered_host``: a supervisor offers slots. ``uploaded_code``: the request names an upload.
+``upgrade_batch``: the selected workers can be upgraded. The other two: an upgrade is under way, and
+its phase allows to complete it or to roll it back.
+"""
 
-@dataclass(frozen=True)
-class Flag:
-    """How the command line names a field; a field without one is no option there."""
-
-    name: str
-    metavar: str | None = None
-
-
-def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
-    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything
-    else.
-    """
-    if not isinstance(text, str | list | tuple):
-        raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
-    found: dict[str, None] = {}
-    for part in text.split(",") if isinstance(text, str) else text:
-        if not isinstance(part, str):
-            raise InvalidRequest(f"{part!r:.40} is not a worker: name workers as HOST:PORT")
-        word = part.strip()
-        if not word:
-            continue
-        host, _, port = word.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit():
-            raise InvalidRequest(
-                f"{word!r:.80} is not a worker: name workers as HOST:PORT,HOST:PORT"
-            )
-        found[f"{host}:{int(port)}"] = None
-    return tuple(found)
-
-
-class RequestModel(BaseModel):
-    """Fields of a request: no others, of exactly these types. A field that is null counts as left
-    out.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_nulls(cls, given: Any) -> Any:
-        return (
-            {key: value for key, value in given.items() if value is not None}
-            if isinstance(given, dict)
-            else given
-        )
-
-    def fields(self) -> dict[str, Any]:
-        """What was asked for apart from ``dry_run``."""
-        return self.model_dump(mode="json", exclude={"dry_run"}, exclude_unset=True)
-
-
-def bounds_of(field: FieldInfo) -> dict[str, Any]:
-    """The bounds of a field, ``ge`` and ``le``."""
-    return {
-        name: getattr(each, name)
-        for each in field.metadata
-        for name in ("ge", "le")
-        if hasattr(each, name)
-    }
-
-
-def check_request(kind: type[_R], document: Mapping[str, Any], what: str) -> _R:
-    """The document as its type; :class:`InvalidRequest` names the first thing that is wrong in
-    it.
-    """
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-            known = ", ".join(sorted(kind.model_fields)) or "no fields"
-            raise InvalidRequest(f"{what} has no field {where!r:.40}: it has {known}") from None
-        raise InvalidRequest(
-            f"{where!r:.80} of {what}: {first['msg']}, got {first['input']!r:.40}"
-        ) from None
-
-
-class VerbRequest(RequestModel):
-    """Request to change a topology; with ``dry_run`` the change is only described."""
-
-    dry_run: bool = Field(default=False, description="Show the effect without changing anything.")
-
-
-class KillRequest(VerbRequest):
-    """Request to kill a topology."""
-
-    wait_secs: Annotated[int | None, Flag("-w")] = Field(
-        default=None,
-        ge=0,
-        le=_MOST_SECS,
-        description="Seconds of silence before it, so that tuples finish. [default: message timeout]",
-    )
-
-
-class RebalanceRequest(KillRequest):
-    """Request to rebalance a topology; what is left out stays as it is."""
-
-    workers: Annotated[int | None, Flag("-n")] = Field(
-        default=None, ge=1, le=100_000, description="New number of workers."
-    )
-    executors: Annotated[dict[str, int], Flag("-e", "COMPONENT=N")] = Field(
-        default={}, description="New parallelism of components, for example {count: 4}."
-    )
-    reassign: Annotated[bool, Flag("--reassign")] = Field(
-        default=False, description="Place all tasks again instead of moving the fewest."
-    )
-
-
-class CodeRequest(RequestModel):
-    """Request that may bring code."""
-
-    handle: str | None = Field(
-        default=None, description="Upload that holds the code. Set by clients."
-    )
-    token: Annotated[str | None, Flag("--token")] = Field(
-        default=None, description="Client token. Calls with the same token take effect once."
-    )
-    allow_degraded: Annotated[bool, Flag("--allow-degraded")] = Field(
-        default=False, description="Continue although too few nimbuses hold the code."
-    )
-
-
-class SubmitRequest(CodeRequest):
-    """Request to submit a topology."""
-
-    name: str = Field(description="Name of the topology.")
-    inactive: Annotated[bool, Flag("--inactive")] = Field(
-        default=False, description="Place the topology without starting its spouts."
-    )
-
-
-class UpdateRequest(CodeRequest, VerbRequest):
-    """Request to replace a topology's code."""
-
-
-class GrayUpgradeRequest(CodeRequest, VerbRequest):
-    """Request for the next batch of an upgrade, with new code for the first. Workers count before
-    the component.
-    """
-
-    number: Annotated[int, Flag("-n")] = Field(
-        default=0, ge=0, le=100_000, description="Number of workers, lowest host:port first."
-    )
-    component: Annotated[str | None, Flag("-p")] = Field(
-        default=None, description="Workers of this component: all of them, or that number."
-    )
-    workers: Annotated[
-        list[str],
-        BeforeValidator(lambda given: list(parse_workers(given))),
-        WithJsonSchema(
-            {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}
-        ),
-        Flag("-w", "HOST:PORT,..."),
-    ] = Field(default=[], description="Exactly these workers, as host:port.")
-
-
-class BlacklistRequest(RequestModel):
-    """Change of the blacklist: hosts."""
-
-    add: list[str] = []
-    remove: list[str] = []
+RunEffect = Literal[
+    "executed",
+    "removed",
+    "restarted",
+    "replaced",
+    "batch_upgraded",
+    "upgrade_completed",
+    "rolled_back",
+]
+"""Effect that the Dagster run of a verb waits for; ``defs/lifecycle/jobs.py`` has one function for
+each. ``executed``: the run ends when the verb was executed.
+"""
 
 
 @dataclass(frozen=True)
@@ -204,11 +74,40 @@ class Verb:
     run.
     """
     until: tuple[str | None, ...] = ()
-    """After its run, who asked waits for one of these statuses; ``None``: the topology is gone."""
+    """Statuses that a client waits for after the run; ``None``: the topology is gone."""
     tasks: bool = False
-    """Whether he then waits until all tasks run."""
+    """True if the client also waits until all tasks run."""
     batches: bool = False
-    """Whether its run watches workers change their code, for a time that its config limits."""
+    """True if its run watches workers change their code, for a time that its config limits."""
+    event: StatusEvent | None = None
+    """Event that the topology's status must allow, before a run is launched."""
+    precheck: Precheck | None = None
+    """Further check before a run is launched."""
+    effect: RunEffect = "executed"
+    """Effect that its run waits for."""
+    places_tasks: bool = False
+    """True if its run materializes ``storm/assignment`` for the partition of the topology, instead of
+    a job of its own. A dry run then returns the plan.
+    """
+    has_token_record: bool = False
+    """True if the client token has the record of the change, as that of a submission: a repetition
+    with the token then returns the first run, also after its end. Another verb has a record for each
+    request, which its run claims.
+    """
+    action: str = ""
+    """JStorm's name of the verb for the listener of actions on topologies; Storm's ``deactivate``
+    instead of JStorm's ``inactivate``.
+    """
+    doing: str = ""
+    """The verb under way in one word, such as "updating"; empty: its name."""
+    step: str = "workers"
+    """Step of the verb while its run executes, where ``steps_by_status`` has none."""
+    steps_by_status: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Status of the topology -> step of the verb while its run executes."""
+    place_on_page: int | None = None
+    """Place among the verbs of a topology's page, 1 first; ``None``: not on the page."""
+    usage: str = "{verb} {name}"
+    """Arguments of the command that the page shows."""
 
     @property
     def job(self) -> str:
@@ -217,16 +116,133 @@ class Verb:
 
     @property
     def brings_code(self) -> bool:
-        """Whether it takes a TARGET, which clients upload."""
+        """True if it takes a TARGET, which clients upload."""
         return issubclass(self.request, CodeRequest)
 
-
-def _verbs() -> Iterator[tuple[str, Verb]]:
-    for name, row in load_table(__name__, "verbs").items():
-        row["request"] = globals()[row.get("request", "VerbRequest")]
-        row["until"] = tuple(row.get("until", ()))
-        yield name, Verb(name, **row)
+    def command(self, topology: str) -> str:
+        """Command line that executes the verb for the topology."""
+        return "storm-dagster " + self.usage.format(verb=self.name, name=topology)
 
 
-VERBS: Mapping[str, Verb] = dict(_verbs())
-"""Name -> verb, of ``verbs.yaml``."""
+_ROWS: tuple[Verb, ...] = (
+    Verb(
+        name="activate",
+        summary="Start the spouts of a topology.",
+        executed_by="leader",
+        until=("ACTIVE",),
+        event="activate",
+        action="activate",
+        place_on_page=1,
+    ),
+    Verb(
+        name="deactivate",
+        summary="Stop the spouts of a topology. Tuples in flight finish; its workers stay.",
+        executed_by="leader",
+        until=("INACTIVE",),
+        event="deactivate",
+        action="deactivate",
+        place_on_page=2,
+    ),
+    Verb(
+        name="kill",
+        summary=(
+            "Kill a topology. Its spouts stop, and after the wait its workers, state and code"
+            " are removed."
+        ),
+        request=KillRequest,
+        executed_by="leader",
+        until=(None,),
+        event="kill",
+        effect="removed",
+        action="killTopology",
+        place_on_page=7,
+    ),
+    Verb(
+        name="restart",
+        summary="Restart the workers of a topology. Its id, slots, code and conf stay the same.",
+        until=("ACTIVE", "INACTIVE"),
+        tasks=True,
+        effect="restarted",
+        action="restart",
+        doing="restarting",
+        place_on_page=4,
+    ),
+    Verb(
+        name="rebalance",
+        summary="Change parallelism or spread of a topology while it runs.",
+        request=RebalanceRequest,
+        until=("ACTIVE", "INACTIVE"),
+        tasks=True,
+        event="rebalance",
+        precheck="offered_host",
+        places_tasks=True,
+        action="rebalance",
+        doing="rebalancing",
+        step="assignment",
+        steps_by_status={"REBALANCING": "delay"},
+        place_on_page=3,
+        usage="{verb} {name} -n WORKERS -e COMPONENT=N",
+    ),
+    Verb(
+        name="update",
+        summary=(
+            "Replace a topology's code (hot deploy). The old code runs until the new code is ready."
+        ),
+        request=UpdateRequest,
+        tasks=True,
+        precheck="uploaded_code",
+        effect="replaced",
+        has_token_record=True,
+        action="updateTopology",
+        doing="updating",
+        place_on_page=5,
+        usage="{verb} {name} TARGET",
+    ),
+    Verb(
+        name="gray-upgrade",
+        summary=(
+            "Upgrade some workers of a topology to new code first. Without new code, upgrade the next"
+            " workers."
+        ),
+        request=GrayUpgradeRequest,
+        batches=True,
+        precheck="upgrade_batch",
+        effect="batch_upgraded",
+        action="grayUpgrade",
+        doing="upgrading",
+        step="topology_code",
+        steps_by_status={"UPGRADING": "workers"},
+        place_on_page=6,
+    ),
+    Verb(
+        name="complete-upgrade",
+        summary=(
+            "Complete a gray upgrade at its current state. The other workers get the new code at"
+            " their next start."
+        ),
+        executed_by="leader",
+        until=("ACTIVE", "INACTIVE", "KILLED", "REBALANCING", None),
+        precheck="upgrade_to_complete",
+        effect="upgrade_completed",
+        action="completeUpgrade",
+    ),
+    Verb(
+        name="rollback",
+        summary="Undo a gray upgrade. Every upgraded worker returns to the former code.",
+        executed_by="leader",
+        until=("ACTIVE", "INACTIVE", "KILLED", "REBALANCING", None),
+        batches=True,
+        precheck="upgrade_to_roll_back",
+        effect="rolled_back",
+        action="rollbackTopology",
+    ),
+)
+
+VERBS: Mapping[str, Verb] = {row.name: row for row in _ROWS}
+"""Name -> verb, in the order in which lists show them."""
+
+
+def verbs_of_page() -> list[Verb]:
+    """The verbs that the page of a topology shows, in its order."""
+    verbs = [verb for verb in VERBS.values() if verb.place_on_page is not None]
+    return sorted(verbs, key=lambda verb: verb.place_on_page or 0)

@@ -15,7 +15,7 @@ from storm_dagster.model.slot import Slot
 
 @dataclass(frozen=True)
 class Versioned:
-    """Data version and modification zxid of a node at the moment it was read."""
+    """Data version and modification zxid of a node when it was read."""
 
     version: int
     mzxid: int
@@ -23,7 +23,10 @@ class Versioned:
 
 @dataclass(frozen=True)
 class UpgradeState:
-    """State below ``/gray_upgrade/<id>``. The lists are valid only while there is a ``record``."""
+    """State below ``/gray_upgrade/<id>``.
+
+    The lists are valid only if there is a ``record``.
+    """
 
     at: int = -1
     """Data version of ``/gray_upgrade/<id>``: raised by changes of the record, checked by moves of
@@ -53,9 +56,7 @@ class TopologyView:
 
     @property
     def code_dir(self) -> str:
-        """Prefix of the blob keys of the topology's code; a gray upgrade that ended has changed
-        it.
-        """
+        """Prefix of the blob keys of the code, which gray upgrades change."""
         return self.assignment.code_dir if self.assignment is not None else self.id
 
     @property
@@ -70,20 +71,25 @@ class TopologyView:
 
     @property
     def dead_tasks(self) -> frozenset[int]:
-        """Tasks that the topology master reports dead; a report about a former assignment says
-        nothing.
+        """Tasks that the topology master reports dead.
+
+        A report about a former assignment does not count.
         """
-        beats, at, assigned = self.beats, self.beats_at, self.assignment_at
-        if beats is None or at is None or assigned is None or at.mzxid <= assigned.mzxid:
+        if self.beats is None or self.beats_at is None or self.assignment_at is None:
             return frozenset()
-        return frozenset(
-            decode_ranges(beats.dead) if beats.version in (-1, assigned.version) else ()
-        )
+        if self.beats_at.mzxid <= self.assignment_at.mzxid:
+            return frozenset()
+        if self.beats.version not in (-1, self.assignment_at.version):
+            return frozenset()
+        return frozenset(decode_ranges(self.beats.dead))
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The cluster at one moment. ``assignments_version`` lets one placement through at a time."""
+    """The cluster at one moment.
+
+    ``assignments_version`` lets one placement commit at a time.
+    """
 
     cluster_id: str
     epoch: int
@@ -96,51 +102,54 @@ class ClusterView:
     blacklist: frozenset[str] = frozenset()
     """Hosts."""
     assignment_changes: bytes = b""
-    """Data of ``/assignments``: what changed last."""
+    """Data of ``/assignments``: the newest changes."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
-    """Path of a damaged record -> what is wrong. A topology with one that placement needs is left
-    out of ``topologies``: nothing is decided about it, and its slots are in ``held_slots``.
+    """Path of a damaged record -> its problem. If placement needs the record, the topology is left
+    out of ``topologies``: no decision concerns it, and its slots are in ``held_slots``.
     """
     held_slots: frozenset[Slot] = frozenset()
-    """Slots that topologies left out of ``topologies`` are known to use."""
+    """Slots that topologies use which are left out of ``topologies``, as far as they are known."""
 
     def topology_named(self, name: str) -> TopologyView | None:
         """The topology of that name in any status, or ``None``."""
-        return next(
-            (topology for topology in self.topologies.values() if topology.base.name == name), None
-        )
+        for topology in self.topologies.values():
+            if topology.base.name == name:
+                return topology
+        return None
 
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()
     ) -> dict[str, records.SupervisorInfo]:
-        """Supervisors that the topology ids ``placing``, isolated on ``isolation``, may use, silent
-        ones included.
+        """Supervisors that the topology ids ``placing`` may use.
 
-        Not on a blacklisted host, nor on one that only others are isolated on
+        ``isolation`` are hosts that they are isolated on. Silent supervisors are included. Left out
+        are those of blacklisted hosts, and of hosts that only other topologies are isolated on
         (``isolation.scheduler.machines``).
         """
-        closed = {
-            host
-            for each in self.topologies.values()
-            if each.id not in placing
-            for host in each.base.isolation
+        own_hosts = set(isolation)
+        hosts_of_others: set[str] = set()
+        for topology in self.topologies.values():
+            if topology.id in placing:
+                own_hosts.update(topology.base.isolation)
+            else:
+                hosts_of_others.update(topology.base.isolation)
+        closed_hosts = (hosts_of_others - own_hosts) | self.blacklist
+        return {
+            supervisor_id: info
+            for supervisor_id, info in self.supervisors.items()
+            if info.host not in closed_hosts
         }
-        own = {
-            host
-            for each in placing
-            if each in self.topologies
-            for host in self.topologies[each].base.isolation
-        }
-        closed = (closed - own - {*isolation}) | self.blacklist
-        return {key: info for key, info in self.supervisors.items() if info.host not in closed}
 
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
-        """Supervisor id -> ports that assignments hold, those of the topology ids in ``without``
-        left out.
+        """Supervisor id -> ports that assignments hold.
+
+        The assignments of the topology ids ``without`` are left out.
         """
         used: dict[str, set[int]] = {}
         for topology in self.topologies.values():
-            for worker in topology.workers if topology.id not in without else ():
+            if topology.id in without:
+                continue
+            for worker in topology.workers:
                 used.setdefault(worker.node, set()).add(worker.port)
         for node, port in self.held_slots:
             used.setdefault(node, set()).add(port)

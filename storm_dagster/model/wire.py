@@ -2,7 +2,7 @@
 
 A worker binds one ROUTER socket at its slot's address. Peers send it :class:`Frame` (MessagePack);
 clients send :class:`Request` (JSON, starting with ``{``) and get one JSON document back. Both are
-decoded by these types only; anything else is dropped and counted.
+decoded by these types only; other messages are dropped and counted.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from storm_dagster.model.values import decode_received
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A larger message is refused by the socket before it is read; a tuple that needs one fails."""
 MAX_FRAME_CONTAINERS = 1_000_000
-"""Lists, maps and extensions in one frame: an empty one is a byte that becomes up to a hundred in
-memory.
+"""Bound of lists, maps and extensions in one frame: an empty one is one byte on the wire and up to a
+hundred in memory.
 """
 MAX_REQUEST_BYTES = 1024 * 1024
 
@@ -87,9 +87,7 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, array_like=True):
-    """One message between two workers of a topology: everything that one pass of the sender's loop
-    has.
-    """
+    """One message between two workers, of one pass of the sender's loop."""
 
     token: str
     """Start token of the sender."""
@@ -139,45 +137,48 @@ LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "
 
 
 class LevelChange(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A change of one logger's level (:mod:`storm_dagster.model.log_levels`)."""
+    """A change of one logger's level.
+
+    See :mod:`storm_dagster.model.log_levels`.
+    """
 
     level: LevelName | None = None
-    """``None`` takes an earlier change back."""
+    """``None`` undoes an earlier change."""
     secs: int = 0
     """Duration; 0: until it is removed."""
     reset: LevelName | None = None
-    """The level afterwards, when it is not to be the earlier one."""
+    """The level afterwards; ``None``: the earlier one."""
 
 
-class StateQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class StateQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Query of the keyed state of one task."""
 
     task: int
     keys: list[Any] = []
-    """The values of these keys, as far as there are any; empty: a page of all of them."""
+    """Keys whose values are returned, if they have any; empty: a page of all keys."""
     offset: int = 0
     limit: int = 100
 
 
-class LetterQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Query of the dead letters of one spout's task, after the one with a number."""
+class DeadLetterQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Query of the dead letters of one spout's task, after that number."""
 
     task: int
     after: int = 0
     limit: int = 100
     replay: bool = False
-    """Emit them again."""
+    """True if the spout emits them a second time."""
 
 
-class HistoryQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Query of the rings of the topology master: of one component, or of the whole topology."""
+class HistoryQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Query of the topology master's rings, of one component or of all."""
 
     component: str = ""
     day: bool = False
     """The ring of a day instead of that of an hour."""
 
 
-Question = Literal["stats", "stacks", "ping", "log_levels", "state", "dead_letters", "history"]
+Query = Literal["stats", "stacks", "ping", "log_levels", "state", "dead_letters", "history"]
 
 
 class RequestToken(msgspec.Struct):
@@ -187,19 +188,20 @@ class RequestToken(msgspec.Struct):
 
 
 class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A request to a worker. ``token`` is the worker's own start token, stored in its ZooKeeper
-    node.
+    """A request to a worker.
+
+    ``token`` is the start token of the worker, which its ZooKeeper node has.
     """
 
-    op: Question
+    op: Query
     token: str
     levels: dict[str, LevelChange] = {}
-    """With ``log_levels``: changes by logger; the answer holds what is changed then."""
-    state: StateQuestion | None = None
+    """With ``log_levels``: changes by logger; the response has all changed levels."""
+    state: StateQuery | None = None
     """With ``state``."""
-    letters: LetterQuestion | None = None
+    letters: DeadLetterQuery | None = None
     """With ``dead_letters``."""
-    history: HistoryQuestion | None = None
+    history: HistoryQuery | None = None
     """With ``history``."""
 
 
@@ -233,8 +235,9 @@ _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2
 
 
 def sender_token(raw: bytes) -> str:
-    """Start token of a frame's sender, for which nothing else of the frame is read; ``""``: this is
-    no frame.
+    """Start token of a frame's sender, without reading the rest of the frame.
+
+    Empty if the bytes are not a frame.
     """
     try:
         lead = raw[0]
@@ -253,8 +256,9 @@ def sender_token(raw: bytes) -> str:
 
 
 def can_travel(raw: bytes) -> bool:
-    """Whether a frame is within the limits of bytes and containers. Only a large one is looked
-    at.
+    """True if a frame is within the limits of bytes and containers.
+
+    Only a large frame is parsed.
     """
     size = len(raw)
     if size <= MAX_FRAME_CONTAINERS:
@@ -263,41 +267,41 @@ def can_travel(raw: bytes) -> bool:
         return False
     if size - len(raw.translate(None, _CONTAINERS)) <= MAX_FRAME_CONTAINERS:
         return True
-    # Text and bytes may hold these bytes as well: only the values themselves tell.
-    at, left, found = 0, 1, 0
-    while left and at < size and found <= MAX_FRAME_CONTAINERS:
+    # Text and bytes may also hold these bytes: only parsing counts the containers.
+    at = 0
+    open_values = 1
+    containers = 0
+    while open_values and at < size and containers <= MAX_FRAME_CONTAINERS:
         lead = raw[at]
         at += 1
-        left -= 1
-        found += lead in _CONTAINERS
+        open_values -= 1
+        containers += lead in _CONTAINERS
         if 0x80 <= lead <= 0x9F:
-            left += (lead & 15) << (lead < 0x90)
+            open_values += (lead & 15) << (lead < 0x90)
         elif 0xA0 <= lead <= 0xBF:
             at += lead & 31
         elif width := _SIZED.get(lead):
             number = int.from_bytes(raw[at : at + width], "big")
             at += width
             if lead >= 0xDC:
-                left += number << (lead >= 0xDE)
+                open_values += number << (lead >= 0xDE)
             else:
                 at += number + (0xC7 <= lead <= 0xC9)
         else:
             at += _FIXED.get(lead, 0)
-    return found <= MAX_FRAME_CONTAINERS
+    return containers <= MAX_FRAME_CONTAINERS
 
 
 decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(
     Frame, ext_hook=decode_received
 ).decode
-"""The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is
-none.
-"""
+"""The frame of some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) for other bytes."""
 
 encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode
 """A request as it travels."""
 
 decode_request_token: Callable[[bytes], RequestToken] = msgspec.json.Decoder(RequestToken).decode
-"""The token of a request in some bytes, without a value for anything else."""
+"""The token of the request of some bytes, without the other fields."""
 
 decode_request: Callable[[bytes], Request] = msgspec.json.Decoder(Request).decode
-"""The request in some bytes; ``msgspec.DecodeError`` when there is none."""
+"""The request of some bytes; ``msgspec.DecodeError`` for other bytes."""

@@ -9,7 +9,7 @@ and retries, until the assignment wait ends. Large assignments are written in pa
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -311,20 +311,6 @@ def _decode(raw: bytes) -> _Changes:
 
 NOTIFIER_KEY = "nimbus.topology.action.notifier.plugin.class"
 
-Action = Literal[
-    "submitTopology",
-    "activate",
-    "deactivate",
-    "rebalance",
-    "restart",
-    "updateTopology",
-    "grayUpgrade",
-    "completeUpgrade",
-    "rollbackTopology",
-    "killTopology",
-]
-"""JStorm's names; Storm's ``deactivate`` in the place of its ``inactivate``."""
-
 
 class _ActionRecord(Record):
     topology_id: str
@@ -342,7 +328,7 @@ class PendingAction:
 
 
 def announce(
-    ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action
+    ctx: OperationsContext, transaction: Transaction, topology_id: str, action: str
 ) -> None:
     """Append the action, as a sequential node, to the transaction that performs it.
 

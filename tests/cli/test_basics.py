@@ -12,13 +12,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
 from storm_dagster.cli import cluster_verbs
 from storm_dagster.cli.options import Invocation
-from storm_dagster.cli.output import Steps, plain, print_json, say
+from storm_dagster.cli.output import Steps, plain, print_json, print_line
 from storm_dagster.host.endpoints import ClusterFile, NimbusEndpoint, cluster_conf
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.errors import Unavailable
@@ -72,7 +73,7 @@ def test_every_verb_has_help_and_the_common_options() -> None:
 
 def test_no_text_of_others_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     told = {"error": "".join(map(chr, range(0x100))) + "\u4e2d"}
-    for write in (lambda: print_json(told), lambda: say(False, {}, plain(told["error"]))):
+    for write in (lambda: print_json(told), lambda: print_line(False, {}, plain(told["error"]))):
         write()
         printed = capsys.readouterr().out
         assert not [
@@ -117,20 +118,26 @@ def test_steps_of_more_than_a_second_are_shown_as_they_end(
 def test_every_command_that_a_module_has_is_a_verb() -> None:
     from storm_dagster.cli.app import FORMER_VERBS, VERBS
 
-    commands: set[tuple[str | None, str]] = set()
-    for name in {module for module, _ in VERBS.values()}:
+    listed = {(name, verb.module) for name, verb in VERBS.items()}
+    former = {(name, verb.module) for name, verb in FORMER_VERBS.items()}
+    commands: set[tuple[str, str]] = set()
+    for name in {module for _, module in listed | former}:
         module = importlib.import_module(f"storm_dagster.cli.{name}")
-        found = [each for each in vars(module).values() if isinstance(each, click.Command)]
-        inner = [
-            each
-            for group in found
-            if isinstance(group, click.Group)
-            for each in group.commands.values()
-        ]
-        commands |= {(each.name, name) for each in found if each not in inner}
-    former = {("supervisors", "read_commands"), ("nimbuses", "read_commands")}
-    assert former <= {(name, module) for name, (module, _) in FORMER_VERBS.items()}
-    assert commands - former == {(name, module) for name, (module, _) in VERBS.items()}
+        for verb, command in module.COMMANDS.items():
+            assert command.name == verb
+            commands.add((verb, name))
+        assert set(_top_commands(module)) <= set(module.COMMANDS.values())
+    assert commands == listed | former
+
+
+def _top_commands(module: ModuleType) -> list[click.Command]:
+    """The commands of a module that do not stand in one of its groups."""
+    commands = [value for value in vars(module).values() if isinstance(value, click.Command)]
+    inner: list[click.Command] = []
+    for command in commands:
+        if isinstance(command, click.Group):
+            inner += command.commands.values()
+    return [command for command in commands if command not in inner]
 
 
 @pytest.mark.parametrize(

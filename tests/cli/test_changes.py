@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.cli.change_verbs import _print
+from storm_dagster.cli.change_verbs import _print_change
 from storm_dagster.cli.options import Invocation
 from storm_dagster.client import Change
 
@@ -39,10 +39,10 @@ shop.word: null -> "x\\u001b[31m"
 def test_each_changed_key_is_a_line_with_its_old_and_its_new_value(
     planned: dict[str, object], last: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    _print(Invocation(home=tmp_path), replace(DONE, planned=planned))
+    _print_change(Invocation(home=tmp_path), replace(DONE, planned=planned))
     assert capsys.readouterr().out == CHANGED + last
 
 
 def test_conf_that_stays_prints_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    _print(Invocation(home=tmp_path), replace(DONE, conf=None))
+    _print_change(Invocation(home=tmp_path), replace(DONE, conf=None))
     assert capsys.readouterr().out == "wc-2-1700000000 is ACTIVE, 1.2 s\n"

@@ -17,7 +17,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.embedded import server_answers
 from storm_rigs.servers.ports import free_port
 
-ROLES = [name for name, (_, instead) in FORMER_VERBS.items() if instead == f"daemon {name}"]
+ROLES = [name for name, verb in FORMER_VERBS.items() if verb.instead == f"daemon {name}"]
 GONE = "warm-runs"
 """A daemon whose work the code server does: its verbs name that, and end."""
 NOT_DISTRIBUTED = ("-c", "storm.cluster.mode=local")
@@ -38,8 +38,8 @@ def test_each_daemon_and_both_tables_have_a_former_verb() -> None:
     assert isinstance(daemons, click.Group)
     assert {*ROLES, "code", GONE} == set(daemons.commands)
     assert set(FORMER_VERBS) - set(ROLES) == {"supervisors", "nimbuses", GONE}
-    for _, instead in FORMER_VERBS.values():
-        assert command_of(*instead.split()).help
+    for verb in FORMER_VERBS.values():
+        assert command_of(*verb.instead.split()).help
 
 
 @pytest.mark.parametrize("name", FORMER_VERBS)

@@ -7,9 +7,10 @@ from typing import Any, get_args
 
 import pytest
 
-from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
+from storm_dagster.core.transitions import DueMemory, apply_event, delay_of, due_actions
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
+from storm_dagster.model.verbs import StatusEvent
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 
@@ -48,7 +49,7 @@ def base(status: Any = "ACTIVE", **more: Any) -> StormBase:
 
 
 @pytest.mark.parametrize("status", get_args(TopologyStatus))
-@pytest.mark.parametrize("event", get_args(Event))
+@pytest.mark.parametrize("event", get_args(StatusEvent))
 def test_every_event_is_allowed_or_a_conflict_in_every_status(status: Any, event: Any) -> None:
     expected = ALLOWED[status].get(event)
     if expected is None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import storm_dagster.client
-from storm_dagster.model.verbs import VERBS, CodeRequest, Verb
-from storm_dagster.operations.live import lifecycle, rebalance
+from storm_dagster.model.requests import CodeRequest
+from storm_dagster.model.verbs import VERBS, Verb
+from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS, OPERATIONS
 from storm_rigs.protocols.client_requests import AcceptingNimbus
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
@@ -42,9 +43,7 @@ def test_the_page_has_every_verb_with_its_fields() -> None:
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
 def test_every_verb_has_an_operation_that_takes_its_fields(verb: Verb) -> None:
-    operation = (
-        rebalance.rebalance if verb.name == "rebalance" else lifecycle.operation_of(verb.name)
-    )
+    operation = OPERATIONS[verb.name]
     assert operation.__doc__ and {"ctx", "name"} <= inspect.signature(operation).parameters.keys()
     if not verb.batches:
         assert (
@@ -52,6 +51,12 @@ def test_every_verb_has_an_operation_that_takes_its_fields(verb: Verb) -> None:
             <= inspect.signature(operation).parameters.keys()
         )
     assert all(info.description for info in verb.request.model_fields.values())
+
+
+def test_every_operation_of_the_tables_is_that_of_a_verb() -> None:
+    assert OPERATIONS.keys() == VERBS.keys()
+    leader_verbs = {verb.name for verb in VERBS.values() if verb.executed_by == "leader"}
+    assert LEADER_OPERATIONS.keys() == leader_verbs
 
 
 FIELDS: dict[str, Any] = {

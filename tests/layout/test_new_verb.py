@@ -14,8 +14,11 @@ from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.verbs import VERBS, Flag, Verb, VerbRequest, check_request
-from storm_dagster.operations.live import lifecycle
+from storm_dagster.model.requests import Flag, VerbRequest, check_request
+from storm_dagster.model.verbs import VERBS, Verb
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS, OPERATIONS
+from storm_dagster.operations.results import LifecycleResult
 from storm_rigs.product.public_names import nimbus_openapi
 from storm_rigs.protocols.client_requests import AcceptingNimbus
 
@@ -24,6 +27,10 @@ class ShakeRequest(VerbRequest):
     """Request to shake a topology."""
 
     force: Annotated[int, Flag("--force")] = Field(default=1, ge=1, le=9, description="How hard.")
+
+
+def _shake(ctx: OperationsContext, name: str, force: int = 1) -> LifecycleResult:
+    return LifecycleResult(f"{name}-1-1", name, "ACTIVE", changed=force > 1)
 
 
 @pytest.fixture
@@ -36,7 +43,8 @@ def shake(monkeypatch: pytest.MonkeyPatch) -> Verb:
         until=("ACTIVE",),
     )
     monkeypatch.setitem(VERBS, "shake", verb)  # type: ignore[arg-type]
-    monkeypatch.setattr(lifecycle, "shake", lambda ctx, name, force=1: (name, force), raising=False)
+    monkeypatch.setitem(OPERATIONS, "shake", _shake)  # type: ignore[arg-type]
+    monkeypatch.setitem(LEADER_OPERATIONS, "shake", _shake)  # type: ignore[arg-type]
     return verb
 
 
@@ -66,5 +74,4 @@ def test_a_row_and_an_operation_make_every_way_in(shake: Verb) -> None:
     nimbus: Any = AcceptingNimbus()
     change_topology(nimbus, "wc", verb="shake", force=3, wait=False)
     assert (nimbus.path, nimbus.body) == ("/v1/topologies/wc/shake", {"force": 3})
-    assert lifecycle.operation_of("shake")(None, "wc", force=3) == ("wc", 3)
-    assert app.VERBS["restart"] == ("change_verbs", "Start the workers of a topology again")
+    assert app.VERBS["restart"] == ("change_verbs", "Restart the workers of a topology")

@@ -227,7 +227,7 @@ def test_the_verb_makes_tokens_of_the_secret(tmp_path: Path) -> None:
     ] < 600
     with pytest.raises(NotAuthenticated, match="expired"):
         read_token((SECRET,), made["token"], made["expires"] + 1)
-    with pytest.raises(InvalidRequest, match="is no time"):
+    with pytest.raises(InvalidRequest, match="is not a time"):
         run_cli(
             "token", "create", "--scope", "read", "--expires", "0h", "--json", home=tmp_path
         ).check()

@@ -17,7 +17,7 @@ import pytest
 
 from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, Tuple
 from storm_dagster.api.spark.session import drop_worker_session, worker_session
-from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.model.wire import DeadLetterQuery
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.servers.ports import free_port
 from storm_rigs.servers.spark_server import SparkServer
@@ -162,7 +162,7 @@ def test_no_tuple_is_given_up_while_spark_is_away(
     # Four times as long as a tuple may take: its three tries would be used up.
     running = workers(function, 4)
     spout, errors = run_through_an_outage(server, running, rate=50, outage_secs=16, before_secs=2)
-    assert not spout.letters.answer(LetterQuestion(0))["entries"], "no dead letter"
+    assert not spout.letters.answer(DeadLetterQuery(0))["entries"], "no dead letter"
     assert {-n for n in Seen.numbers} == set(range(spout.instance.emitted)), (
         "every tuple is processed"
     )
@@ -184,7 +184,7 @@ def test_two_minutes_without_spark_at_a_thousand_tuples_a_second(
     spout, errors = run_through_an_outage(
         server, running, rate=1000, outage_secs=120, before_secs=10
     )
-    assert not spout.letters.answer(LetterQuestion(0))["entries"]
+    assert not spout.letters.answer(DeadLetterQuery(0))["entries"]
     assert {-n for n in Seen.numbers} == set(range(spout.instance.emitted))
     assert not spout.instance.fails, "no try is used up"
     assert 2 <= len(errors) <= 4, "the error is reported once a minute"
@@ -217,7 +217,7 @@ def test_a_task_that_waits_for_spark_ends_at_once_and_gives_its_tuples_back(tmp_
         assert bolt.has_ended(), "its thread has ended"
         returned = lambda: running.turn() or sum(spout.instance.fails.values()) >= emitted  # noqa: E731
         eventually(returned, 60, "the tuples come back to their spout", interval=0.003)
-        assert not spout.letters.answer(LetterQuestion(0))["entries"]
+        assert not spout.letters.answer(DeadLetterQuery(0))["entries"]
         assert max(spout.instance.failed_tuples.values()) == 0, "as no try"
     finally:
         Stream.RUNS = False

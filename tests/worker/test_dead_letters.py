@@ -32,7 +32,7 @@ from storm_dagster.api import (
 from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.core.dataplane.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
-from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.model.wire import DeadLetterQuery
 from storm_dagster.nimbus.requests.running_workers import dead_letters
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
@@ -230,17 +230,17 @@ def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(
             )
 
         # While the bug is there, the letter comes back with one try more.
-        assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
+        assert len(letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"]) == 1
         result = run_until(harness, lambda found: found.dead_letters[0]["tries"] == 4)
         assert "replayed_ms" not in result.dead_letters[0]
 
         Bug.on = False
-        assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
-        assert letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"] == []
+        assert len(letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"]) == 1
+        assert letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"] == []
         result = run_until(harness, lambda found: "replayed_ms" in found.dead_letters[0])
         assert Bug.seen.count([3, Decimal("1.50"), AT]) == 1 and len(Bug.seen) == 6
         assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 0
-        assert letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"] == []
+        assert letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"] == []
 
 
 def run_until(harness: TopologyHarness, done: Callable[[Any], bool]) -> Any:
@@ -319,10 +319,10 @@ def test_letters_with_their_position_go_to_the_stream(tmp_path: Path) -> None:
         assert second["raw"] is None and "object object" in str(second["values"])
         emitted, _ = result.values("numbers", "dead")
         assert emitted[0]["values"] == ["/w=="] and emitted[0]["number"] == first["number"]
-        assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
+        assert len(letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"]) == 1
         harness.shared.spouts_run = False
         with pytest.raises(Unavailable, match="not active"):
-            letters_of(harness).answer(LetterQuestion(0, replay=True))
+            letters_of(harness).answer(DeadLetterQuery(0, replay=True))
 
 
 def numbers_builder(par: int, spout: type = Numbers, **conf: Any) -> TopologyBuilder:
@@ -352,7 +352,7 @@ def test_letters_of_tasks_that_are_no_more_are_taken_over(tmp_path: Path) -> Non
             for runner in harness.engine.runners.values():
                 if runner.component == "numbers":
                     numbers = [*runner.letters.log.read()]  # type: ignore[attr-defined]
-                    entries = runner.letters.answer(LetterQuestion(0))["entries"]  # type: ignore[attr-defined]
+                    entries = runner.letters.answer(DeadLetterQuery(0))["entries"]  # type: ignore[attr-defined]
                     assert [letter["number"] for letter in entries] == numbers
 
 
@@ -425,7 +425,7 @@ def test_a_spout_runs_although_its_letters_cannot_be_opened(tmp_path: Path) -> N
         texts = [str(error) for _, error, *_ in harness.errors]
         assert any("damaged" in text and str(path) in text for text in texts)
         with pytest.raises(Corrupt, match="damaged"):
-            letters_of(harness).answer(LetterQuestion(0))
+            letters_of(harness).answer(DeadLetterQuery(0))
     assert path.exists()
 
 
@@ -574,7 +574,7 @@ def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
         kept = len(harness.run().dead_letters)
         assert metrics["dead_letters"] == kept < 61 and metrics["dead_letters_dropped"] == 61 - kept
         # Marks of replayed letters need room, too.
-        while letters.answer(LetterQuestion(0, replay=True))["entries"]:
+        while letters.answer(DeadLetterQuery(0, replay=True))["entries"]:
             harness.run()
         left = [one for one in harness.run().dead_letters if "replayed_ms" not in one]
         assert metrics["dead_letters"] == len(left)

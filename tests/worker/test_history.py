@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.model.latency import bucket_of
-from storm_dagster.model.wire import HistoryQuestion, TaskReport, WorkerReport
+from storm_dagster.model.wire import HistoryQuery, TaskReport, WorkerReport
 from storm_dagster.worker.engine.history import COLUMNS, TopologyHistory
 
 MS = 1_000_000
@@ -136,7 +136,7 @@ def filled(seconds: int) -> TopologyHistory:
 
 def test_an_hour_has_a_row_each_ten_seconds_and_a_day_one_each_five_minutes() -> None:
     history = filled(2 * 3600)
-    hour = history.answer(HistoryQuestion())
+    hour = history.answer(HistoryQuery())
     assert hour["columns"] == ["time", *COLUMNS] and hour["interval"] == 10
     times = [row[0] for row in hour["rows"]]
     assert len(times) == 360 and {b - a for a, b in pairwise(times)} == {10}
@@ -146,10 +146,10 @@ def test_an_hour_has_a_row_each_ten_seconds_and_a_day_one_each_five_minutes() ->
         and last["capacity"] == pytest.approx(0.1)
         and last["lag"] == 40
     )
-    day = history.answer(HistoryQuestion(component="split", day=True))
+    day = history.answer(HistoryQuery(component="split", day=True))
     assert day["interval"] == 300 and len(day["rows"]) == 24
     assert day["rows"][0][1] == pytest.approx(100)
-    assert history.answer(HistoryQuestion(component="no"))["rows"] == []
+    assert history.answer(HistoryQuery(component="no"))["rows"] == []
     assert len(json.dumps(hour)) < 64_000
 
 
@@ -185,7 +185,7 @@ def test_the_trend_of_an_hour_is_thirty_characters_relative_to_its_highest_rate(
 def test_time_in_which_nothing_was_heard_is_a_gap() -> None:
     history = filled(100)
     history.advance(100.0, 1_700_000_500.0, {"lines"})
-    times = [row[0] for row in history.answer(HistoryQuestion())["rows"]]
+    times = [row[0] for row in history.answer(HistoryQuery())["rows"]]
     assert max(b - a for a, b in pairwise(times)) > 300
 
 
@@ -199,9 +199,7 @@ def test_a_large_topology_has_rings_of_some_components_only() -> None:
         history.receive("s:1", wide, secs)
     history.advance(10.0, 1_700_000_000.0, {"lines"})
     names = ["", "lines", "split", *(f"bolt{n}" for n in range(100, 200))]
-    assert (
-        sum(bool(history.answer(HistoryQuestion(component=name))["rows"]) for name in names) == 65
-    )
+    assert sum(bool(history.answer(HistoryQuery(component=name))["rows"]) for name in names) == 65
 
 
 def test_a_worker_of_the_release_before_has_rates_without_capacity() -> None:

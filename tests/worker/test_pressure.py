@@ -15,7 +15,7 @@ import pytest
 
 from storm_dagster.api import Bolt, Grouping, ReliableSpout, Spout, Topology, TopologyBuilder, Tuple
 from storm_dagster.model.slot import Slot
-from storm_dagster.model.wire import Frame, LetterQuestion, decode_frame, encode_frame
+from storm_dagster.model.wire import DeadLetterQuery, Frame, decode_frame, encode_frame
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.routes import RemoteLink
@@ -319,7 +319,7 @@ def test_no_tuple_times_out_while_its_bolt_waits_for_a_target(
         time.sleep(0.002)
     waiting = spout.instance.number
     assert 0 < waiting < 200, "the spout waits as well"
-    letters = spout.letters.answer(LetterQuestion(0))  # type: ignore[attr-defined]
+    letters = spout.letters.answer(DeadLetterQuery(0))  # type: ignore[attr-defined]
     assert not spout.instance.fails and not letters["entries"]
     # The tuples that waited are processed, and complete their trees.
     bolt.instance.is_away = False

@@ -12,7 +12,7 @@ import pytest
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.core.dataplane.keyed_state import Contents, Partitioning, read_log
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
-from storm_dagster.model.wire import StateQuestion
+from storm_dagster.model.wire import StateQuery
 from storm_dagster.nimbus.requests.running_workers import read_state
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
@@ -120,17 +120,17 @@ def test_what_no_json_holds_is_shown_as_text_and_a_page_has_a_bound() -> None:
     for n in range(100):
         state[n] = "v" * 15_000
     state["long"] = "w" * 100_000
-    first, second, *_ = state.page(StateQuestion(1, limit=3))["entries"]
+    first, second, *_ = state.page(StateQuery(1, limit=3))["entries"]
     assert first == {"key": "odd", "value": None, "shown": "{(1, 2): 'x'}"} and second["value"] == 5
     at, rows = 0, 0
     while at is not None:
-        page = state.page(StateQuestion(1, offset=at, limit=1000))
+        page = state.page(StateQuery(1, offset=at, limit=1000))
         assert len(json.dumps(page, default=str)) < 300_000
         at, rows = page["next"], rows + len(page["entries"])
     assert rows == len(state)
-    (long,) = state.page(StateQuestion(1, keys=["long"]))["entries"]
+    (long,) = state.page(StateQuery(1, keys=["long"]))["entries"]
     assert long["value"] is None and long["shown"].startswith("'www") and len(long["shown"]) == 1000
-    assert state.page(StateQuestion(1, keys=["[1,", [1, "a"]]))["entries"][0]["value"] == 5
+    assert state.page(StateQuery(1, keys=["[1,", [1, "a"]]))["entries"][0]["value"] == 5
 
 
 EXPECTED = Counter(f"w{n % 50}" for n in range(TOTAL))

@@ -1,1 +1,1 @@
-"""A whole local cluster as the child processes of one: start, watch, restart, end."""
+"""A whole local cluster, whose daemons are children of one process."""

@@ -1,4 +1,4 @@
-"""The ``dev`` process: starts the daemons of a local cluster, keeps them running, ends them all."""
+"""The ``dev`` process, which starts, watches and ends a local cluster."""
 
 import logging
 import os
@@ -37,9 +37,7 @@ from storm_dagster.security.settings import Security, zookeeper_payload
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
 _ENOUGH_CORES = 4
-"""With fewer, what is not needed to be ready starts when the cluster is: it would take the others'
-time.
-"""
+"""With fewer cores, Spark starts when the cluster is ready: it would slow the start of the others."""
 
 
 class _Stopped(Exception):
@@ -47,27 +45,30 @@ class _Stopped(Exception):
 
 
 def refuse_live_home(home: Path) -> None:
-    """Raise :class:`Conflict` when processes of a cluster in ``home`` live."""
+    """Raise :class:`Conflict` if processes of a cluster in ``home`` live."""
     records = RunFile.read_all(home)
     for record in records:
         if record.role == "dev" and record.alive() and record.pid != os.getpid():
             raise Conflict(
-                f"a cluster already runs in {home} (dev has pid {record.pid}): `storm-dagster stop --home {home}`, "
-                "or give another --home"
+                f"a cluster already runs in {home} (dev has pid {record.pid}):"
+                f" `storm-dagster stop --home {home}`, or give another --home"
             )
-    if left := family(home, records):
+    survivors = family(home, records)
+    if survivors:
+        pids = ", ".join(str(process.pid) for process in survivors[:8])
         raise Conflict(
-            f"{len(left)} processes of an earlier cluster in {home} still run (pids "
-            f"{', '.join(str(process.pid) for process in left[:8])}): `storm-dagster stop --home {home}` ends them"
+            f"{len(survivors)} processes of an earlier cluster in {home} still run (pids {pids}):"
+            f" `storm-dagster stop --home {home}` ends them"
         )
 
 
 class DevCluster:
-    """One local cluster. :meth:`run` does everything; ``stop`` (an event) ends it."""
+    """One local cluster, which :meth:`run` runs until the event ``stop``."""
 
     def __init__(self, plan: ClusterPlan, progress: Progress, stop: threading.Event) -> None:
-        """``progress`` is called with each step: the command line draws it, a detached ``dev``
-        sends it to its parent.
+        """``progress`` is called with each step.
+
+        The command line draws it; a detached ``dev`` sends it to its parent.
         """
         self._plan = plan
         self._home = plan.home
@@ -84,7 +85,7 @@ class DevCluster:
         self._ready = threading.Event()
         self._spark_starts = plan.embeds_spark
         self.hurry = threading.Event()
-        """Set by a second Ctrl-C: no grace for anybody."""
+        """Set by a second Ctrl-C: processes then get no time to end."""
 
     @contextmanager
     def _claim(self):
@@ -110,9 +111,10 @@ class DevCluster:
 
     # -- the life of the cluster -------------------------------------------------------------------
     def run(self, ready: Callable[[endpoints.ClusterFile], None]) -> None:
-        """Start, call ``ready`` once, keep everything running until ``stop``, end everything.
+        """Run the cluster until ``stop``.
 
-        Raises what made the start fail, after everything has been ended.
+        ``ready`` is called once, when all daemons serve. The error of a start that failed is raised
+        after all processes have been ended.
         """
         with self._claim():
             try:
@@ -143,7 +145,7 @@ class DevCluster:
                 break
             self._watch()
         if self._failure is not None:
-            # The others see the stop and end by themselves.
+            # The other threads end at this event.
             self._stop.set()
         for thread in tracks:
             thread.join(15)
@@ -160,14 +162,15 @@ class DevCluster:
                 log.exception("starting the cluster failed")
                 error = Unavailable(f"the cluster cannot be started: {error!r}")
             if track == self._start_the_rest:
-                # What runs is of use without it; who needs it hears why there is none.
+                # The cluster is of use without Spark; a placement names the reason.
                 log.error("%s", error.message)
             else:
                 self._failure = self._failure or error
 
     def _start_control(self) -> None:
-        """ZooKeeper, supervisors, which wait for it, and nimbuses once it has a root: they would
-        make their own.
+        """Start ZooKeeper, supervisors and nimbuses.
+
+        Supervisors wait for ZooKeeper. Nimbuses start when it has a root: they would create one.
         """
         plan = self._plan
         from storm_dagster.zk.embedded import server_answers
@@ -184,16 +187,16 @@ class DevCluster:
             "zookeeper",
             servers,
         )
-        remembered = self._home / "cluster_id"
-        known = remembered.read_text(encoding="ascii").strip() if remembered.exists() else None
+        id_file = self._home / "cluster_id"
+        stored_id = id_file.read_text(encoding="ascii").strip() if id_file.exists() else None
         values = {
             "storm.zookeeper.servers": plan.zookeeper.split(","),
             "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
             "storm.zookeeper.auth.payload": zookeeper_payload(plan.conf),
             "storm.zookeeper.ssl.enable": False,
         }
-        cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
-        remembered.write_text(cluster_id + "\n", encoding="ascii")
+        cluster_id = readiness.prepare_root(values, stored_id, uuid.uuid4().hex)
+        id_file.write_text(cluster_id + "\n", encoding="ascii")
         self._progress("zookeeper", "SUCCESS")
         self._progress("nimbus", "STARTED")
         nimbuses = [
@@ -209,21 +212,20 @@ class DevCluster:
             nimbuses,
         )
         self._progress("nimbus", "SUCCESS")
-        wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
-        self._wait(
-            lambda: (
-                wanted
-                <= readiness.supervisor_ids(
-                    readiness.leader_url(urls, options) or str(leader), options
-                )
-            ),
-            "supervisors",
-            supervisors,
-        )
+        supervisor_ids = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
+
+        def have_registered() -> bool:
+            url = readiness.leader_url(urls, options) or str(leader)
+            return supervisor_ids <= readiness.supervisor_ids(url, options)
+
+        self._wait(have_registered, "supervisors", supervisors)
         self._progress("supervisors", "SUCCESS")
 
     def _start_the_rest(self) -> None:
-        """Start what readiness does not include: Spark, for which placements wait meanwhile."""
+        """Start Spark, which readiness does not include.
+
+        Placements wait for it.
+        """
         if (os.cpu_count() or 1) < _ENOUGH_CORES:
             while not self._ready.wait(0.1):
                 if self._stop.is_set():
@@ -233,23 +235,24 @@ class DevCluster:
             try:
                 self._start_spark()
             finally:
-                self._spark_is_there()
+                self._end_wait_for_spark()
 
-    def _spark_is_there(self) -> None:
-        """Nobody is to wait any more, be it there or not."""
+    def _end_wait_for_spark(self) -> None:
+        """End the wait of placements for Spark, also if it has not started."""
         if self._spark_starts:
             self._spark_starts = False
             self._write_cluster_file()
 
     def _start_spark(self) -> None:
-        """The Connect server, and the first jobs on it, by a process that loads while the server
-        does.
+        """Start the Connect server, and run the first jobs on it.
+
+        The process of the jobs loads its libraries while the server does.
         """
         plan = self._plan
         self._progress("spark", "STARTED")
         if plan.ports.spark_master:
-            # What an earlier master wrote down is over; a server that finds none tries again after
-            # 20 s only.
+            # State of an earlier master is outdated. A server that finds no master retries only
+            # after 20 s.
             shutil.rmtree(self._home / "spark" / "master", ignore_errors=True)
             master = self._launch(plan.spark_master_daemon())
             self._wait(lambda: readiness.listens(plan.ports.spark_master), "spark master", [master])
@@ -259,14 +262,14 @@ class DevCluster:
         output = self._home / "logs" / "spark-warm-up.out"
         child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)
         RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
-        # Placements wait for the first job, too: beside it theirs would take longer, for both load
-        # the same.
+        # Placements also wait for the first job: both load the same libraries, and would slow each
+        # other.
         self._wait(
             lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None,
             "spark",
             [spark],
         )
-        self._spark_is_there()
+        self._end_wait_for_spark()
         self._progress("spark", "SUCCESS")
         self._progress("spark warm-up", "STARTED")
         self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
@@ -277,50 +280,52 @@ class DevCluster:
         self._progress("spark warm-up", "SUCCESS")
 
     def _start_dagster(self) -> None:
-        """The code location, and what loads it."""
+        """Start the code server, the webserver and the daemon of Dagster."""
         plan = self._plan
         assert self._workspace is not None
         self._progress("dagster", "STARTED")
         self._create_storage()
-        code, web = (
-            self._launch(plan.code_daemon()),
-            self._launch(plan.webserver_daemon(self._workspace)),
-        )
+        code = self._launch(plan.code_daemon())
+        web = self._launch(plan.webserver_daemon(self._workspace))
         self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
-        # The webserver can be asked to reload when it has loaded too early; the daemon does so
+        # A webserver that has loaded the location too early reloads it on request; the daemon only
         # after a minute.
-        others = [web, self._launch(plan.dagster_daemon(self._workspace))]
-        seen, failures, warm = "", 0, False
+        daemon = self._launch(plan.dagster_daemon(self._workspace))
         options = Security.of(plan.conf).client_options()
+        reason = ""
+        failures = 0
+        is_warm = False
 
-        def loaded() -> bool:
-            nonlocal seen, failures, warm
+        def is_loaded() -> bool:
+            nonlocal reason, failures, is_warm
             problem = readiness.code_location_error(plan.web_url, options)
             if problem is None:
                 return True
-            seen = problem[1]
-            if problem[1] == readiness.NO_DAEMON and not warm:
-                # It loads: time to have the webserver load, too.
+            has_failed, reason = problem
+            if reason == readiness.NO_DAEMON and not is_warm:
+                # The webserver loads its libraries while the daemon starts.
                 readiness.warm_up_dagster(plan.web_url, options)
-                warm = True
-            failures += problem[0]
+                is_warm = True
+            if has_failed:
+                failures += 1
             if failures >= _MAX_DEATHS:
                 raise Unavailable(
-                    f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}"
+                    f"Dagster cannot load the code location: {reason}\n{code.tail(3000)}"
                 )
             return False
 
-        self._wait(loaded, "dagster", [code, *others], lambda: seen)
+        self._wait(is_loaded, "dagster", [code, web, daemon], lambda: reason)
         self._progress("dagster", "SUCCESS")
 
     def _create_storage(self) -> None:
-        """Create Dagster's tables once per HOME: two processes that find none at once fail each
-        other.
+        """Create Dagster's tables once per HOME.
+
+        If two processes create them at the same time, both fail.
         """
-        done = self._home / "dagster" / "storage.created"
-        if done.exists():
+        marker = self._home / "dagster" / "storage.created"
+        if marker.exists():
             return
-        made = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", "import dagster; dagster.DagsterInstance.get().dispose()"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -328,12 +333,12 @@ class DevCluster:
             cwd=self._home,
             timeout=max(1.0, self._deadline - time.monotonic()),
         )
-        if made.returncode:
-            text = made.stderr.decode("utf-8", "replace").strip()[-1500:]
+        if process.returncode:
+            text = process.stderr.decode("utf-8", "replace").strip()[-1500:]
             raise Unavailable(
                 f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {text}"
             )
-        done.touch()
+        marker.touch()
 
     # -- daemons -----------------------------------------------------------------------------------
     def _launch(self, spec: DaemonSpec) -> Daemon:
@@ -347,13 +352,17 @@ class DevCluster:
     def _wait(
         self,
         condition: Callable[[], Any],
-        what: str,
+        subject: str,
         needs: list[Daemon],
         detail: Callable[[], str] = lambda: "",
     ) -> Any:
-        """The condition's value; :class:`Unavailable` when a needed one keeps dying."""
+        """Wait for the condition to be true; its value.
+
+        :class:`Unavailable` if one of the needed daemons keeps dying, or the time is up.
+        """
         while not self._stop.is_set():
-            if value := condition():
+            value = condition()
+            if value:
                 return value
             for daemon in needs:
                 if daemon.deaths >= _MAX_DEATHS:
@@ -363,14 +372,14 @@ class DevCluster:
             if time.monotonic() > self._deadline:
                 tails = "\n".join(f"{daemon.spec.name}: {daemon.tail(600)}" for daemon in needs)
                 raise Unavailable(
-                    f"{what} was not ready within {self._plan.options.timeout:g} s {detail()}: see "
+                    f"{subject} was not ready within {self._plan.options.timeout:g} s {detail()}: see "
                     f"{self._home / 'logs'}\n{tails}"
                 )
             self._stop.wait(0.1)
         raise _Stopped
 
     def _watch(self) -> None:
-        """Restart what died; record new pids."""
+        """Restart daemons that died, and record their new pids."""
         restarted = False
         with self._lock:
             for daemon in self._daemons.values():
@@ -386,44 +395,51 @@ class DevCluster:
         return daemon.pid if daemon is not None else None
 
     def _write_cluster_file(self) -> endpoints.ClusterFile:
-        """``HOME/cluster.json`` as of now."""
-        plan, ports = self._plan, self._plan.ports
-        dagster = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
-        spark = endpoints.SparkEndpoint(
-            remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts
-        )
+        """Write ``HOME/cluster.json`` with the current pids."""
+        plan = self._plan
+        spark = None
+        if plan.conf.get("spark.master") is None:
+            spark = endpoints.SparkEndpoint(
+                remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts
+            )
+        dagster_pids = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
         cluster = endpoints.ClusterFile(
             zookeeper=plan.zookeeper,
             zookeeper_root=plan.conf["storm.zookeeper.root"],
             zookeeper_pid=self._pid("zookeeper-0"),
-            nimbuses=tuple(
-                endpoints.NimbusEndpoint(
-                    thrift=f"{HOST}:{port}",
-                    http=plan.nimbus_url(index),
-                    pid=self._pid(f"nimbus-n{index + 1}") or 0,
-                )
-                for index, port in enumerate(ports.thrift)
-            ),
+            nimbuses=tuple(self._nimbus_endpoint(index) for index in range(len(plan.ports.thrift))),
             supervisors=tuple(
-                endpoints.SupervisorEndpoint(
-                    id=(name := plan.supervisor_id(index)),
-                    host=plan.conf["storm.local.hostname"],
-                    ports=slots,
-                    pid=self._pid(f"supervisor-{name}") or 0,
-                    http=f"{Security.of(plan.conf).scheme}://{HOST}:{ports.supervisor_http[index]}",
-                )
-                for index, slots in enumerate(ports.slots)
+                self._supervisor_endpoint(index) for index in range(len(plan.ports.slots))
             ),
             dagster=endpoints.DagsterEndpoint(
                 url=plan.web_url,
                 home=str(self._home / "dagster"),
-                pids=tuple(pid for pid in dagster if pid is not None),
+                pids=tuple(pid for pid in dagster_pids if pid is not None),
             ),
-            spark=None if plan.conf.get("spark.master") is not None else spark,
+            spark=spark,
         )
         with self._lock:
             cluster.write(self._home)
         return cluster
+
+    def _nimbus_endpoint(self, index: int) -> endpoints.NimbusEndpoint:
+        return endpoints.NimbusEndpoint(
+            thrift=f"{HOST}:{self._plan.ports.thrift[index]}",
+            http=self._plan.nimbus_url(index),
+            pid=self._pid(f"nimbus-n{index + 1}") or 0,
+        )
+
+    def _supervisor_endpoint(self, index: int) -> endpoints.SupervisorEndpoint:
+        plan = self._plan
+        supervisor_id = plan.supervisor_id(index)
+        scheme = Security.of(plan.conf).scheme
+        return endpoints.SupervisorEndpoint(
+            id=supervisor_id,
+            host=plan.conf["storm.local.hostname"],
+            ports=plan.ports.slots[index],
+            pid=self._pid(f"supervisor-{supervisor_id}") or 0,
+            http=f"{scheme}://{HOST}:{plan.ports.supervisor_http[index]}",
+        )
 
     def _end(self) -> None:
         self._progress("ending", "STARTED")
@@ -434,15 +450,13 @@ class DevCluster:
             for daemon in self._daemons.values():
                 daemon.reap()
 
-        left = end_cluster(self._home, hurry=self.hurry.is_set, reap=reap)
+        survivors = end_cluster(self._home, hurry=self.hurry.is_set, reap=reap)
         socket = code_socket(self._home)
         for path in (self._home / "cluster.json", socket):
             path.unlink(missing_ok=True)
         if self._home not in socket.parents:
             shutil.rmtree(socket.parent, ignore_errors=True)
         self._progress("ending", "SUCCESS")
-        if left:
-            log.error(
-                "these processes could not be ended: %s",
-                ", ".join(str(process.pid) for process in left),
-            )
+        if survivors:
+            pids = ", ".join(str(process.pid) for process in survivors)
+            log.error("these processes could not be ended: %s", pids)

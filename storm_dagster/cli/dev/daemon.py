@@ -1,4 +1,4 @@
-"""One child process that is kept running: started, watched, restarted with back-off."""
+"""One child process of ``dev``, which is restarted with back-off."""
 
 import logging
 import os
@@ -20,7 +20,10 @@ _STABLE_SECS = 60.0
 
 @dataclass(frozen=True)
 class DaemonSpec:
-    """Start settings of one daemon; a restart uses the same, ports included."""
+    """Start settings of one daemon.
+
+    A restart uses the same, ports included.
+    """
 
     role: str
     id: str
@@ -29,7 +32,7 @@ class DaemonSpec:
 
     @property
     def name(self) -> str:
-        """Name that is shown."""
+        """Name for people."""
         return f"{self.role} {self.id}" if self.id != "0" else self.role
 
 
@@ -44,7 +47,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process that prints to the file ``output``.
 
-    In a session of its own: Ctrl-C in our terminal reaches us alone, and we end the rest in order.
+    It gets a new session: Ctrl-C in the terminal then reaches this process alone, which ends its
+    children in order.
     """
     with output.open(mode) as stream:
         return subprocess.Popen(
@@ -60,7 +64,7 @@ def spawn(
 
 
 class Daemon:
-    """A child in a session of its own, with its output in ``HOME/logs/<role>-<id>.out``."""
+    """Child in a new session; ``HOME/logs/<role>-<id>.out`` has its output."""
 
     def __init__(self, spec: DaemonSpec, home: Path, env: dict[str, str]) -> None:
         self.spec = spec
@@ -81,18 +85,20 @@ class Daemon:
     @property
     def pid(self) -> int | None:
         """Its pid while it runs."""
-        return (
-            self._child.pid if self._child is not None and self._child.returncode is None else None
-        )
+        if self._child is None or self._child.returncode is not None:
+            return None
+        return self._child.pid
 
     def start(self) -> None:
         """Start it now."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
         if self.output.exists() and self.output.stat().st_size > 20 * 2**20:
             os.replace(self.output, self.output.with_suffix(".out.1"))
-        # As our own daemons do by themselves.
-        heap = {"MALLOC_ARENA_MAX": "1"} if self.spec.role.startswith("dagster-") else {}
-        self._child = spawn(self.spec.argv, self.output, {**self._env, **heap}, cwd=self._home)
+        env = dict(self._env)
+        if self.spec.role.startswith("dagster-"):
+            # One heap, which the daemons of this package set themselves.
+            env["MALLOC_ARENA_MAX"] = "1"
+        self._child = spawn(self.spec.argv, self.output, env, cwd=self._home)
         self._started = time.monotonic()
         self._start_at = None
         try:
@@ -104,7 +110,10 @@ class Daemon:
             self._record = None
 
     def watch(self) -> bool:
-        """Restart it when it died and its pause is over; returns whether this call did."""
+        """Restart it if it died and its pause is over.
+
+        True if this call did so.
+        """
         now = time.monotonic()
         if self._child is None:
             return False
@@ -121,7 +130,7 @@ class Daemon:
                 "%s ended with code %s; it is started again in %g s", self.spec.name, code, pause
             )
             if self._record is not None:
-                # What it left behind in its session holds the ports of the next one.
+                # Processes of its session still use the ports of the next one.
                 kill_family(self._home, [self._record])
             return False
         if now < self._start_at:
@@ -135,8 +144,8 @@ class Daemon:
             self._child.poll()
 
     def tail(self, size: int = 1000) -> str:
-        """The end of what it printed and logged, for an error message."""
-        texts = []
+        """The end of its output and its log, for an error message."""
+        texts: list[str] = []
         for path in (self.output, self.output.with_suffix(".log")):
             with suppress(OSError):
                 texts.append(path.read_bytes()[-size:].decode("utf-8", "replace").strip())

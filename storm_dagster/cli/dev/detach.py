@@ -29,10 +29,10 @@ it.
 
 
 def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], None]) -> None:
-    """Run the cluster until SIGINT, SIGTERM or SIGHUP; a second one hurries.
+    """Run the cluster until SIGINT, SIGTERM or SIGHUP.
 
-    Handlers, unlike an inherited "ignore" (``dev &`` in a script), become the default again in
-    children.
+    A second signal hurries the end. Children have the default handlers, other than with an
+    inherited "ignore" (``dev &`` in a script).
     """
     stop = threading.Event()
     cluster = DevCluster(plan, progress, stop)
@@ -44,15 +44,16 @@ def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], N
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    # Under nohup it is to survive the terminal.
+    # Under nohup it must survive the terminal.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, handle)
     cluster.run(ready)
 
 
 def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> None:
-    """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its
-    addresses.
+    """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``.
+
+    ``ready`` gets its addresses once all daemons serve.
     """
     configure_daemon_logging(plan.home, "dev", "0", plan.conf, stderr_level=logging.WARNING)
     with Steps(f"starting a cluster in {plan.home}") as steps:
@@ -60,8 +61,9 @@ def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> N
 
 
 def run_child(plan: ClusterPlan) -> None:
-    """Run the cluster as the detached process, reporting on the inherited pipe until it is
-    ready.
+    """Run the cluster as the detached process.
+
+    It reports on the inherited pipe until it is ready.
     """
     os.environ["STORM_DAGSTER_LOG_FILES_ONLY"] = "1"
     configure_daemon_logging(plan.home, "dev", "0", plan.conf)
@@ -70,13 +72,13 @@ def run_child(plan: ClusterPlan) -> None:
         lock = threading.Lock()
 
         def send(document: dict[str, Any]) -> None:
-            # The command that waited was ended; the cluster goes on.
+            # If the waiting command was ended, the cluster continues.
             with lock, suppress(OSError, ValueError):
                 pipe.write(json.dumps(document) + "\n")
                 pipe.flush()
 
-        def ready(found: ClusterFile) -> None:
-            send({"ready": found.model_dump(mode="json")})
+        def ready(cluster: ClusterFile) -> None:
+            send({"ready": cluster.model_dump(mode="json")})
             pipe.close()
 
         try:
@@ -90,18 +92,19 @@ def run_child(plan: ClusterPlan) -> None:
 
 
 def start_detached(home: Path) -> ClusterFile:
-    """Start this very ``dev`` again, in a session of its own, where it calls :func:`run_child`;
-    wait until ready.
+    """Start this command in a new session; wait until it is ready.
 
-    Raises the error with which it failed. Ctrl-C while waiting ends it.
+    There it calls :func:`run_child`. Raises the error with which the start failed. Ctrl-C during
+    the wait ends the cluster.
     """
     (home / "logs").mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
     output = home / "logs" / "dev-0.out"
-    # Started from within another cluster (its start job), this one must not pass for a part of that
-    # one.
-    env = {name: value for name, value in os.environ.items() if name != CLUSTER_MARK}
-    env |= {REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)}
+    env = dict(os.environ)
+    env[REPORT_FD] = str(writing)
+    env["STORM_DAGSTER_HOME"] = str(home)
+    # A cluster that another cluster's start job starts is not a part of that cluster.
+    env.pop(CLUSTER_MARK, None)
     child = spawn(
         [sys.executable, "-m", "storm_dagster", *sys.argv[1:]], output, env, pass_fds=[writing]
     )

@@ -1,4 +1,7 @@
-"""End every process of a cluster: workers first, then TERM, ten seconds, KILL. None survives."""
+"""End every process of a cluster: workers first, then the daemons.
+
+Each gets TERM, and KILL after ten seconds, so that none survives.
+"""
 
 import os
 import shutil
@@ -17,41 +20,43 @@ from storm_dagster.host.processes import Process, RunFile, processes, run_dir, s
 from storm_dagster.host.waiting import poll
 
 GRACE_SECS = 10.0
-# These would start new workers, or Dagster runs, while the old ones are being ended.
 _FROZEN_ROLES = ("supervisor", "dagster-daemon")
-# Others still write to these while they end.
+"""Roles that would start new workers or Dagster runs while the old ones are being ended."""
 _LAST_ROLES = ("zookeeper", "spark", "spark-master", "spark-worker")
-# It waits up to a minute for a sensor tick that blocks on ZooKeeper; a tick has nothing to lose.
+"""Roles that other processes still use while they end."""
 _BRIEF_ROLES = ("dagster-code",)
+"""Roles with a short grace. The code server waits up to a minute for a sensor tick that blocks on
+ZooKeeper; a tick can be ended at any time.
+"""
 _BRIEF_SECS = 2.0
 
 
 def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
-    """The live processes of the cluster in ``home``, this one left out.
+    """The live processes of the cluster in ``home``, apart from this one.
 
-    A process belongs to it when a record names it (pid, start and boot), when it lives in the
-    session of one that a record names and was started with this HOME, or when it carries the mark
+    A process belongs to it in one of three cases. A record names it (pid, start and boot). It is in
+    the session of a process that a record names, and was started with this HOME. Or it has the mark
     of a recorded ``dev``.
     """
     records = list(records)
     marks = {record.id for record in records if record.role == "dev" and record.id}
-    known = [
+    own_records = [
         record
         for record in records
         if record.boot_id in ("", boot_id()) and record.pid != os.getpid()
     ]
-    named = {(record.pid, record.start_ticks) for record in known}
-    sessions = {record.pid: record.start_ticks for record in known}
+    named = {(record.pid, record.start_ticks) for record in own_records}
+    sessions = {record.pid: record.start_ticks for record in own_records}
     table = list(processes())
     starts = {process.pid: process.start_ticks for process in table}
-    found: list[Process] = []
+    members: list[Process] = []
     for process in table:
         if process.pid == os.getpid():
             continue
         if (process.pid, process.start_ticks) in named:
-            found.append(process)
+            members.append(process)
             continue
-        # A session outlives its leader, and its number is not given away while it does.
+        # A session outlives its leader, and its number is not reused during that time.
         in_session = process.session in sessions and starts.get(process.session) in (
             None,
             sessions[process.session],
@@ -62,14 +67,14 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
             environment = psutil.Process(process.pid).environ()
         except psutil.Error:
             continue
-        ours = in_session and environment.get("STORM_DAGSTER_HOME") == str(home)
-        if ours or environment.get(CLUSTER_MARK) in marks:
-            found.append(process)
-    return found
+        has_this_home = environment.get("STORM_DAGSTER_HOME") == str(home)
+        if (in_session and has_this_home) or environment.get(CLUSTER_MARK) in marks:
+            members.append(process)
+    return members
 
 
 def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]) -> list[RunFile]:
-    """Those that still live after at most ``seconds``."""
+    """Records of the processes that still live after at most ``seconds``."""
     alive: list[RunFile] = []
 
     def have_ended() -> bool:
@@ -85,11 +90,11 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
         if record.signal(signal.SIGTERM):
             record.signal(signal.SIGCONT)
     began = time.monotonic()
-    left = _wait_gone(records, min(grace, _BRIEF_SECS), hurry)
-    for record in left:
+    alive = _wait_gone(records, min(grace, _BRIEF_SECS), hurry)
+    for record in alive:
         if record.role in _BRIEF_ROLES:
             record.signal(signal.SIGKILL)
-    for record in _wait_gone(left, grace - (time.monotonic() - began), hurry):
+    for record in _wait_gone(alive, grace - (time.monotonic() - began), hurry):
         record.signal(signal.SIGKILL)
     _wait_gone(records, 5.0, lambda: False)
 
@@ -97,17 +102,20 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
 def kill_family(
     home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None
 ) -> list[Process]:
-    """Kill the :func:`family`; returns what is left of it after three seconds."""
-    left: list[Process] = []
+    """Kill the :func:`family`.
+
+    Returns its processes that still live after three seconds.
+    """
+    survivors: list[Process] = []
     for _ in range(60):
-        left = family(home, records)
-        if not left:
+        survivors = family(home, records)
+        if not survivors:
             break
-        for process in left:
+        for process in survivors:
             signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
         reap()
         time.sleep(0.05)
-    return left
+    return survivors
 
 
 def end_cluster(
@@ -117,37 +125,41 @@ def end_cluster(
     hurry: Callable[[], bool] = lambda: False,
     reap: Callable[[], None] = lambda: None,
 ) -> list[Process]:
-    """End all processes that the run files of ``home`` name, and their descendants; returns
-    survivors.
+    """End all processes of the run files of ``home``, and their descendants.
 
-    ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent
+    Returns the survivors. ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent
     collects its dead children there. Run files of ended processes are removed. The calling process
     is never ended.
     """
     for record in RunFile.read_all(home):
         if record.role in _FROZEN_ROLES and record.pid != os.getpid():
             record.signal(signal.SIGSTOP)
-    # Read again: a worker may have come up before its supervisor was stopped.
+    # A second read: a worker may have started before its supervisor was stopped.
     records = RunFile.read_all(home)
-    waves = (
-        (lambda role: role == "worker", grace),
-        (lambda role: role not in ("worker", *_LAST_ROLES), grace),
-        # The first ones of a machine write down their class data for the next ones.
-        (lambda role: role in _LAST_ROLES, 3 * grace),
-    )
-    for belongs, patience in waves:
-        wave = [record for record in records if belongs(record.role) and record.pid != os.getpid()]
+    workers: list[RunFile] = []
+    services: list[RunFile] = []
+    daemons: list[RunFile] = []
+    for record in records:
+        if record.pid == os.getpid():
+            continue
+        if record.role == "worker":
+            workers.append(record)
+        elif record.role in _LAST_ROLES:
+            services.append(record)
+        else:
+            daemons.append(record)
+    # The first JVMs of a machine store their class data for later ones, which takes time.
+    for wave, wave_grace in ((workers, grace), (daemons, grace), (services, 3 * grace)):
         if any(record.alive() for record in wave):
-            _end(wave, patience, hurry)
+            _end(wave, wave_grace, hurry)
             reap()
-    # What is left are descendants: Dagster's code servers and runs, shell components, Spark's
-    # Python.
-    left = kill_family(home, records, reap)
-    if not left:
-        # A code server that a signal ends does not remove it.
+    # Now only descendants live: Dagster's code servers and runs, shell components, Spark's Python.
+    survivors = kill_family(home, records, reap)
+    if not survivors:
+        # A code server that a signal ends does not remove this folder.
         shutil.rmtree(fork_folder(code_socket(home)), ignore_errors=True)
     for path in run_dir(home).glob("*.json"):
         record = RunFile.read(path)
         if record is None or (record.pid != os.getpid() and not record.alive()):
             path.unlink(missing_ok=True)
-    return left
+    return survivors

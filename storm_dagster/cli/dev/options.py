@@ -1,4 +1,4 @@
-"""Options of `storm-dagster dev`."""
+"""Options of ``dev``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ class DevOptions:
     zookeepers: int = 1
     """Servers of the ZooKeeper ensemble."""
     warm_runs: bool = True
-    """Whether Dagster's runs start in forks of a process that has loaded their libraries."""
+    """True if Dagster's runs start in forks of a process that has loaded their libraries."""
     spark_workers: int = 0
     """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run
     in the server.

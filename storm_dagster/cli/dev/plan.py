@@ -29,7 +29,7 @@ PLACED = "the first placement is made"
 
 
 def daemon_environment(home: Path, mark: str) -> dict[str, str]:
-    """The environment of every daemon: where the cluster is, and that it belongs to it."""
+    """Environment of every daemon, with HOME and the mark of this cluster."""
     env = dict(os.environ)
     env["STORM_DAGSTER_HOME"] = str(home)
     env[CLUSTER_MARK] = mark
@@ -47,20 +47,18 @@ def daemon_environment(home: Path, mark: str) -> dict[str, str]:
 
 
 def prepare_dagster_home(home: Path) -> Path:
-    """Write ``HOME/dagster/{dagster,workspace}.yaml`` (the former only if absent); returns the
-    workspace.
+    """Write ``workspace.yaml`` of ``HOME/dagster``.
+
+    ``dagster.yaml`` is written if it is absent. Returns the path of the workspace.
     """
     make_private(code_socket(home).parent)
     folder = home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
     instance = folder / "dagster.yaml"
     if not instance.exists():
-        # Its own file from then on: a user may set another storage there.
-        text = (
-            resources.files("storm_dagster.defs")
-            .joinpath("dagster.yaml")
-            .read_text(encoding="utf-8")
-        )
+        # It is not written a second time: a user may set another storage there.
+        template = resources.files("storm_dagster.defs").joinpath("dagster.yaml")
+        text = template.read_text(encoding="utf-8")
         instance.write_text(text, encoding="utf-8")
     workspace = folder / "workspace.yaml"
     workspace.write_text(
@@ -94,17 +92,17 @@ class ClusterPlan:
 
     @property
     def spark_remote(self) -> str:
-        """The Connect URL of the embedded server, or what the conf names instead of it."""
+        """Connect URL of the embedded server, or that of the conf."""
         return self.conf.get("spark.remote") or f"sc://{HOST}:{self.ports.spark}"
 
     @property
     def embeds_spark(self) -> bool:
-        """Whether this cluster runs a Spark server of its own."""
+        """True if this cluster runs a Spark server."""
         return self.conf.get("spark.remote") is None and self.conf.get("spark.master") is None
 
     @property
     def web_url(self) -> str:
-        """Dagster's UI."""
+        """URL of Dagster's UI."""
         return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.webserver}"
 
     def nimbus_url(self, index: int) -> str:
@@ -112,60 +110,61 @@ class ClusterPlan:
         return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.http[index]}"
 
     def supervisor_id(self, index: int) -> str:
-        """Stable over restarts of the cluster: assignments name it."""
+        """Id of a supervisor, which restarts keep: assignments name it."""
         return f"s{index + 1}"
 
     def given_conf(self) -> dict[str, Any]:
-        """Conf values that do not come from ``HOME/storm.yaml`` or the defaults."""
-        own = str(self.home / "storm.yaml")
-        # Daemons work in HOME: the code location cannot know from where it was started.
-        return {"dagster.target.roots": [str(root) for root in target_roots(self.conf)]} | {
+        """Conf values that are not of ``HOME/storm.yaml`` or the defaults."""
+        file = str(self.home / "storm.yaml")
+        # Daemons work in HOME: the code location cannot know the folder in which `dev` was started.
+        values: dict[str, Any] = {
+            "dagster.target.roots": [str(root) for root in target_roots(self.conf)]
+        }
+        return values | {
             key: value
             for key, value in self.conf.values.items()
-            if self.conf.origins.get(key, "default") not in ("default", own)
+            if self.conf.origins.get(key, "default") not in ("default", file)
         }
 
     def close_ports(self) -> None:
-        """Give HOME what keeps other users of this machine out of the cluster's ports.
+        """Close the cluster's ports to other users of this machine.
 
-        A new HOME gets a ZooKeeper user that only it knows; an older one stays as it is. Where the
-        kernel does not name the user of a connection, HOME gets a secret; Thrift, which cannot be
-        asked for one without TLS, serves nobody then.
+        A new HOME gets a ZooKeeper user that no other user knows; an older HOME keeps its own.
+        Where the kernel does not name the user of a connection, HOME gets a secret. Thrift cannot
+        check the secret without TLS, and then refuses every client.
         """
         if not Security.of(self.conf).configured and not can_tell_users():
-            self._keep("secret", "storm.secret.file", "", True)
-        new = zookeeper_payload(self.conf) is None and not (self.home / "cluster_id").exists()
-        # Beside a secret that came later it opens what was created before.
-        self._keep("zookeeper.user", "storm.zookeeper.auth.file", "storm:", new)
+            self._use_secret_file("secret", "storm.secret.file", "", create=True)
+        needs_user = zookeeper_payload(self.conf) is None and self._is_new_home()
+        # Beside a secret that was set later, this user still opens the nodes created before.
+        self._use_secret_file(
+            "zookeeper.user", "storm.zookeeper.auth.file", "storm:", create=needs_user
+        )
 
-    def _keep(self, name: str, key: str, prefix: str, create: bool) -> None:
+    def _is_new_home(self) -> bool:
+        return not (self.home / "cluster_id").exists()
+
+    def _use_secret_file(self, name: str, key: str, prefix: str, *, create: bool) -> None:
+        """Set the conf key to the file of that name in HOME.
+
+        It is created with ``create``. Without the file the key stays as it is.
+        """
         path = self.home / name
         if create and not path.exists():
             write_atomically(path, f"{prefix}{secrets.token_hex(32)}\n", mode=0o600)
         if path.exists() and not self.conf.get(key):
-            known = {key: str(path)}
-            self.overrides = {**self.overrides, **known}
-            self.conf = self.conf.with_values(known, "dev")
+            self.overrides = {**self.overrides, key: str(path)}
+            self.conf = self.conf.with_values({key: str(path)}, "dev")
 
-    def _daemon(self, role: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
+    def _daemon(self, role: str, values: dict[str, Any], *arguments: str) -> tuple[str, ...]:
         """Command line of a daemon with the conf that this cluster adds."""
-        merged = {**self.overrides, **self._addresses(), **values}
-        pairs = [
-            part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")
-        ]
-        conf_dir = ["--conf-dir", str(self.conf_dir)] if self.conf_dir is not None else []
-        return (
-            sys.executable,
-            "-m",
-            "storm_dagster",
-            "daemon",
-            role,
-            "--home",
-            str(self.home),
-            *conf_dir,
-            *rest,
-            *pairs,
-        )
+        command = [sys.executable, "-m", "storm_dagster", "daemon", role, "--home", str(self.home)]
+        if self.conf_dir is not None:
+            command += ["--conf-dir", str(self.conf_dir)]
+        command += arguments
+        for key, value in {**self.overrides, **self._addresses(), **values}.items():
+            command += ["-c", f"{key}={json.dumps(value)}"]
+        return tuple(command)
 
     def _addresses(self) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -184,28 +183,28 @@ class ClusterPlan:
 
     def zookeeper_daemons(self) -> list[DaemonSpec]:
         """The embedded servers; each process is the JVM itself."""
-        from storm_dagster.zk.embedded import Member, ensemble_command, zookeeper_command
+        from storm_dagster.zk.embedded import zookeeper_command
 
         if self.ports.ensemble:
-            members = [
-                Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)
-            ]
-            known = zookeeper_payload(self.conf)
-            password = hashlib.sha256(f"quorum {known}".encode()).hexdigest() if known else None
-
-            def daemon(index: int, member: Member) -> DaemonSpec:
-                folder = self.home / "zookeeper" / str(member.id)
-                command = ensemble_command(members, member.id, folder, password=password)
-                ports = {"client": member.client, "peer": member.peer, "election": member.election}
-                return DaemonSpec("zookeeper", str(index), tuple(command), ports)
-
-            return [daemon(index, member) for index, member in enumerate(members)]
-        command = zookeeper_command(
-            self.home / "zookeeper",
-            self.ports.zookeeper,
-            host=HOST,
-        )
+            return self._ensemble_daemons()
+        command = zookeeper_command(self.home / "zookeeper", self.ports.zookeeper, host=HOST)
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
+
+    def _ensemble_daemons(self) -> list[DaemonSpec]:
+        from storm_dagster.zk.embedded import Member, ensemble_command
+
+        members = [
+            Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)
+        ]
+        payload = zookeeper_payload(self.conf)
+        password = hashlib.sha256(f"quorum {payload}".encode()).hexdigest() if payload else None
+        specs: list[DaemonSpec] = []
+        for index, member in enumerate(members):
+            folder = self.home / "zookeeper" / str(member.id)
+            command = ensemble_command(members, member.id, folder, password=password)
+            ports = {"client": member.client, "peer": member.peer, "election": member.election}
+            specs.append(DaemonSpec("zookeeper", str(index), tuple(command), ports))
+        return specs
 
     def spark_daemon(self) -> DaemonSpec:
         """The embedded Spark Connect server."""
@@ -222,29 +221,30 @@ class ClusterPlan:
         return DaemonSpec("spark-master", "0", self._daemon("spark", {}, "master", *address))
 
     def spark_worker_daemon(self, index: int) -> DaemonSpec:
-        """Worker of the Spark standalone cluster, with room for one executor of one core."""
-        name, memory = f"{index + 1}", str(self.conf.get("spark.executor.memory") or "1g")
+        """Worker of the Spark cluster, for one executor of one core."""
+        name = f"{index + 1}"
+        memory = str(self.conf.get("spark.executor.memory") or "1g")
         size = ("--host", HOST, "--id", name, "--cores", "1", "--memory", memory)
         return DaemonSpec("spark-worker", name, self._daemon("spark", {}, "worker", *size))
 
     def warm_up_command(self) -> tuple[str, ...]:
-        """A process that runs the first jobs on the server, so that the first submission does
-        not.
+        """Command that runs the first jobs on the Spark server.
+
+        A submission then does not wait for their imports.
         """
         return self._daemon("spark", {}, "--warm-up", self.spark_remote)
 
     def nimbus_daemon(self, index: int) -> DaemonSpec:
         """One nimbus."""
-        name, ports = (
-            f"n{index + 1}",
-            {"thrift": self.ports.thrift[index], "http": self.ports.http[index]},
-        )
+        name = f"n{index + 1}"
+        ports = {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
         values = {f"nimbus.{service}.port": port for service, port in ports.items()}
         return DaemonSpec("nimbus", name, self._daemon("nimbus", values, "--id", name), ports)
 
     def supervisor_daemon(self, index: int) -> DaemonSpec:
         """One supervisor."""
-        name, http = self.supervisor_id(index), self.ports.supervisor_http[index]
+        name = self.supervisor_id(index)
+        http = self.ports.supervisor_http[index]
         values = {
             "supervisor.slots.ports": list(self.ports.slots[index]),
             "supervisor.http.port": http,
@@ -254,7 +254,7 @@ class ClusterPlan:
         )
 
     def code_daemon(self) -> DaemonSpec:
-        """The code location, shared by webserver and daemon; it starts Dagster's runs."""
+        """The code location, which starts Dagster's runs."""
         serving = ("--socket", str(code_socket(self.home)), "--lazy-load-user-code")
         if self.options.warm_runs:
             program = ("storm_dagster", "daemon", "code", "--home", str(self.home))
@@ -266,7 +266,7 @@ class ClusterPlan:
         return DaemonSpec("dagster-code", "0", command)
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
-        """Dagster's UI and GraphQL, guarded."""
+        """Dagster's UI and GraphQL, behind a password."""
         address = ("--host", HOST, "--port", str(self.ports.webserver))
         return DaemonSpec(
             "dagster-webserver",

@@ -1,12 +1,12 @@
-"""The ports of a local cluster, chosen before anything starts, so that a restarted daemon finds its
-own.
+"""The ports of a local cluster.
+
+They are chosen before the first daemon starts, so that a restarted daemon uses the same ports.
 """
 
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from storm_dagster.host.endpoints import DevFile
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
 
-# Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so
-# that a daemon that is being restarted does not find its port taken by some client.
 _AUTO = range(20_000, 32_000)
+"""Ports of ``--ports auto``.
+
+They are below the ranges from which systems take ports for outgoing connections (Linux: from 32768
+on). So a client does not take the port of a daemon that is being restarted.
+"""
 _WEB_PORT = 3000
 
 
@@ -46,16 +49,20 @@ class DevPorts:
         return msgspec.to_builtins(self)
 
     def all(self) -> list[int]:
-        """All of them."""
-        single = [self.zookeeper, self.spark, self.webserver]
-        flat = [port for ports in self.slots for port in ports]
-        flat += [port for ports in self.ensemble for port in ports if port != self.zookeeper]
-        flat += [self.spark_master] if self.spark_master else []
-        return [*single, *self.thrift, *self.http, *self.supervisor_http, *flat]
+        """Every port of the cluster."""
+        ports = [self.zookeeper, self.spark, self.webserver]
+        ports += [*self.thrift, *self.http, *self.supervisor_http]
+        for slots in self.slots:
+            ports += slots
+        for server in self.ensemble:
+            ports += [port for port in server if port != self.zookeeper]
+        if self.spark_master:
+            ports.append(self.spark_master)
+        return ports
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port of loopback now."""
+    """True if a server can listen on the port of loopback now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -66,13 +73,33 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
+def _default_ports(conf: ClusterConf, options: DevOptions) -> DevPorts:
+    """The ports of the conf, checked."""
+    ports = _ports_of_conf(conf, options)
+    taken = _busy(ports.all())
+    if taken:
+        raise Unavailable(
+            f"ports {', '.join(map(str, taken))} are taken on this machine: end what listens there,"
+            " or use `storm-dagster dev --ports auto`"
+        )
+    if len(set(ports.all())) != len(ports.all()):
+        raise InvalidRequest(
+            "some default ports coincide: use --ports auto, or set them in HOME/storm.yaml"
+        )
+    return ports
+
+
+def _ports_of_conf(conf: ClusterConf, options: DevOptions) -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
-    first = sorted(conf["supervisor.slots.ports"])
-    # The conf's ports are those of the first supervisor; further ones on this host follow above
-    # them.
-    own = [*first, *range(first[-1] + 1, first[-1] + 1 + supervisors * slots)]
+    conf_slots = sorted(conf["supervisor.slots.ports"])
+    # The conf has the ports of the first supervisor; those of the others follow above them.
+    next_port = conf_slots[-1] + 1
+    slot_ports = [*conf_slots, *range(next_port, next_port + supervisors * slots)]
     client = conf["storm.zookeeper.port"]
+    ensemble: tuple[tuple[int, int, int], ...] = ()
+    if zookeepers > 1:
+        # 2888 and 3888 are ZooKeeper's defaults.
+        ensemble = tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers))
     return DevPorts(
         zookeeper=client,
         spark=conf["spark.connect.port"],
@@ -83,46 +110,65 @@ def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
             conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)
         ),
         slots=tuple(
-            tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)
+            tuple(slot_ports[index * slots : (index + 1) * slots]) for index in range(supervisors)
         ),
-        # ZooKeeper's own defaults for the other two.
-        ensemble=tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers))
-        if zookeepers > 1
-        else (),
+        ensemble=ensemble,
         spark_master=7077 if options.spark_workers else 0,
     )
 
 
-def _auto(options: DevOptions) -> DevPorts:
+def _auto_ports(options: DevOptions) -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
-    wanted = (
-        3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers + bool(options.spark_workers)
-    )
-    if wanted > len(_AUTO) // 2:
+    number = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
+    if options.spark_workers:
+        number += 1
+    if number > len(_AUTO) // 2:
         raise InvalidRequest(
-            f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots"
+            f"{number} ports are too many for one machine: ask for fewer supervisors or slots"
         )
-    picked = list(islice(filter(is_free, random.sample(_AUTO, len(_AUTO))), wanted))
-    if len(picked) < wanted:
-        raise Unavailable(
-            f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them"
-        )
-    take = iter(picked)
-    servers = [(next(take), next(take), next(take)) for _ in range(zookeepers)]
+    ports = iter(_free_ports(number))
+    servers = [(next(ports), next(ports), next(ports)) for _ in range(zookeepers)]
+    spark = next(ports)
+    webserver = next(ports)
+    thrift = _take(ports, nimbuses)
+    http = _take(ports, nimbuses)
+    supervisor_http = _take(ports, supervisors)
+    slot_ports = [tuple(sorted(_take(ports, slots))) for _ in range(supervisors)]
     return DevPorts(
         zookeeper=servers[0][0],
-        spark=next(take),
-        webserver=next(take),
-        thrift=tuple(next(take) for _ in range(nimbuses)),
-        http=tuple(next(take) for _ in range(nimbuses)),
-        supervisor_http=tuple(next(take) for _ in range(supervisors)),
-        slots=tuple(tuple(sorted(next(take) for _ in range(slots))) for _ in range(supervisors)),
+        spark=spark,
+        webserver=webserver,
+        thrift=thrift,
+        http=http,
+        supervisor_http=supervisor_http,
+        slots=tuple(slot_ports),
         ensemble=tuple(servers) if zookeepers > 1 else (),
-        spark_master=next(take) if options.spark_workers else 0,
+        spark_master=next(ports) if options.spark_workers else 0,
     )
+
+
+def _free_ports(number: int) -> list[int]:
+    """That many free ports of the range, chosen at random."""
+    ports: list[int] = []
+    for port in random.sample(_AUTO, len(_AUTO)):
+        if is_free(port):
+            ports.append(port)
+        if len(ports) == number:
+            return ports
+    raise Unavailable(
+        f"fewer than {number} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them"
+    )
+
+
+def _take(ports: Iterator[int], number: int) -> tuple[int, ...]:
+    return tuple(next(ports) for _ in range(number))
 
 
 def _shape(ports: DevPorts) -> tuple[int, int, int, bool, set[int]]:
+    """Numbers of daemons and of slots.
+
+    Ports of the same shape serve the same cluster.
+    """
     sizes = {len(slots) for slots in ports.slots}
     return len(ports.slots), len(ports.http), len(ports.ensemble), ports.spark_master > 0, sizes
 
@@ -132,34 +178,26 @@ def _busy(ports: Iterable[int]) -> list[int]:
 
 
 def choose_ports(options: DevOptions, conf: ClusterConf, home: Path) -> DevPorts:
-    """The ports of a cluster with these options.
+    """Choose the ports of a cluster with these options.
 
-    ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``:
-    free ones, the same as last time in this HOME (:class:`~storm_dagster.host.endpoints.DevFile`)
-    where they are free still, so that assignments stay true.
+    ``default``: the ports of the conf; :class:`Unavailable` names those that are taken. ``auto``:
+    free ports. They are the ports of the last cluster in this HOME
+    (:class:`~storm_dagster.host.endpoints.DevFile`) if these are still free, so that assignments
+    stay true.
     """
     if options.ports == "default":
-        ports = _default(conf, options)
-        if taken := _busy(ports.all()):
-            raise Unavailable(
-                f"ports {', '.join(map(str, taken))} are taken on this machine: end what listens there, or use "
-                "`storm-dagster dev --ports auto`"
-            )
-        if len(set(ports.all())) != len(ports.all()):
-            raise InvalidRequest(
-                "some default ports coincide: use --ports auto, or set them in HOME/storm.yaml"
-            )
-    else:
-        ports = _auto(options)
-        former = _ports_of(home)
-        if former is not None and _shape(former) == _shape(ports) and not _busy(former.all()):
-            ports = former
+        return _default_ports(conf, options)
+    ports = _auto_ports(options)
+    former = _ports_of(home)
+    if former is not None and _shape(former) == _shape(ports) and not _busy(former.all()):
+        return former
     return ports
 
 
 def _ports_of(home: Path) -> DevPorts | None:
-    """The ports of the newest cluster in ``home``; ``None`` when it has had none, or the file is
-    damaged.
+    """The ports of the last cluster in ``home``.
+
+    ``None`` if there was none, or the file is damaged.
     """
     try:
         return msgspec.convert(DevFile.read(home).ports, DevPorts)

@@ -1,4 +1,7 @@
-"""Readiness of each part of a local cluster, checked over the network, never guessed from time."""
+"""Readiness of each part of a local cluster, checked over the network.
+
+No check assumes that a daemon is ready after some time.
+"""
 
 import os
 import socket
@@ -14,9 +17,13 @@ from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.nimbus.dagster.transport import queries
 
+NO_DAEMON = "dagster-daemon has not reported yet"
+"""Reason of a Dagster that has loaded the code location and only lacks its daemon."""
+_RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
+
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether somebody accepts connections there."""
+    """True if a process accepts connections at the port."""
     try:
         with socket.create_connection((host, port), timeout=1.0):
             return True
@@ -25,25 +32,27 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def serves(path: Path) -> bool:
-    """Whether somebody accepts connections on a unix socket."""
+    """True if a process accepts connections on the unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(os.fsencode(path)) == 0
 
 
 def get_json(url: str, options: Mapping[str, Any] | None = None) -> Any:
-    """The JSON document there, ``None`` when there is none (yet)."""
+    """The JSON document at the URL; ``None`` if there is none (yet)."""
     try:
-        answer = httpx.get(url, timeout=3.0, **_quick(url, options or {}))
-        return answer.json()
+        response = httpx.get(url, timeout=3.0, **_quick(url, options or {}))
+        return response.json()
     except (httpx.HTTPError, ValueError):
         return None
 
 
 def _quick(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    # Asked ten times a second: certificates, which an http:// address has no use for, take 20 ms to
-    # load.
-    plain = {"verify": False} if url.startswith("http://") else {}
-    return {"trust_env": False, **options, **plain}
+    """Options of a request that is sent ten times a second."""
+    settings = {"trust_env": False, **options}
+    if url.startswith("http://"):
+        # Certificates, which such an address does not use, take 20 ms to load.
+        settings["verify"] = False
+    return settings
 
 
 def leader_url(urls: Sequence[str], options: Mapping[str, Any] | None = None) -> str | None:
@@ -62,23 +71,18 @@ def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[st
     return {str(row.get("id")) for row in rows}
 
 
-NO_DAEMON = "dagster-daemon has not reported yet"
-"""The code location is loaded, and this is all that is missing."""
-_RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
-
-
 def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """Reason why Dagster does not serve our code location (yet); ``None`` when it does.
+    """Reason why Dagster does not serve the code location (yet).
 
-    The first part is whether loading failed; it is asked to load again, for it may have been asked
-    too early.
+    ``None`` if it does. The first part is true if loading failed. A request to reload it is sent
+    then: the location may have been loaded too early.
     """
-    asked = {"query": queries()["Readiness"][0]}
+    query = {"query": queries()["Readiness"][0]}
     try:
-        answer = httpx.post(
-            f"{web_url}/graphql", json=asked, timeout=10.0, **_quick(web_url, options)
+        response = httpx.post(
+            f"{web_url}/graphql", json=query, timeout=10.0, **_quick(web_url, options)
         )
-        data = answer.json()["data"]
+        data = response.json()["data"]
         workspace = data["workspaceOrError"]
         daemons = {
             row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]
@@ -90,24 +94,23 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
             continue
         loaded = entry.get("locationOrLoadError") or {}
         if loaded.get("__typename") == "RepositoryLocation" and loaded.get("repositories"):
-            # Runs are launched by the webserver, but without this daemon nothing heals.
+            # The webserver launches runs, but without this daemon no sensor heals.
             healthy = daemons.get("SENSOR", {}).get("healthy")
             return None if healthy else (False, NO_DAEMON)
         if loaded.get("__typename") == "PythonError":
             with suppress(httpx.HTTPError):
                 httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, **options)
-            return True, str(loaded.get("message", "the code location failed to load")).strip()[
-                :1500
-            ]
+            message = str(loaded.get("message", "the code location failed to load"))
+            return True, message.strip()[:1500]
         return False, f"code location storm is {str(entry.get('loadStatus')).lower()}"
     return False, "the workspace names no code location storm"
 
 
 def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
-    """Ask Dagster what a launch will ask, so that the first submission does not pay for its first
-    imports.
+    """Send Dagster the query of a launch, for its first imports.
 
-    A launch has to be answered within five seconds. Failures are left to the launch itself.
+    Dagster must respond to a launch within five seconds. Failures are ignored: the launch reports
+    them.
     """
     with suppress(httpx.HTTPError):
         httpx.post(
@@ -115,11 +118,12 @@ def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
-    """Make the cluster's root in ZooKeeper when there is none; returns the cluster id.
+def prepare_root(conf: dict[str, Any], stored_id: str | None, fresh_id: str) -> str:
+    """Create the cluster's root in ZooKeeper if there is none.
 
-    ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or
-    holds another cluster although HOME remembers one: absence is not an order.
+    Returns the cluster id. ``stored_id`` is the id in HOME. :class:`Conflict` if HOME has an id,
+    and ZooKeeper is empty or has another cluster: a root that is missing is not created a second
+    time.
     """
     from storm_dagster.zk.cluster_state import ZooKeeperClusterState
     from storm_dagster.zk.root import close_top, create_cluster_root, secure_root
@@ -127,23 +131,24 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
 
     merged = cluster_conf().with_values(conf, "dev")
     with closing(open_session(merged.values)) as session:
-        if known is not None and session.users is not None:
+        if stored_id is not None and session.users is not None:
             # The tree may be of an earlier release, or of another secret.
             secure_root(session)
         if session.users is not None:
             close_top(session)
-        if known is None:
+        if stored_id is None:
             create_cluster_root(ZooKeeperClusterState(session), fresh_id)
     try:
         with StormClusterState.open(merged.values) as state:
-            found = state.cluster_id()
+            cluster_id = state.cluster_id()
     except StormDagsterError as error:
         raise Conflict(
-            f"this HOME remembers cluster {known}, but its ZooKeeper has no such state ({error.message}): restore "
-            "HOME/zookeeper, or remove HOME to start afresh"
+            f"this HOME remembers cluster {stored_id}, but its ZooKeeper has no such state"
+            f" ({error.message}): restore HOME/zookeeper, or remove HOME to start afresh"
         ) from None
-    if known is not None and found != known:
+    if stored_id is not None and cluster_id != stored_id:
         raise Conflict(
-            f"this HOME remembers cluster {known}, ZooKeeper holds {found}: use another --home"
+            f"this HOME remembers cluster {stored_id}, ZooKeeper holds {cluster_id}: use another"
+            " --home"
         )
-    return found
+    return cluster_id

@@ -11,8 +11,9 @@ _MAX_SOCKET_BYTES = 100
 
 
 def code_socket(home: Path) -> Path:
-    """Socket of the code server, in a folder of this user alone; not in HOME if its path is too
-    long for the kernel.
+    """Socket of the code server, in a folder that only this user can open.
+
+    It is not in HOME if its path there is too long for the kernel.
     """
     path = run_dir(home) / "code.sock"
     if len(os.fsencode(path)) <= _MAX_SOCKET_BYTES:

@@ -20,6 +20,7 @@ from storm_dagster.core.upgrade.selection import (
 )
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.records import Assignment, GrayUpgrade, GrayWorker, StormBase, WorkerSlot
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import UpgradeState
 
 FIRST_MINUTE_SECS = 60.0
@@ -220,7 +221,7 @@ class UpgradeTransition:
     reason: str = ""
     step: str | None = None
     """The operation's step that writes it; ``None``: nothing is written."""
-    action: Literal["grayUpgrade", "completeUpgrade", "rollbackTopology"] | None = None
+    action: str | None = None
     """For the listener of actions on topologies."""
     code_dir: str | None = None
     """The new code, when it becomes the topology's."""
@@ -243,13 +244,18 @@ def transition(
         keys = {code: part for code, part in base.submitted_keys.items() if code == running}
         keys[after.code_dir] = event.submitted_keys
         base = apply_event(base, "upgrade").model_copy(update={"submitted_keys": keys})
-        return UpgradeTransition("begun", base, after, step="gray_upgrade", action="grayUpgrade")
+        action = VERBS["gray-upgrade"].action
+        return UpgradeTransition("begun", base, after, step="gray_upgrade", action=action)
     if event.action == "continue":
         after = _request(
             check_continue(base, snapshot, event.selection), event.selection, event.token
         )
         return UpgradeTransition(
-            "continued", base, after, step="continue_upgrade", action="grayUpgrade"
+            "continued",
+            base,
+            after,
+            step="continue_upgrade",
+            action=VERBS["gray-upgrade"].action,
         )
     if event.action in ("finish_rollback", "abandon"):
         found = due(snapshot)
@@ -267,7 +273,7 @@ def transition(
         )
         base = apply_event(base, "rollback")
         return UpgradeTransition(
-            "rolling back", base, after, reason, "roll_back", "rollbackTopology"
+            "rolling back", base, after, reason, "roll_back", VERBS["rollback"].action
         )
     if record is not None and record.rollback:
         raise Conflict(
@@ -281,7 +287,7 @@ def transition(
         apply_event(base, "end_upgrade"),
         reason=reason or _REQUESTED,
         step="complete_upgrade",
-        action="completeUpgrade",
+        action=VERBS["complete-upgrade"].action,
         code_dir=record.code_dir,
     )
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology
 from storm_dagster.model.names import TOPOLOGY_MASTER, topology_name_of
 from storm_dagster.model.records import Assignment, GrayUpgrade, TaskTable, WorkerSlot
+from storm_dagster.model.requests import parse_workers
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.model.verbs import parse_workers
 from storm_dagster.model.view import UpgradeState
 
 UpgradePhase = Literal["ended", "requested", "upgrading", "paused", "rolling back"]

@@ -26,7 +26,8 @@ from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
-from storm_dagster.model.verbs import VERBS, Verb, parse_workers
+from storm_dagster.model.requests import parse_workers
+from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.results import LifecycleResult
@@ -133,7 +134,7 @@ class _VerbRun:
 
     def operate(self, *args: Any, **more: Any) -> Any:
         """The result of the verb's operation, by default with the fields of its request."""
-        operation = lifecycle.operation_of(self.verb.name)
+        operation = lifecycle.OPERATIONS[self.verb.name]
         fields = more or self.request_fields()
         return operation(self.ops, self.config.name, *args, **fields)
 
@@ -261,7 +262,7 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
     return _watch(run, request)
 
 
-def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
+def _watch(run: _VerbRun, request: UpgradeResult, *, back: bool = False) -> _Report:
     """Wait for the workers, and record the change of each.
 
     The changes are logged in the run and observed at the topology's asset.
@@ -272,7 +273,6 @@ def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
         metadata = {"worker": worker, "code": state, "topology_id": request.topology_id}
         run.observe(request.name, f"{worker} {state}", metadata)
 
-    back = run.verb.name == "rollback"
     result = await_upgrade(
         run.ops, request, wait_secs=run.config.wait_secs, on_worker=on_worker, back=back
     )
@@ -295,7 +295,7 @@ def _complete(run: _VerbRun) -> _Report:
 
 
 def _rollback(run: _VerbRun) -> _Report:
-    return _watch(run, _as_upgrade(run.execute(), "rolling back"))
+    return _watch(run, _as_upgrade(run.execute(), "rolling back"), back=True)
 
 
 def _as_upgrade(result: LifecycleResult | UpgradeResult, outcome: str) -> UpgradeResult:
@@ -313,16 +313,18 @@ def _execute(run: _VerbRun) -> _Report:
     return run.execute(), {}
 
 
-_EFFECTS: Mapping[str, Callable[..., _Report]] = {
-    "kill": _kill,
-    "restart": _restart,
-    "update": _update,
-    "gray-upgrade": _gray_upgrade,
-    "complete-upgrade": _complete,
-    "rollback": _rollback,
+_EFFECTS: Mapping[RunEffect, Callable[..., _Report]] = {
+    "executed": _execute,
+    "removed": _kill,
+    "restarted": _restart,
+    "replaced": _update,
+    "batch_upgraded": _gray_upgrade,
+    "upgrade_completed": _complete,
+    "rolled_back": _rollback,
 }
-"""Verbs whose runs do more than execute it. Those that bring code take the handle of its
-upload, too.
+"""Effect of a run -> the function that executes its verb and waits for the effect.
+
+It takes the run; that of a verb that brings code also the handle of the upload.
 """
 
 
@@ -373,7 +375,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         *handle: str | None,
     ) -> None:
         began = time.monotonic()
-        effect = _EFFECTS.get(verb.name, _execute)
+        effect = _EFFECTS[verb.effect]
         with operations(context, handles) as ops:
             if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
                 context.log.warning(
@@ -382,8 +384,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 )
                 return
             run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
-            # The client token of an update has the record, and makes the update idempotent.
-            if verb.name != "update":
+            if not verb.has_token_record:
                 claim_record(context, ops)
             try:
                 result, more = effect(run, *handle)
@@ -429,5 +430,5 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
 
 
 def build_lifecycle_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
-    """The job of every verb but the rebalance, whose run materializes assets."""
-    return [_verb_job(names, verb) for verb in VERBS.values() if verb.name != "rebalance"]
+    """Build the job of every verb whose run does not materialize assets."""
+    return [_verb_job(names, verb) for verb in VERBS.values() if not verb.places_tasks]

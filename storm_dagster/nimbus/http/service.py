@@ -24,7 +24,8 @@ from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS, Endpoint, bounded_json
 from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
-from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
+from storm_dagster.model.requests import BlacklistRequest, SubmitRequest, check_request
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.dagster.event_store import EventStore
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
 from storm_dagster.nimbus.http.metrics import Metrics

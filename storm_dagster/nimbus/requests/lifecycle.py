@@ -24,14 +24,14 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
-from storm_dagster.model.verbs import VERBS, Verb, check_request
-from storm_dagster.model.view import TopologyView
+from storm_dagster.model.requests import check_request
+from storm_dagster.model.verbs import VERBS, Verb
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.launches import KeyedLocks
 from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import OperationsContext, topology_by_name
-from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.change_records import (
     end_change,
     read_change,
@@ -39,6 +39,7 @@ from storm_dagster.operations.live.change_records import (
     set_run,
     write_change,
 )
+from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.submit.staging import check_token, read_token
@@ -87,21 +88,13 @@ class LifecycleRequests:
             run_id = self._earlier_run(row, topology.base.name, fields, epoch)
             if run_id is not None:
                 return {"run_id": run_id, **answer}
-        # The run decides; what cannot be done now needs no run.
-        if verb in ("activate", "deactivate", "kill", "rebalance"):
-            apply_event(topology.base, verb)
-        if verb == "rebalance":
-            require_offered_host(view, topology)
-        elif row.brings_code:
-            self._check_upload(verb, topology.id, fields, epoch)
-            if handle := fields.get("handle"):
-                answer["conf"] = update_differences(
-                    self._nimbus.operations(epoch), topology, handle
-                )
-        elif verb in ("complete-upgrade", "rollback"):
-            check_ending(topology.base, back=verb == "rollback")
+        # The run decides; a change that is not possible now needs no run.
+        self._check(row, view, topology, fields, epoch)
+        handle = fields.get("handle")
+        if handle:
+            answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
         if body.dry_run:
-            plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
+            plan = self._plan(topology.id, fields, epoch) if row.places_tasks else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
         return {"run_id": self._launch(topology, row, fields, epoch), **answer}
 
@@ -112,31 +105,43 @@ class LifecycleRequests:
         status.
         """
         ctx = dataclasses.replace(self._nimbus.operations(epoch), verb=row.name)
-        # The leader's duties remove a killed topology: its workers may need their time to end.
-        operation = (
-            lifecycle.mark_killed if row.name == "kill" else lifecycle.operation_of(row.name)
-        )
-        result = operation(ctx, topology.id, **fields)
+        result = LEADER_OPERATIONS[row.name](ctx, topology.id, **fields)
         status = str(result.status)
         self._nimbus.verb_executed.set()
         self._nimbus.unreported.take_noted(ctx)
         return status
 
-    def _check_upload(
-        self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int
+    def _check(
+        self,
+        row: Verb,
+        view: ClusterView,
+        topology: TopologyView,
+        fields: Mapping[str, Any],
+        epoch: int,
     ) -> None:
+        """Raise an error if the change is not possible now."""
+        if row.event is not None:
+            apply_event(topology.base, row.event)
         handle = fields.get("handle")
-        if verb == "gray-upgrade":
-            selection = Selection(
-                tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0)
-            )
-            check_upgrade(
-                self._nimbus.operations(epoch), topology_id, selection, new=handle is not None
-            )
-        elif handle is None:
-            raise InvalidRequest(
-                "an update names no upload: upload the new code and give its 'handle'"
-            )
+        match row.precheck:
+            case "offered_host":
+                require_offered_host(view, topology)
+            case "uploaded_code":
+                if handle is None:
+                    raise InvalidRequest(
+                        "an update names no upload: upload the new code and give its 'handle'"
+                    )
+            case "upgrade_batch":
+                workers = tuple(fields.get("workers", ()))
+                selection = Selection(workers, fields.get("component"), fields.get("number", 0))
+                ctx = self._nimbus.operations(epoch)
+                check_upgrade(ctx, topology.id, selection, new=handle is not None)
+            case "upgrade_to_complete":
+                check_ending(topology.base, back=False)
+            case "upgrade_to_roll_back":
+                check_ending(topology.base, back=True)
+            case None:
+                pass
         if handle is not None:
             self._nimbus.uploads.require(handle)
 
@@ -198,7 +203,7 @@ class LifecycleRequests:
             fields["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
         request = fields["token"] if row.brings_code else uuid.uuid4().hex
         change = _AcceptedChange(topology, row, fields, request, REQUEST_USER.get())
-        if row.name != "update":
+        if not row.has_token_record:
             return self._launch_change(change, epoch)
         token = request
         name = topology.base.name
@@ -224,7 +229,7 @@ class LifecycleRequests:
             return None
         ctx = self._nimbus.operations(epoch)
         record: OperationRecord | TokenRecord
-        if row.name == "update":
+        if row.has_token_record:
             stored_token = read_token(ctx, token, name)
             if stored_token is None:
                 return None
@@ -237,7 +242,7 @@ class LifecycleRequests:
         if record.verb != row.name:
             return None
         run = self._nimbus.dagster.find_run(REQUEST_TAG, token, job=row.job, patience=LOOKUP_SECS)
-        if run is None or run.failed or (run.finished and row.name != "update"):
+        if run is None or run.failed or (run.finished and not row.has_token_record):
             return None
         return run.run_id
 
@@ -329,9 +334,9 @@ class LifecycleRequests:
         row = change.row
         name = change.topology.base.name
         tags = {"storm/topology": name, REQUEST_TAG: change.request}
-        if row.name != "update":
+        if not row.has_token_record:
             tags[RECORDED_TAG] = "true"
-        if row.name == "rebalance":
+        if row.places_tasks:
             config: dict[str, Any] = dict(change.fields)
             op = dagster.names.stage_op("assignment")
             partition = name

@@ -22,7 +22,7 @@ from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placeme
 from storm_dagster.model.operation_text import operation_text
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.model.wire import HistoryQuestion
+from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
@@ -378,7 +378,7 @@ class ClusterReader:
 
         They are ``{"columns", "interval", "rows"}``, or empty without rings.
         """
-        question = HistoryQuestion(component, day)
+        question = HistoryQuery(component, day)
         history, _ = self._history.latest(
             (topology.id, component, day),
             lambda: self._masters.ask(topology, question),

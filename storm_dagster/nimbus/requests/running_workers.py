@@ -17,7 +17,7 @@ from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import ComponentTasks, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.model.wire import LetterQuestion, LevelChange, Question, StateQuestion
+from storm_dagster.model.wire import DeadLetterQuery, LevelChange, Query, StateQuery
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live.log_levels import keep_log_levels
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
@@ -163,7 +163,7 @@ def read_state(
     def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
         if key is not None:
             offset = 0
-        return {"op": "state", "state": StateQuestion(task, keys, offset, count)}
+        return {"op": "state", "state": StateQuery(task, keys, offset, count)}
 
     entries, next_page = _read_pages(topology, tasks.ids, security, limit, after, arguments)
     return {"id": topology.id, "component": component, "entries": entries, "next": next_page}
@@ -198,7 +198,7 @@ def dead_letters(
             spout_tasks += task_ids
 
     def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
-        return {"op": "dead_letters", "letters": LetterQuestion(task, offset, count, replay)}
+        return {"op": "dead_letters", "letters": DeadLetterQuery(task, offset, count, replay)}
 
     letters, next_page = _read_pages(
         topology, sorted(spout_tasks), security, limit, after, arguments
@@ -255,7 +255,7 @@ def _ask(
     topology: TopologyView,
     worker: WorkerSlot | None,
     security: Security,
-    op: Question,
+    op: Query,
     secs: float = _ANSWER_SECS,
     **fields: Any,
 ) -> dict[str, Any] | None:

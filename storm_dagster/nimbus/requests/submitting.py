@@ -17,7 +17,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.verbs import SubmitRequest, check_request
+from storm_dagster.model.requests import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.launches import KeyedLocks

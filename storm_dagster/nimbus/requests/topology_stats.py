@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import HistoryQuestion
+from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
 from storm_dagster.security.settings import Security
 
@@ -37,7 +37,7 @@ class TopologyStats:
         self._lock = threading.Lock()
 
     def ask(
-        self, topology: TopologyView, history: HistoryQuestion | None = None
+        self, topology: TopologyView, history: HistoryQuery | None = None
     ) -> Mapping[str, Any] | None:
         """Return ``{"tasks": ..., "workers": ...}``; with ``history`` rows of its rings.
 

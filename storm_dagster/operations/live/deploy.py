@@ -14,6 +14,7 @@ from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerSlot, encode_record
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
@@ -80,7 +81,7 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
             paths.topology(topology.id), topology.base_at.version
         )
         append_assignment(ctx, transaction, view, base.name, after)
-        announce(ctx, transaction, topology.id, "restart")
+        announce(ctx, transaction, topology.id, VERBS["restart"].action)
         commit(ctx, transaction, "restart")
         return report
 

@@ -1,28 +1,29 @@
-"""Activate, deactivate, kill, remove, restart, update, and the due transitions."""
+"""Operation of each verb, and the transitions whose delay has passed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import message_timeout_secs
-from storm_dagster.core.transitions import DueMemory, Event, apply_event, due_actions
+from storm_dagster.core.transitions import DueMemory, apply_event, due_actions
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError
 from storm_dagster.model.records import StormBase, encode_record
+from storm_dagster.model.verbs import VERBS, StatusEvent
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.live.deploy import restart, update  # noqa: F401 (see `operation_of`)
+from storm_dagster.operations.live.deploy import restart, update
 from storm_dagster.operations.live.rebalance import (
     ABANDON_REBALANCE,
     FINISH_REBALANCE,
     finish_rebalance,
+    rebalance,
 )
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
 from storm_dagster.operations.transactions import (
-    Action,
     announce,
     bump_assignments_version,
     commit,
@@ -30,19 +31,17 @@ from storm_dagster.operations.transactions import (
     note_change,
     retry_on_conflict,
 )
-from storm_dagster.operations.upgrade import (  # noqa: F401 (see `operation_of`)
+from storm_dagster.operations.upgrade import (
     COMPLETE_UPGRADE,
     FINISH_ROLLBACK,
     ROLL_BACK,
+    UpgradeResult,
     advance_upgrades,
     complete_upgrade,
     gray_upgrade,
     roll_back,
 )
 from storm_dagster.zk.shards import delete_ops
-
-rollback = roll_back
-"""By the name of its verb."""
 
 ACTIVATE = operation("activate", "activate")
 DEACTIVATE = operation("deactivate", "deactivate")
@@ -53,20 +52,6 @@ FINISH_DUE = operation(
     *(REMOVE, FINISH_REBALANCE, ABANDON_REBALANCE, ACTIVATE_TOPOLOGY),
     *(COMPLETE_UPGRADE, ROLL_BACK, FINISH_ROLLBACK),
 )
-
-
-_ACTIONS: dict[Event, Action] = {
-    "activate": "activate",
-    "deactivate": "deactivate",
-    "kill": "killTopology",
-}
-
-
-def operation_of(verb: str) -> Callable[..., Any]:
-    """The operation of a verb, which takes the context, the topology's name and the fields of the
-    request.
-    """
-    return globals()[verb.replace("-", "_")]
 
 
 def activate(ctx: OperationsContext, name: str) -> LifecycleResult:
@@ -120,10 +105,13 @@ def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None)
 def _change(
     ctx: OperationsContext,
     name: str,
-    event: Event,
+    event: StatusEvent,
     delay: Callable[[TopologyView], int] | None = None,
 ) -> LifecycleResult:
-    """Change the base in one fenced transaction, or in none if it stays unchanged."""
+    """Change the status by the event of the verb of the same name, in one fenced transaction.
+
+    If the base stays as it is, no transaction is made.
+    """
     epoch = ctx.current_epoch()
     delays: dict[str, int] = {}
 
@@ -140,7 +128,7 @@ def _change(
             transaction.set(
                 paths.topology(topology.id), encode_record(after), topology.base_at.version
             )
-            announce(ctx, transaction, topology.id, _ACTIONS[event])
+            announce(ctx, transaction, topology.id, VERBS[event].action)
             note_change(
                 ctx,
                 transaction,
@@ -194,6 +182,32 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
     delete_tree(ctx, epoch, paths.topology(topology_id), "remove_base")
     ctx.log.info("removed %s", topology_id)
     return LifecycleResult(topology_id, topology.base.name, None, changed=True, previous="KILLED")
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "activate": activate,
+    "deactivate": deactivate,
+    "kill": kill,
+    "restart": restart,
+    "rebalance": rebalance,
+    "update": update,
+    "gray-upgrade": gray_upgrade,
+    "complete-upgrade": complete_upgrade,
+    "rollback": roll_back,
+}
+"""Verb -> its operation, which takes the context, the topology's name and the fields of the
+request.
+"""
+
+LEADER_OPERATIONS: Mapping[str, Callable[..., LifecycleResult | UpgradeResult]] = {
+    "activate": activate,
+    "deactivate": deactivate,
+    # The leader's duties remove the topology later: its workers may need their time to end.
+    "kill": mark_killed,
+    "complete-upgrade": complete_upgrade,
+    "rollback": roll_back,
+}
+"""Verb that the leader executes -> the one transaction that it makes."""
 
 
 @dataclass(frozen=True)

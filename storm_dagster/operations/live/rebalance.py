@@ -33,6 +33,7 @@ from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.slot import Slot
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
@@ -135,7 +136,7 @@ def rebalance(
             paths.topology(topology.id), encode_record(marked), topology.base_at.version
         )
         transaction.create(_pending_path(topology.id), encode_record(request))
-        announce(ctx, transaction, topology.id, "rebalance")
+        announce(ctx, transaction, topology.id, VERBS["rebalance"].action)
         report = _report(topology, marked, plan, "waiting", delay=delay)
         attempted[:] = [(encode_record(request), report)]
         commit(ctx, transaction, "rebalance")

@@ -16,7 +16,7 @@ from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import HistoryQuestion, Question, Request, encode_request
+from storm_dagster.model.wire import HistoryQuery, Query, Request, encode_request
 from storm_dagster.security.settings import Security
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def ask_worker(
     host: str,
     port: int,
     token: str,
-    op: Question,
+    op: Query,
     timeout: float = 2.0,
     link_key: str = "",
     **more: Any,
@@ -122,7 +122,7 @@ def ask_topology_master(
     view: TopologyView,
     timeout: float = 2.0,
     link_key: str = "",
-    history: HistoryQuestion | None = None,
+    history: HistoryQuery | None = None,
 ) -> dict[str, Any] | None:
     """Statistics of the whole topology.
 
@@ -140,7 +140,7 @@ def ask_topology_master(
         return None
     # A starting worker has few statistics: the wait for it is short.
     wait_secs = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
-    op: Question = "stats" if history is None else "history"
+    op: Query = "stats" if history is None else "history"
     try:
         return ask_worker(
             worker.host, worker.port, node.token, op, wait_secs, link_key, history=history

@@ -12,6 +12,7 @@ from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.records import (
     decode_record,
 )
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import read_changes
@@ -210,8 +211,8 @@ def _step_of_change(verb: str, run_id: str, status: str) -> str:
     """The step of a change, by the status of its topology."""
     if not run_id:
         return "launch"
-    if verb == "rebalance":
-        return "delay" if status == "REBALANCING" else "assignment"
-    if verb == "gray-upgrade":
-        return "workers" if status == "UPGRADING" else "topology_code"
-    return "workers"
+    row = VERBS.get(verb)
+    if row is None:
+        # Of a release that has other verbs.
+        return "workers"
+    return row.steps_by_status.get(status, row.step)

@@ -29,6 +29,7 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
@@ -60,6 +61,8 @@ PUBLISH_ASSIGNMENT = shared_steps(
     "publish_assignment", "stage.placement", "publish", "store.placement.json"
 )
 ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
+_SUBMIT_ACTION = "submitTopology"
+"""JStorm's name of a submission, for the listener of actions on topologies."""
 
 
 def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
@@ -348,12 +351,8 @@ def _publish(
     transaction.create(paths.topology(topology_id), encode_record(base))
     # Workers may write this node, and must not create nodes below the base.
     transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
-    announce(
-        ctx,
-        transaction,
-        topology_id,
-        "updateTopology" if replaced is not None else "submitTopology",
-    )
+    action = _SUBMIT_ACTION if replaced is None else VERBS["update"].action
+    announce(ctx, transaction, topology_id, action)
     commit(ctx, transaction, "publish")
     assignment_version = ctx.cluster.state.get_version(paths.assignment(topology_id))
     return PublishResult(
@@ -410,7 +409,7 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
         )
         # With a delay this undoes an abandoned drain, of which the listener was not notified.
         if base.delay_secs is None:
-            announce(ctx, transaction, topology_id, "activate")
+            announce(ctx, transaction, topology_id, VERBS["activate"].action)
         commit(ctx, transaction, "activate")
         return ActivateResult(
             topology_id, base.name, changed.status, changed=True, version=version + 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from storm_dagster.model.latency import Buckets, percentiles, sum_buckets
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.wire import HistoryQuestion, TaskReport, WorkerReport
+from storm_dagster.model.wire import HistoryQuery, TaskReport, WorkerReport
 
 COLUMNS = (
     "rate",
@@ -257,7 +257,7 @@ class TopologyHistory:
         ring = self._rows.setdefault((component, day), deque(maxlen=_RINGS[day][1]))
         ring.append([int(epoch_secs), *(figures[name] for name in COLUMNS)])
 
-    def answer(self, query: HistoryQuestion) -> dict[str, Any]:
+    def answer(self, query: HistoryQuery) -> dict[str, Any]:
         """Return the rows of a component or of the topology.
 
         The oldest row is first. ``{"columns", "interval", "rows"}``.

@@ -392,7 +392,7 @@ class Loop:
             return self.engine.master.table.history.answer(request.history)
         return {"pid": os.getpid(), "status": self.status()}
 
-    def _letters_page(self, query: wire.LetterQuestion) -> dict[str, Any]:
+    def _letters_page(self, query: wire.DeadLetterQuery) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
         if not isinstance(runner, SpoutBase) or runner.status != "running":
             raise Unavailable(
@@ -400,7 +400,7 @@ class Loop:
             )
         return runner.letters.answer(query)
 
-    def _state_page(self, query: wire.StateQuestion) -> dict[str, Any]:
+    def _state_page(self, query: wire.StateQuery) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
         if runner is None or runner.status != "running":
             raise Unavailable(

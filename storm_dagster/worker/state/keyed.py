@@ -15,7 +15,7 @@ from storm_dagster.core.dataplane.keyed_state import (
     stored_key,
 )
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.wire import StateQuestion
+from storm_dagster.model.wire import StateQuery
 
 _ABSENT: Any = object()
 _TRIES = 20
@@ -98,7 +98,7 @@ class KeyedState:
         """Return the (key, value) pairs of this task."""
         return iter(list(self._values.items()))
 
-    def page(self, query: StateQuestion) -> dict[str, Any]:
+    def page(self, query: StateQuery) -> dict[str, Any]:
         """Return current entries: ``{"entries": [{"key", "value"}], "next"}``.
 
         Some may not be saved yet. ``next`` is the offset of the next entry, ``None`` at the end. At

@@ -16,7 +16,7 @@ from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.values import copy_value, decode_value, encode_value
-from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.model.wire import DeadLetterQuery
 from storm_dagster.worker.dataplane.tree import Reason
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import dead_letter_log
@@ -324,7 +324,7 @@ class DeadLetters:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def answer(self, query: LetterQuestion) -> dict[str, Any]:
+    def answer(self, query: DeadLetterQuery) -> dict[str, Any]:
         """Return a page of letters after a number: ``{"entries", "next"}``.
 
         A page has at most about 1 MiB. ``next`` is the last number, ``None`` at the end. With

@@ -33,18 +33,13 @@ from storm_dagster.http.responses import (
 from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
 from storm_dagster.model.operation_text import operation_text
-from storm_dagster.model.verbs import VERBS
+from storm_dagster.model.verbs import verbs_of_page
 from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
-_SHOWN_VERBS = ("activate", "deactivate", "rebalance", "restart", "update", "gray-upgrade", "kill")
-_COMMANDS = {
-    "rebalance": "rebalance {} -n WORKERS -e COMPONENT=N",
-    "update": "update TARGET --name {}",
-}
 _MOST_TASKS = 200
 _MOST_TIMES = 12
 _CHARTS = (
@@ -261,13 +256,8 @@ class PageFacts:
     def _verbs(self, name: str) -> list[tuple[str, str, str, str | None]]:
         """(verb, its effect, command, page in Dagster)."""
         return [
-            (
-                verb,
-                VERBS[verb].summary,
-                "storm-dagster " + _COMMANDS.get(verb, f"{verb} {{}}").format(name),
-                self._nimbus.dagster.job_url(VERBS[verb].job),
-            )
-            for verb in _SHOWN_VERBS
+            (verb.name, verb.summary, verb.command(name), self._nimbus.dagster.job_url(verb.job))
+            for verb in verbs_of_page()
         ]
 
 

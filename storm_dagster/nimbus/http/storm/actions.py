@@ -10,7 +10,7 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BaseModel, Field
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.verbs import RequestModel, check_request
+from storm_dagster.model.requests import RequestModel, check_request
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader

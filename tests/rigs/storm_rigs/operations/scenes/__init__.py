@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.upgrade import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
@@ -24,11 +25,20 @@ from storm_rigs.stage.records import World
 
 __all__ = ["SCENES", "Scene", "scene_of"]
 
+
+def status_changes() -> list[Verb]:
+    """The verbs whose operation only changes the status, in one transaction of the leader."""
+    return [
+        verb
+        for verb in VERBS.values()
+        if verb.executed_by == "leader" and verb.event is not None and verb.effect == "executed"
+    ]
+
+
 SCENES: dict[str, list[tuple[Callable[[World], Scene], tuple[str, ...] | None]]] = {
     "submit": [(lifecycle.submission, None)],
     "kill": [(lifecycle.killing, None)],
-    "activate": [(lifecycle.turning("activate"), None)],
-    "deactivate": [(lifecycle.turning("deactivate"), None)],
+    **{verb.name: [(lifecycle.status_change(verb), None)] for verb in status_changes()},
     "rebalance": [(placement.rebalancing, None)],
     "restart": [(lifecycle.restarting, None)],
     "update": [(lifecycle.updating, None)],

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.model.names import jar_key
+from storm_dagster.model.verbs import Verb
 from storm_dagster.operations.live import lifecycle
 from storm_rigs.operations.acting import submit
 from storm_rigs.operations.archives import pack_archive
@@ -81,24 +82,28 @@ def due_removal(world: World) -> Scene:
     return due(scene)
 
 
-def turning(event: str) -> Callable[[World], Scene]:
-    """Makes the scene of ``activate`` or ``deactivate``."""
+def status_change(verb: Verb) -> Callable[[World], Scene]:
+    """Make the scene of a verb that only changes the status, such as ``activate``."""
+    operation = lifecycle.OPERATIONS[verb.name]
+    after = verb.until[0]
+    before = "INACTIVE" if after == "ACTIVE" else "ACTIVE"
 
     def scene(world: World) -> Scene:
-        world.submit("wc", "t", inactive=event == "activate")
-        wanted, before = ("ACTIVE", "INACTIVE") if event == "activate" else ("INACTIVE", "ACTIVE")
+        world.submit("wc", "t", inactive=before == "INACTIVE")
 
-        def status(expected: str) -> None:
+        def status(expected: str | None) -> None:
             base = world.named().base
-            assert base.status == base.wanted_status == expected
+            assert base.status == expected
+            if expected in ("ACTIVE", "INACTIVE"):
+                assert base.wanted_status == expected
 
         return Scene(
             world,
-            f"{_LIFECYCLE}:{event}",
+            f"{operation.__module__}:{operation.__name__}",
             {"name": "wc"},
-            again=lambda ctx: getattr(lifecycle, event)(ctx, "wc"),
-            begun=lambda: world.named().base.status == wanted,
-            completed=lambda: status(wanted),
+            again=lambda ctx: operation(ctx, "wc"),
+            begun=lambda: world.named().base.status == after,
+            completed=lambda: status(after),
             undone=lambda: status(before),
         )
 
