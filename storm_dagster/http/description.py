@@ -92,6 +92,8 @@ def _words(keys: str | list[Any]) -> list[str]:
     )
 
 
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
+"""A line break inside of a paragraph, of a docstring that is wrapped."""
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 
 Reader = Callable[[str | None], Any]
@@ -209,7 +211,11 @@ class HttpApi:
         document already.
         """
         schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
-        for name, component in schema.pop("$defs", {}).items():
+        components = schema.pop("$defs", {})
+        for described in (schema, *components.values()):
+            if "description" in described:
+                described["description"] = _LINE_BREAK.sub(" ", described["description"])
+        for name, component in components.items():
             if self._components.setdefault(name, component) != component:
                 raise ValueError(f"two documents are called {name}: rename one of them")
         return schema
