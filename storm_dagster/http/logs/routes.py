@@ -4,16 +4,15 @@ to.
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl, quote
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from storm_dagster.http.description import HttpApi
+from storm_dagster.http.documents import JsonMap, Port
 from storm_dagster.http.logs.pages import (
     PAGE_BYTES,
     check_encoding,
@@ -30,11 +29,51 @@ from storm_dagster.http.responses import (
     query_text,
     query_word,
 )
+from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
+
+_CONTENT = {"application/octet-stream": str}
+_FILE = Parameter("query", "file", "Log file, relative to the folder of logs", required=True)
+_PAGE_PARAMETERS = (
+    _FILE,
+    Parameter("query", "start", "First byte. Default: the end of the file", schema=int),
+    Parameter("query", "length", "Bytes, at most 1048576", schema=int),
+    Parameter("query", "encoding", "Encoding of the log. Default: utf-8"),
+)
+_LOGVIEW_PARAMETERS = (
+    Parameter("query", "cmd", "What to do", schema=Literal[_COMMANDS], required=True),
+    Parameter("query", "log", "showLog, download: file, relative to the folder of logs"),
+    Parameter(
+        "query", "pos", "showLog, download: first byte. Default: the end of the file", schema=int
+    ),
+    Parameter("query", "size", "showLog, download: bytes, at most 1048576", schema=int),
+    Parameter("query", "dir", "listDir: folder, relative to the folder of logs"),
+    Parameter("query", "file", "searchLog: file, relative to the folder of logs"),
+    Parameter("query", "key", "searchLog: text to find"),
+    Parameter(
+        "query",
+        "offset",
+        "searchLog: bytes to leave out at the side that the search begins at",
+        schema=int,
+    ),
+    Parameter("query", "max_match", "searchLog: most matches (default 10)", schema=int),
+    Parameter("query", "look_back", "searchLog: lines before a match (default 2)", schema=int),
+    Parameter("query", "look_ahead", "searchLog: lines after a match (default 10)", schema=int),
+    Parameter(
+        "query",
+        "case_ignore",
+        "searchLog: ignore case (ASCII)",
+        schema=Literal["true", "false", "1", "0"],
+    ),
+    Parameter(
+        "query", "search_from", "searchLog: side to begin at", schema=Literal["head", "tail"]
+    ),
+    Parameter("query", "workerPort", "jstack, jstat: port of the worker", schema=Port),
+)
 
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -72,6 +111,8 @@ class LogRoutes:
     ``stacks(port)`` gives the text that answers ``cmd=jstack`` for the workers of a port.
     """
 
+    router: ClassVar = Router("logs")
+
     def __init__(self, logs: Path, stacks: Callable[[int], str], conf: Mapping[str, Any]) -> None:
         self._tree = LogTree(logs)
         self._workers = LogTree(logs / "workers")
@@ -79,21 +120,25 @@ class LogRoutes:
         self._conf = conf
         self._idle_secs = float(conf["nimbus.file.copy.expiration.secs"])
 
-    def add_to(self, api: HttpApi) -> None:
-        """Add the routes of this package."""
-        handlers = {
-            "logs": self,
-            "log": partial(self._page, self._workers),
-            "daemonlog": partial(self._page, self._tree),
-            "download": partial(self._whole, self._workers),
-            "daemondownload": partial(self._whole, self._tree),
-        }
-        api.add("storm_dagster.http.logs", handlers, {"log command": Literal[_COMMANDS]})
-
     # -- JStorm ------------------------------------------------------------------------------------
 
+    @router.route(
+        "GET",
+        "/logview",
+        summary="JStorm's log view: show, download, list or search logs, stacks of a worker, conf of this daemon",
+        parameters=_LOGVIEW_PARAMETERS,
+        responses={
+            200: {
+                "text/plain": str,
+                "application/json": JsonMap,
+                "application/octet-stream": str,
+            },
+            206: _CONTENT,
+        },
+        errors=(404, 416, 503),
+    )
     def logview(self, request: Request) -> Response:
-        """``GET /logview?cmd=...``."""
+        """Respond to a command of JStorm."""
         command = query_text(request, "cmd")
         if command not in _COMMANDS:
             raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
@@ -173,6 +218,89 @@ class LogRoutes:
 
     # -- Storm -------------------------------------------------------------------------------------
 
+    @router.route(
+        "GET",
+        "/api/v1/log",
+        summary="Page of a worker's log (TOPOLOGY-ID/Port/worker.log) for browsers",
+        parameters=_PAGE_PARAMETERS,
+        responses={200: {"text/html": str}},
+        errors=(404, 416),
+    )
+    def worker_page(self, request: Request) -> Response:
+        """Page of a worker's log."""
+        return self._page(self._workers, request)
+
+    @router.route(
+        "GET",
+        "/api/v1/daemonlog",
+        summary="Page of a daemon's log for browsers",
+        parameters=_PAGE_PARAMETERS,
+        responses={200: {"text/html": str}},
+        errors=(404, 416),
+    )
+    def daemon_page(self, request: Request) -> Response:
+        """Page of a daemon's log."""
+        return self._page(self._tree, request)
+
+    @router.route(
+        "GET",
+        "/api/v1/download",
+        summary="A worker's log file as a whole, or a byte range of it",
+        parameters=(_FILE,),
+        responses={200: _CONTENT, 206: _CONTENT},
+        errors=(404, 416),
+    )
+    def worker_file(self, request: Request) -> Response:
+        """Content of a worker's log file."""
+        return self._whole(self._workers, request)
+
+    @router.route(
+        "GET",
+        "/api/v1/daemondownload",
+        summary="A daemon's log file as a whole, or a byte range of it",
+        parameters=(_FILE,),
+        responses={200: _CONTENT, 206: _CONTENT},
+        errors=(404, 416),
+    )
+    def daemon_file(self, request: Request) -> Response:
+        """Content of a daemon's log file."""
+        return self._whole(self._tree, request)
+
+    @router.route(
+        "GET",
+        "/api/v1/listLogs",
+        summary="Log files of the workers of this daemon's host",
+        responses={200: list[str]},
+    )
+    def list_logs(
+        self,
+        topology_id: Annotated[
+            str | None, Parameter("query", "topoId", "Only those of this topology id")
+        ],
+        port: Annotated[
+            str | None, Parameter("query", "port", "Only those of this port", schema=Port)
+        ],
+    ) -> list[str]:
+        """Names of the files, relative to the folder of the workers' logs."""
+        files: list[str] = []
+        try:
+            topologies = self._workers.list()
+        except KeyNotFound:
+            return files  # nothing was logged yet
+        for topology in topologies:
+            if not topology.is_folder or topology_id not in (None, topology.name):
+                continue
+            for slot in self._workers.list(topology.name):
+                if not slot.is_folder or port not in (None, slot.name):
+                    continue
+                folder = f"{topology.name}/{slot.name}"
+                files.extend(
+                    f"{folder}/{entry.name}"
+                    for entry in self._workers.list(folder)
+                    if not entry.is_folder
+                )
+        return files
+
     def _page(self, tree: LogTree, request: Request) -> Response:
         name = _required(request, "file")
         encoding = check_encoding(query_text(request, "encoding"))
@@ -186,27 +314,6 @@ class LogRoutes:
             path=request.url.path, name=name, text=text, start=first, length=wanted, size=size
         )
         return HTMLResponse(page, headers=_BYTES)
-
-    def list_logs(self, topoId: str | None, port: str | None) -> list[str]:
-        """``GET /api/v1/listLogs``."""
-        found: list[str] = []
-        try:
-            topologies = self._workers.list()
-        except KeyNotFound:
-            return found  # nothing was logged yet
-        for topology in topologies:
-            if not topology.is_folder or topoId not in (None, topology.name):
-                continue
-            for slot in self._workers.list(topology.name):
-                if not slot.is_folder or port not in (None, slot.name):
-                    continue
-                folder = f"{topology.name}/{slot.name}"
-                found.extend(
-                    f"{folder}/{one.name}"
-                    for one in self._workers.list(folder)
-                    if not one.is_folder
-                )
-        return found
 
     def _whole(self, tree: LogTree, request: Request, parameter: str = "file") -> Response:
         name = _required(request, parameter)

@@ -5,8 +5,9 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -14,16 +15,79 @@ from starlette.responses import JSONResponse, Response
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.authentication import may_do_all
+from storm_dagster.http.documents import Digest, Number, absent_field
 from storm_dagster.http.responses import StreamResponse
+from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.blobs.uploads import new_inbox_file
+from storm_dagster.nimbus.http.parameters import EPOCH
 from storm_dagster.nimbus.member import Nimbus
 
 _MOST_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
+_BYTES = {"application/octet-stream": bytes}
+_WRITE_ERRORS = (404, 409, 503)
+_KEY = Parameter("path", "key", "Blob key")
+_HANDLE = Parameter("path", "handle", "What POST /v1/uploads gave")
+_PART = Parameter("path", "part", "archive, conf or topology")
+_STORED_CONTENT = Parameter(
+    "query", "sha256", "Instead of a body: content that is stored already", schema=Digest
+)
+_BODY_HASH = Parameter(
+    "header", "X-Content-SHA256", "Hash of the body: another body is refused", schema=Digest
+)
+_COPIES = Parameter("header", "X-Storm-Min-Replication", "Copies to wait for", schema=Number)
+_DEGRADED = Parameter("header", "X-Storm-Allow-Degraded", "true: accept fewer copies")
+_BY_HASH = Parameter("header", "X-Content-By-Hash", "true: no body")
+_CONTENT_RESPONSES = {200: _BYTES, 206: _BYTES, 304: None, 416: None}
+
+UploadHandle = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class BlobDocument(BaseModel, extra="ignore"):
+    """A stored blob."""
+
+    key: str
+    size: int
+    sha256: Digest
+
+
+class StoredBlob(BaseModel, extra="ignore"):
+    """A blob that was written, with the number of nimbuses that hold it."""
+
+    key: str
+    size: int
+    sha256: Digest
+    copies: int = absent_field()
+
+
+class BlobList(BaseModel, extra="forbid"):
+    """Blobs that one nimbus holds."""
+
+    cluster_id: str | None
+    blobs: list[BlobDocument]
+
+
+class ArchiveDocument(BaseModel, extra="forbid"):
+    """An archive that is stored."""
+
+    sha256: Digest
+
+
+class UploadDocument(BaseModel, extra="forbid"):
+    """An upload that began."""
+
+    handle: UploadHandle
+
+
+class FinishedUpload(BaseModel, extra="forbid"):
+    """An upload whose parts no longer change."""
+
+    handle: str
+    parts: dict[str, BlobDocument]
 
 
 @asynccontextmanager
@@ -110,8 +174,10 @@ def write_terms(request: Request) -> WriteTerms:
     )
 
 
-class BlobEndpoints:
-    """Handlers of the routes of blobs and uploads, which ``routes.yaml`` describes."""
+class BlobRoutes:
+    """Routes of blobs, of their copies on other nimbuses, and of uploads."""
+
+    router: ClassVar = Router("blobs")
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
@@ -119,9 +185,183 @@ class BlobEndpoints:
         self._idle = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
         self._most = int(nimbus.conf["nimbus.upload.max.bytes"])
 
-    def list_blobs(self, prefix: str | None) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/v1/blobs",
+        summary="Blobs that this nimbus holds",
+        responses={200: BlobList},
+        errors=(503,),
+    )
+    def list_blobs(
+        self,
+        prefix: Annotated[str | None, Parameter("query", "prefix", "Only keys that begin so")],
+    ) -> dict[str, Any]:
         blobs = [meta.to_document() for meta in self._nimbus.blobs.list(prefix or "")]
         return {"cluster_id": self._nimbus.cluster.cluster_id(), "blobs": blobs}
+
+    @router.route(
+        "GET",
+        "/v1/blobs/{key}",
+        summary="Content of a blob, or the byte range of it that Range asks for",
+        parameters=(_KEY,),
+        responses=_CONTENT_RESPONSES,
+        errors=(404, 503),
+    )
+    async def read_blob(self, request: Request) -> Response:
+        return await self._send(request, _key(request))
+
+    @router.route(
+        "PUT",
+        "/v1/blobs/{key}",
+        summary="Store a blob; answered when enough nimbuses hold it",
+        parameters=(_KEY, _STORED_CONTENT, _BODY_HASH, EPOCH, _COPIES, _DEGRADED),
+        body=_BYTES,
+        responses={201: StoredBlob},
+        errors=_WRITE_ERRORS,
+    )
+    async def write_blob(self, request: Request) -> Response:
+        key, terms = _key(request), write_terms(request)
+        await run_in_threadpool(self._nimbus.status.require, terms.epoch)
+        meta, copies = await self._store(request, key, terms, self._most)
+        return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
+
+    @router.route(
+        "DELETE",
+        "/v1/blobs/{key}",
+        summary="Remove a blob",
+        parameters=(_KEY, EPOCH, _COPIES, _DEGRADED),
+        responses={204: None},
+        errors=_WRITE_ERRORS,
+    )
+    async def delete_blob(self, request: Request) -> Response:
+        await run_in_threadpool(self._nimbus.blobs.delete, _key(request), write_terms(request))
+        return Response(status_code=204)
+
+    @router.route(
+        "PUT",
+        "/v1/replicas/{key}",
+        summary="Between nimbuses: take over a copy",
+        parameters=(_KEY, EPOCH, _BODY_HASH, _BY_HASH),
+        body=_BYTES,
+        responses={200: BlobDocument},
+        errors=_WRITE_ERRORS,
+    )
+    async def write_replica(self, request: Request) -> Response:
+        key = _key(request)
+        await run_in_threadpool(self._check_replica, request)
+        sha256 = check_sha256(request.headers.get("X-Content-SHA256"))
+        accept = self._nimbus.blobs.accept_replica
+        if request.headers.get("X-Content-By-Hash", "").lower() == "true":
+            meta = await run_in_threadpool(accept, key, sha256, None)
+        else:
+            inbox = self._nimbus.inbox
+            async with receive_file(
+                request, inbox, most_bytes=self._most, idle_secs=self._idle
+            ) as (path, _):
+                meta = await run_in_threadpool(accept, key, sha256, path)
+        return JSONResponse(meta.to_document())
+
+    @router.route(
+        "DELETE",
+        "/v1/replicas/{key}",
+        summary="Between nimbuses: drop a copy",
+        parameters=(_KEY, EPOCH),
+        responses={204: None},
+        errors=_WRITE_ERRORS,
+    )
+    async def delete_replica(self, request: Request) -> Response:
+        key = _key(request)
+        await run_in_threadpool(self._check_replica, request)
+        await run_in_threadpool(self._nimbus.blobs.drop_replica, key)
+        return Response(status_code=204)
+
+    @router.route(
+        "GET",
+        "/v1/archives/{sha256}",
+        summary="Whether an archive of that hash is stored",
+        responses={200: ArchiveDocument},
+        errors=(404,),
+    )
+    def has_archive(self, sha256: Annotated[str, Parameter("path", "sha256")]) -> dict[str, Any]:
+        if not self._nimbus.blobs.base.has_content(check_sha256(sha256)):
+            raise KeyNotFound(f"no archive with SHA-256 {sha256} is stored: upload it")
+        return {"sha256": sha256}
+
+    @router.route(
+        "POST",
+        "/v1/uploads",
+        summary="Begin an upload of archive, conf and topology",
+        responses={201: UploadDocument},
+        errors=(503,),
+    )
+    def begin_upload(self) -> dict[str, Any]:
+        self._nimbus.status.require()
+        return {"handle": self._nimbus.uploads.begin()}
+
+    @router.route(
+        "POST",
+        "/v1/uploads/{handle}/finish",
+        summary="End an upload: from now on its parts do not change",
+        responses={200: FinishedUpload},
+        errors=_WRITE_ERRORS,
+    )
+    def finish_upload(self, handle: Annotated[str, _HANDLE]) -> dict[str, Any]:
+        self._nimbus.status.require()
+        parts = self._nimbus.uploads.finish(handle)
+        return {
+            "handle": handle,
+            "parts": {part: meta.to_document() for part, meta in parts.items()},
+        }
+
+    @router.route(
+        "PUT",
+        "/v1/uploads/{handle}/{part}",
+        summary="Send one part of an upload",
+        parameters=(_HANDLE, _PART, _STORED_CONTENT, _BODY_HASH, EPOCH, _COPIES, _DEGRADED),
+        body=_BYTES,
+        responses={201: StoredBlob},
+        errors=_WRITE_ERRORS,
+    )
+    async def write_part(self, request: Request) -> Response:
+        uploads = self._nimbus.uploads
+        handle, part = request.path_params["handle"], request.path_params["part"]
+        await run_in_threadpool(self._nimbus.status.require)
+        key = await run_in_threadpool(uploads.key, handle, part)
+        await run_in_threadpool(uploads.touch, handle)
+        most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
+        meta, copies = await self._store(
+            request, key, write_terms(request), most, lambda: uploads.refresh(handle)
+        )
+        # Cancelled while the last bytes were on their way: what was stored since goes as well.
+        await run_in_threadpool(uploads.stored, handle)
+        return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
+
+    @router.route(
+        "GET",
+        "/v1/uploads/{handle}/{part}",
+        summary="Read one part of an upload back",
+        parameters=(_HANDLE, _PART),
+        responses=_CONTENT_RESPONSES,
+        errors=(404, 503),
+    )
+    async def read_part(self, request: Request) -> Response:
+        handle, part = request.path_params["handle"], request.path_params["part"]
+        return await self._send(
+            request, await run_in_threadpool(self._nimbus.uploads.key, handle, part)
+        )
+
+    @router.route(
+        "DELETE",
+        "/v1/uploads/{handle}",
+        summary="Cancel an upload: nothing of it stays",
+        parameters=(_HANDLE,),
+        responses={204: None},
+        errors=_WRITE_ERRORS,
+    )
+    async def cancel_upload(self, request: Request) -> Response:
+        await run_in_threadpool(self._nimbus.status.require)
+        await run_in_threadpool(self._nimbus.uploads.cancel, request.path_params["handle"])
+        return Response(status_code=204)
 
     async def _send(self, request: Request, key: str) -> Response:
         meta, stream = await run_in_threadpool(self._nimbus.blobs.base.open_with_meta, key)
@@ -133,15 +373,6 @@ class BlobEndpoints:
             "tag": f'"{meta.sha256}"',
         }
         return StreamResponse(stream, meta.size, request=request, **more)
-
-    async def read_blob(self, request: Request) -> Response:
-        return await self._send(request, _key(request))
-
-    async def write_blob(self, request: Request) -> Response:
-        key, terms = _key(request), write_terms(request)
-        await run_in_threadpool(self._nimbus.status.require, terms.epoch)
-        meta, copies = await self._store(request, key, terms, self._most)
-        return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
     async def _store(
         self,
@@ -169,17 +400,6 @@ class BlobEndpoints:
         ) as received:
             return await run_in_threadpool(blobs.put_file, key, *received, terms)
 
-    async def delete_blob(self, request: Request) -> Response:
-        await run_in_threadpool(self._nimbus.blobs.delete, _key(request), write_terms(request))
-        return Response(status_code=204)
-
-    def has_archive(self, sha256: str) -> dict[str, Any]:
-        if not self._nimbus.blobs.base.has_content(check_sha256(sha256)):
-            raise KeyNotFound(f"no archive with SHA-256 {sha256} is stored: upload it")
-        return {"sha256": sha256}
-
-    # copies
-
     def _check_replica(self, request: Request) -> None:
         """The sender must be the leader of the present epoch, and this nimbus must not."""
         claimed = _number(request, "X-Storm-Epoch")
@@ -189,63 +409,3 @@ class BlobEndpoints:
         found = self._nimbus.cluster.epoch()
         if found is None or found[0] != claimed or found[1].leader == self._nimbus.identity.address:
             raise Fenced(f"the copy comes from epoch {claimed}, which is over: nothing was stored")
-
-    async def write_replica(self, request: Request) -> Response:
-        key = _key(request)
-        await run_in_threadpool(self._check_replica, request)
-        sha256 = check_sha256(request.headers.get("X-Content-SHA256"))
-        accept = self._nimbus.blobs.accept_replica
-        if request.headers.get("X-Content-By-Hash", "").lower() == "true":
-            meta = await run_in_threadpool(accept, key, sha256, None)
-        else:
-            inbox = self._nimbus.inbox
-            async with receive_file(
-                request, inbox, most_bytes=self._most, idle_secs=self._idle
-            ) as (path, _):
-                meta = await run_in_threadpool(accept, key, sha256, path)
-        return JSONResponse(meta.to_document())
-
-    async def delete_replica(self, request: Request) -> Response:
-        key = _key(request)
-        await run_in_threadpool(self._check_replica, request)
-        await run_in_threadpool(self._nimbus.blobs.drop_replica, key)
-        return Response(status_code=204)
-
-    # uploads
-
-    def begin_upload(self) -> dict[str, Any]:
-        self._nimbus.status.require()
-        return {"handle": self._nimbus.uploads.begin()}
-
-    async def write_part(self, request: Request) -> Response:
-        uploads = self._nimbus.uploads
-        handle, part = request.path_params["handle"], request.path_params["part"]
-        await run_in_threadpool(self._nimbus.status.require)
-        key = await run_in_threadpool(uploads.key, handle, part)
-        await run_in_threadpool(uploads.touch, handle)
-        most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
-        meta, copies = await self._store(
-            request, key, write_terms(request), most, lambda: uploads.refresh(handle)
-        )
-        # Cancelled while the last bytes were on their way: what was stored since goes as well.
-        await run_in_threadpool(uploads.stored, handle)
-        return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
-
-    async def read_part(self, request: Request) -> Response:
-        handle, part = request.path_params["handle"], request.path_params["part"]
-        return await self._send(
-            request, await run_in_threadpool(self._nimbus.uploads.key, handle, part)
-        )
-
-    def finish_upload(self, handle: str) -> dict[str, Any]:
-        self._nimbus.status.require()
-        parts = self._nimbus.uploads.finish(handle)
-        return {
-            "handle": handle,
-            "parts": {part: meta.to_document() for part, meta in parts.items()},
-        }
-
-    async def cancel_upload(self, request: Request) -> Response:
-        await run_in_threadpool(self._nimbus.status.require)
-        await run_in_threadpool(self._nimbus.uploads.cancel, request.path_params["handle"])
-        return Response(status_code=204)

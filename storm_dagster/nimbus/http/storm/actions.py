@@ -3,15 +3,23 @@
 import re
 import time
 from collections.abc import Mapping
-from functools import partialmethod
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from storm_dagster.http.documents import JsonMap, Number
+from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.verbs import RequestModel, check_request
+from storm_dagster.nimbus.http.storm.cluster_documents import StormDocument
 from storm_dagster.nimbus.http.storm.formats import Links
+from storm_dagster.nimbus.http.storm.parameters import (
+    CHANGE_ERRORS,
+    READ_ERRORS,
+    TopologyId,
+    WorkerSlot,
+)
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.running_workers import WorkerLevels, stacks_of_worker
@@ -22,6 +30,10 @@ _WAIT = re.compile(r"[0-9]{1,9}")
 _SLOT = re.compile(r"(?P<host>[A-Za-z0-9._:\[\]-]{1,255}):(?P<port>[0-9]{1,5})")
 
 
+WaitSecs = Annotated[str, Parameter("path", "wait", "Seconds", schema=Number)]
+DebugComponent = Annotated[str, Parameter("path", "component", "Component id")]
+DebugAction = Annotated[str, Parameter("path", "action", "enable or disable")]
+DebugPercent = Annotated[str, Parameter("path", "percent", "Share of tuples")]
 _Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)] | None
 
 
@@ -56,8 +68,32 @@ class LogLevelsRequest(BaseModel):
     namedLoggerLevels: dict[str, LoggerLevel]
 
 
+class TopologyOperation(StormDocument):
+    topologyOperation: str
+    topologyId: str
+    status: Literal["success"]
+
+
+class StacksPage(StormDocument):
+    id: str
+    dumplink: str
+    stacks: dict[str, list[str]]
+    status: Literal["ok"]
+
+
+class DisabledAction(StormDocument):
+    status: str
+    message: str
+
+
+class LogLevelsPage(StormDocument):
+    namedLoggerLevels: dict[str, Any]
+
+
 class TopologyActions:
     """Changes like all others: by the leader itself, or as a Dagster run."""
+
+    router: ClassVar = Router("storm", storm_errors=True)
 
     def __init__(
         self, lifecycle: LifecycleRequests, reader: ClusterReader, levels: WorkerLevels
@@ -66,22 +102,37 @@ class TopologyActions:
         self._lifecycle = lifecycle
         self._reader = reader
 
-    def _act(
-        self, name: str, verb: str, document: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """``POST /topology/:id/VERB``."""
-        answer = self._lifecycle.act(name, verb, document or {})
-        self._reader.forget()
-        return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/activate",
+        summary="Activate a topology",
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def activate(self, name: TopologyId) -> dict[str, Any]:
+        """``POST /topology/:id/activate``."""
+        return self._act(name, "activate", {})
 
-    activate = partialmethod(_act, verb="activate")
-    deactivate = partialmethod(_act, verb="deactivate")
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/deactivate",
+        summary="Deactivate a topology",
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def deactivate(self, name: TopologyId) -> dict[str, Any]:
+        """``POST /topology/:id/deactivate``."""
+        return self._act(name, "deactivate", {})
 
-    def kill(self, name: str, wait: str) -> dict[str, Any]:
-        """``POST /topology/:id/kill/:wait``; the wait is in seconds."""
-        return self._act(name, "kill", {"wait_secs": _secs(wait)})
-
-    def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/rebalance/{wait}",
+        summary="Rebalance a topology",
+        body=StormRebalance,
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def rebalance(self, name: TopologyId, wait: WaitSecs, document: JsonMap) -> dict[str, Any]:
         """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers",
         "executors"}}``.
         """
@@ -96,17 +147,53 @@ class TopologyActions:
         }
         return self._act(name, "rebalance", change)
 
-    def debug(self, name: str, *_: str) -> dict[str, Any]:
-        """Storm's sampling of tuples into an event log: not supported; the response names the
-        alternative.
-        """
-        topology_by_name(self._reader.view(), name)
-        raise InvalidRequest(
-            "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "
-            "which logs every tuple"
-        )
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/kill/{wait}",
+        summary="Kill a topology",
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def kill(self, name: TopologyId, wait: WaitSecs) -> dict[str, Any]:
+        """``POST /topology/:id/kill/:wait``; the wait is in seconds."""
+        return self._act(name, "kill", {"wait_secs": _secs(wait)})
 
-    def log_levels(self, name: str) -> dict[str, Any]:
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/component/{component:path}/debug/{action}/{percent}",
+        summary="Refused: tuples are not sampled here; the response names the alternative",
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def debug_component(
+        self,
+        name: TopologyId,
+        component: DebugComponent,
+        action: DebugAction,
+        percent: DebugPercent,
+    ) -> dict[str, Any]:
+        """``POST /topology/:id/component/:component/debug/:action/:percent``."""
+        return self._refuse_debug(name)
+
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/debug/{action}/{percent}",
+        summary="Refused: tuples are not sampled here; the response names the alternative",
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def debug(self, name: TopologyId, action: DebugAction, percent: DebugPercent) -> dict[str, Any]:
+        """``POST /topology/:id/debug/:action/:percent``."""
+        return self._refuse_debug(name)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/logconfig",
+        summary="Levels of loggers",
+        responses={200: LogLevelsPage},
+        errors=READ_ERRORS,
+    )
+    def log_levels(self, name: TopologyId) -> dict[str, Any]:
         """``GET /topology/:id/logconfig``: what is changed in any worker that answers, with Storm's
         keys.
         """
@@ -126,7 +213,15 @@ class TopologyActions:
             }
         }
 
-    def set_log_levels(self, name: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    @router.route(
+        "POST",
+        "/api/v1/topology/{id}/logconfig",
+        summary="Change levels of loggers in the workers, for a time or until taken back",
+        body=LogLevelsRequest,
+        responses={200: TopologyOperation},
+        errors=CHANGE_ERRORS,
+    )
+    def set_log_levels(self, name: TopologyId, document: JsonMap) -> dict[str, Any]:
         """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level",
         "timeout", "reset_level"}}}``; a logger without a target level has that of the conf again.
         """
@@ -140,7 +235,14 @@ class TopologyActions:
         self._levels.change(topology_by_name(self._reader.view(), name), changes)
         return self.log_levels(name)
 
-    def stacks(self, name: str, slot: str) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/profiling/dumpjstack/{slot}",
+        summary="Stacks of a worker's threads",
+        responses={200: StacksPage},
+        errors=READ_ERRORS,
+    )
+    def stacks(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
         """``GET /topology/:id/profiling/dumpjstack/:host:port``: the stacks themselves, at once."""
         match = _SLOT.fullmatch(slot)
         if match is None or int(match["port"]) > 65535:
@@ -153,7 +255,72 @@ class TopologyActions:
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
 
-    def profiling(self, name: str, *_: str) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/profiling/start/{slot}/{minutes}",
+        summary="Profile a worker: answered with status 'disabled', workers are no JVMs",
+        responses={200: DisabledAction},
+        errors=READ_ERRORS,
+    )
+    def start_profiling(
+        self,
+        name: TopologyId,
+        slot: WorkerSlot,
+        minutes: Annotated[str, Parameter("path", "minutes")],
+    ) -> dict[str, Any]:
+        """``GET /topology/:id/profiling/start/:host:port/:minutes``."""
+        return self._disabled(name)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/profiling/stop/{slot}",
+        summary="End profiling: answered with status 'disabled', workers are no JVMs",
+        responses={200: DisabledAction},
+        errors=READ_ERRORS,
+    )
+    def stop_profiling(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
+        """``GET /topology/:id/profiling/stop/:host:port``."""
+        return self._disabled(name)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/profiling/dumpprofile/{slot}",
+        summary="Store a profile: answered with status 'disabled', workers are no JVMs",
+        responses={200: DisabledAction},
+        errors=READ_ERRORS,
+    )
+    def dump_profile(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
+        """``GET /topology/:id/profiling/dumpprofile/:host:port``."""
+        return self._disabled(name)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/profiling/dumpheap/{slot}",
+        summary="Dump the heap: answered with status 'disabled', workers are no JVMs",
+        responses={200: DisabledAction},
+        errors=READ_ERRORS,
+    )
+    def dump_heap(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
+        """``GET /topology/:id/profiling/dumpheap/:host:port``."""
+        return self._disabled(name)
+
+    def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """``POST /topology/:id/VERB``."""
+        answer = self._lifecycle.act(name, verb, document)
+        self._reader.forget()
+        return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
+
+    def _refuse_debug(self, name: str) -> dict[str, Any]:
+        """Storm's sampling of tuples into an event log: not supported; the response names the
+        alternative.
+        """
+        topology_by_name(self._reader.view(), name)
+        raise InvalidRequest(
+            "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "
+            "which logs every tuple"
+        )
+
+    def _disabled(self, name: str) -> dict[str, Any]:
         """Storm's JVM profiler and heap dumps: a worker is no JVM, which Storm calls
         ``disabled``.
         """

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import quote_plus
 
 from storm_dagster.core.snapshot.cluster import (
@@ -12,11 +12,23 @@ from storm_dagster.core.snapshot.cluster import (
     topologies_by_owner,
 )
 from storm_dagster.core.snapshot.workers import WorkerSnapshot
+from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.view import TopologyView
+from storm_dagster.nimbus.http.storm.cluster_documents import (
+    ClusterSummary,
+    HistorySummary,
+    NimbusSummary,
+    OwnerSummary,
+    SupervisorPage,
+    SupervisorSummary,
+    TopologySummary,
+    TopologyWorkers,
+)
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
+from storm_dagster.nimbus.http.storm.parameters import READ_ERRORS, IncludeSystem, TopologyId
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -31,16 +43,32 @@ _GUARANTEES = (
 
 
 class ClusterPages:
-    """Pages that concern no single topology."""
+    """Pages of the cluster, and the slots of a topology's workers."""
+
+    router: ClassVar = Router("storm", storm_errors=True)
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
         self._reader = reader
 
+    @router.route(
+        "GET",
+        "/api/v1/cluster/configuration",
+        summary="The cluster's conf",
+        responses={200: dict[str, Any]},
+        errors=READ_ERRORS,
+    )
     def configuration(self) -> dict[str, Any]:
         """The cluster's conf; secrets are hidden."""
         return mask(self._nimbus.conf.values)
 
+    @router.route(
+        "GET",
+        "/api/v1/cluster/summary",
+        summary="Metrics of the cluster",
+        responses={200: ClusterSummary},
+        errors=READ_ERRORS,
+    )
     def summary(self) -> dict[str, Any]:
         """Metrics of the whole cluster."""
         view = self._reader.view()
@@ -70,6 +98,13 @@ class ClusterPages:
             "cpuAssignedPercentUtil": _percent(used_cpu, cpu),
         }
 
+    @router.route(
+        "GET",
+        "/api/v1/supervisor/summary",
+        summary="Supervisors",
+        responses={200: SupervisorSummary},
+        errors=READ_ERRORS,
+    )
     def supervisors(self) -> dict[str, Any]:
         """Every supervisor."""
         view = self._reader.view()
@@ -80,7 +115,19 @@ class ClusterPages:
             "schedulerDisplayResource": _displays(one.info for one in found),
         }
 
-    def supervisor(self, id: str | None, host: str | None, sys: bool) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/supervisor",
+        summary="A supervisor by id, or those of a host, and their workers",
+        responses={200: SupervisorPage},
+        errors=READ_ERRORS,
+    )
+    def supervisor(
+        self,
+        id: Annotated[str | None, Parameter("query", "id", "Supervisor id")],
+        host: Annotated[str | None, Parameter("query", "host", "Host; ignored with an id")],
+        sys: IncludeSystem,
+    ) -> dict[str, Any]:
         """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is
         none.
         """
@@ -103,6 +150,13 @@ class ClusterPages:
             "schedulerDisplayResource": _displays(one.info for one in found),
         }
 
+    @router.route(
+        "GET",
+        "/api/v1/nimbus/summary",
+        summary="Nimbuses",
+        responses={200: NimbusSummary},
+        errors=READ_ERRORS,
+    )
     def nimbuses(self) -> dict[str, Any]:
         """Every nimbus that is alive."""
         rows = [
@@ -129,10 +183,46 @@ class ClusterPages:
             return daemon_log(own.http, "nimbus", own.id)
         return f"{row['http']}/logview?cmd=listDir" if row["http"] else ""
 
+    @router.route(
+        "GET",
+        "/api/v1/history/summary",
+        summary="Ids of running topologies",
+        responses={200: HistorySummary},
+        errors=READ_ERRORS,
+    )
     def history(self) -> dict[str, Any]:
         """Ids of the topologies that run."""
         return {"topo-history": sorted(self._reader.view().topologies)}
 
+    @router.route(
+        "GET",
+        "/api/v1/owner-resources",
+        summary="Resources by owner",
+        responses={200: OwnerSummary},
+        errors=READ_ERRORS,
+    )
+    def owners(self) -> dict[str, Any]:
+        """Every owner of a topology."""
+        return self._owners(None)
+
+    @router.route(
+        "GET",
+        "/api/v1/owner-resources/{owner}",
+        summary="Resources of one owner",
+        responses={200: OwnerSummary},
+        errors=READ_ERRORS,
+    )
+    def owner(self, owner: Annotated[str, Parameter("path", "owner", "Owner")]) -> dict[str, Any]:
+        """One owner; :class:`KeyNotFound` when no topology is of that owner."""
+        return self._owners(owner)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/summary",
+        summary="Topologies",
+        responses={200: TopologySummary},
+        errors=READ_ERRORS,
+    )
     def topologies(self) -> dict[str, Any]:
         """Every topology, in order of its name."""
         view = self._reader.view()
@@ -146,8 +236,26 @@ class ClusterPages:
             "schedulerDisplayResource": _displays(view.supervisors.values()),
         }
 
-    def owners(self, owner: str | None = None) -> dict[str, Any]:
-        """What runs, by owner; of one that owns nothing :class:`KeyNotFound`."""
+    @router.route(
+        "GET",
+        "/api/v1/topology-workers/{id}",
+        summary="Hosts and ports of a topology's workers",
+        responses={200: TopologyWorkers},
+        errors=READ_ERRORS,
+    )
+    def topology_workers(self, name: TopologyId) -> dict[str, Any]:
+        """The slots of a topology, each once; :class:`NotAlive` when there is no such topology."""
+        workers = self._reader.snapshot(name).workers
+        slots = sorted({(worker.host, worker.port) for worker in workers})
+        return {
+            "hostPortList": [{"host": host, "port": port} for host, port in slots],
+            # Storm has one port for all hosts; here each supervisor names its own, this is the
+            # configured one.
+            "logviewerPort": int(self._nimbus.conf["supervisor.http.port"]),
+            "logviewerScheme": self._nimbus.identity.http.partition(":")[0],
+        }
+
+    def _owners(self, owner: str | None) -> dict[str, Any]:
         view = self._reader.view()
         found = topologies_by_owner(view, owner)
         if owner is not None and not found:

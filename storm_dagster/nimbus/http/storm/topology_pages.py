@@ -5,7 +5,7 @@
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import quote, quote_plus
 
 from storm_dagster.core.snapshot.tasks import ExecutorSnapshot, partition_lags
@@ -19,6 +19,7 @@ from storm_dagster.core.snapshot.windows import (
     split_input,
 )
 from storm_dagster.core.submission.tasks import with_system_components
+from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
@@ -28,6 +29,21 @@ from storm_dagster.nimbus.http.storm.formats import (
     pretty_secs,
     short_error,
     window_hint,
+)
+from storm_dagster.nimbus.http.storm.parameters import (
+    READ_ERRORS,
+    IncludeSystem,
+    TopologyId,
+    Window,
+)
+from storm_dagster.nimbus.http.storm.topology_documents import (
+    ComponentPage,
+    SpoutLag,
+    TopologyErrors,
+    TopologyMetrics,
+    TopologyPage,
+    VisualNode,
+    VisualTable,
 )
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.document_rows import fields_of
@@ -49,59 +65,20 @@ _METRICS = {
 class TopologyPages:
     """Every page takes a topology's id or name; :class:`NotAlive` when there is none."""
 
+    router: ClassVar = Router("storm", storm_errors=True)
+
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
         self._reader = reader
 
-    def page(self, name: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id``."""
-        snapshot = self._reader.snapshot(name)
-        runnable = self._reader.runnable(snapshot.id)
-        conf = self._reader.shown_conf(snapshot.id)
-        view = self._reader.view()
-        links = Links(view)
-        copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
-        head = topology_row(
-            topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version
-        )
-
-        return {
-            **head,
-            "user": None,
-            "schedulerDisplayResource": bool(head["assignedMemOnHeap"] or head["assignedCpu"]),
-            "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
-            "window": window,
-            "windowHint": window_hint(window),
-            "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
-            "workers": [worker_row(worker, links) for worker in snapshot.workers],
-            "spouts": [
-                _component_row(part, window, sys, snapshot.id, links)
-                for part in snapshot.components_of("spout", sys)
-            ],
-            "bolts": [
-                _component_row(part, window, sys, snapshot.id, links)
-                for part in snapshot.components_of("bolt", sys)
-            ],
-            "configuration": conf,
-            "debug": bool(runnable.conf.get("topology.debug")),
-            "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
-            "visualizationTable": [],
-        }
-
-    def workers(self, name: str) -> dict[str, Any]:
-        """``/topology-workers/:id``: each slot once."""
-        pairs = sorted(
-            {(worker.host, worker.port) for worker in self._reader.snapshot(name).workers}
-        )
-        return {
-            "hostPortList": [{"host": host, "port": number} for host, number in pairs],
-            # Storm has one port for all hosts; here each supervisor names its own, this is the
-            # configured one.
-            "logviewerPort": int(self._nimbus.conf["supervisor.http.port"]),
-            "logviewerScheme": self._nimbus.identity.http.partition(":")[0],
-        }
-
-    def metrics(self, name: str, window: str, sys: bool) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/metrics",
+        summary="Statistics of components by stream",
+        responses={200: TopologyMetrics},
+        errors=READ_ERRORS,
+    )
+    def metrics(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
         """``/topology/:id/metrics``: statistics of each component by stream."""
         snapshot = self._reader.snapshot(name)
 
@@ -130,12 +107,26 @@ class TopologyPages:
             ],
         }
 
-    def lag(self, name: str) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/lag",
+        summary="Lag of spouts that report one",
+        responses={200: dict[str, SpoutLag]},
+        errors=READ_ERRORS,
+    )
+    def lag(self, name: TopologyId) -> dict[str, Any]:
         """``/topology/:id/lag``: of the spouts whose tasks report a metric named ``lag``."""
         parts = sorted(self._reader.snapshot(name).components.items())
         return {component: _lag_row(part) for component, part in parts if part.lag is not None}
 
-    def errors(self, name: str) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/get-errors",
+        summary="Newest errors",
+        responses={200: TopologyErrors},
+        errors=READ_ERRORS,
+    )
+    def errors(self, name: TopologyId) -> dict[str, Any]:
         """``/topology/:id/get-errors``: the newest errors of all components."""
         snapshot, links = self._reader.snapshot(name), Links(self._reader.view())
         return {
@@ -146,7 +137,44 @@ class TopologyPages:
             ]
         }
 
-    def component(self, name: str, component: str, window: str, sys: bool) -> dict[str, Any]:
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/visualization-init",
+        summary="Streams of a topology",
+        responses={200: VisualTable},
+        errors=READ_ERRORS,
+    )
+    def visualization_init(
+        self, name: TopologyId, window: Window, sys: IncludeSystem
+    ) -> dict[str, Any]:
+        """``/topology/:id/visualization-init``."""
+        return visualization_table(self._reader, name, window, sys)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/visualization",
+        summary="Graph of a topology",
+        responses={200: dict[str, VisualNode]},
+        errors=READ_ERRORS,
+    )
+    def visualization(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
+        """``/topology/:id/visualization``."""
+        return visualization(self._reader, name, window, sys)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/component/{component:path}",
+        summary="A component",
+        responses={200: ComponentPage},
+        errors=READ_ERRORS,
+    )
+    def component(
+        self,
+        name: TopologyId,
+        component: Annotated[str, Parameter("path", "component", "Component id")],
+        window: Window,
+        sys: IncludeSystem,
+    ) -> dict[str, Any]:
         """``/topology/:id/component/:component``; :class:`KeyNotFound` when the topology has no
         such component.
         """
@@ -179,6 +207,48 @@ class TopologyPages:
             "profilerActive": [],
             "componentErrors": [_error_row(error, snapshot.id, links) for error in part.errors],
             **_statistics(part, snapshot.id, window, sys, links),
+        }
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}",
+        summary="A topology",
+        responses={200: TopologyPage},
+        errors=READ_ERRORS,
+    )
+    def page(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
+        """``/topology/:id``."""
+        snapshot = self._reader.snapshot(name)
+        runnable = self._reader.runnable(snapshot.id)
+        conf = self._reader.shown_conf(snapshot.id)
+        view = self._reader.view()
+        links = Links(view)
+        copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
+        head = topology_row(
+            topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version
+        )
+
+        return {
+            **head,
+            "user": None,
+            "schedulerDisplayResource": bool(head["assignedMemOnHeap"] or head["assignedCpu"]),
+            "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
+            "window": window,
+            "windowHint": window_hint(window),
+            "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
+            "workers": [worker_row(worker, links) for worker in snapshot.workers],
+            "spouts": [
+                _component_row(part, window, sys, snapshot.id, links)
+                for part in snapshot.components_of("spout", sys)
+            ],
+            "bolts": [
+                _component_row(part, window, sys, snapshot.id, links)
+                for part in snapshot.components_of("bolt", sys)
+            ],
+            "configuration": conf,
+            "debug": bool(runnable.conf.get("topology.debug")),
+            "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
+            "visualizationTable": [],
         }
 
 
