@@ -1,4 +1,4 @@
-"""HTTP service of a supervisor: logs of its host, stacks and restarts of its workers."""
+"""HTTP service of a supervisor: logs, and stacks and restarts of workers."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class LogService:
-    """HTTP service that listens from the start, and serves once the supervisor has adopted its
-    workers.
+    """HTTP service of one supervisor.
 
-    If the port is in use, any free one is used and announced (as in JStorm).
+    It listens from the start, and serves once the supervisor has adopted its workers. If the port
+    is in use, any free one is used and announced (as in JStorm).
     """
 
     def __init__(self, conf: ClusterConf, home: Path, supervisor_id: str) -> None:
@@ -46,8 +46,8 @@ class LogService:
             listener = listen(host, 0, "supervisor.http.port")
         self.announced = AnnouncedName(host, listener)
         self.port: int = int(listener.getsockname()[1])
-        shown = f"[{host}]" if ":" in host else host
-        self.url: str = f"{self._security.scheme}://{shown}:{self.port}"
+        url_host = f"[{host}]" if ":" in host else host
+        self.url: str = f"{self._security.scheme}://{url_host}:{self.port}"
         """URL in the supervisor's record."""
         tls = None
         if self._security.tls:
@@ -63,7 +63,7 @@ class LogService:
         )
 
     def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
-        """Start to serve; ``workers()``: those that run now."""
+        """Start to serve. ``workers()`` returns the workers that run at its call."""
         self._workers = workers
         self._service.start()
 

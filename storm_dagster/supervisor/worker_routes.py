@@ -18,7 +18,7 @@ from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
-_STACKS_SECS = 2.0
+_RESPONSE_SECS = 2.0
 """Longest time that a worker has to send its stacks."""
 
 
@@ -119,10 +119,10 @@ class WorkerRoutes:
         header = f"topology {topology_id} worker port {live.port} pid {live.process.pid}"
         try:
             spec = WorkerSpec.read(self._home / "workers" / live.worker.id / SPEC)
-            answer = ask_worker(
-                spec.host, live.port, spec.token, "stacks", _STACKS_SECS, spec.link_key
+            response = ask_worker(
+                spec.host, live.port, spec.token, "stacks", _RESPONSE_SECS, spec.link_key
             )
-            return stacks_text(header, answer["stacks"])
+            return stacks_text(header, response["stacks"])
         except StormDagsterError as error:
             return stacks_text(header, None, error.message)
         except OSError:

@@ -26,7 +26,7 @@ from storm_dagster.nimbus.blobs.uploads import new_inbox_file
 from storm_dagster.nimbus.http.parameters import EPOCH
 from storm_dagster.nimbus.member import Nimbus
 
-_MOST_DOCUMENT_BYTES = 64 << 20
+_MAX_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
 _BYTES = {"application/octet-stream": bytes}
 _WRITE_ERRORS = (404, 409, 503)
@@ -95,23 +95,22 @@ async def receive_file(
     request: Request,
     inbox: Path,
     *,
-    most_bytes: int,
+    max_bytes: int,
     idle_secs: float,
     touch: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[tuple[Path, str]]:
-    """Write the request's body to a fresh file of ``inbox``; the file, which goes in the end, and
-    the body's hash.
+    """Write the request's body to a new file of ``inbox``: the file, and the body's hash.
 
-    Refused with :class:`InvalidRequest` before more than ``most_bytes`` were read, when the body
-    breaks off, or when its hash is not that of the header ``X-Content-SHA256`` (which may be
-    absent); :class:`Unavailable` after ``idle_secs`` without a byte or when the disk fails.
-    ``touch`` is called with each chunk. Nothing is left of a refused body.
+    The file is removed at the end, that of a refused body too. :class:`InvalidRequest` for a body of
+    more than ``max_bytes``, before more than these are read, for an incomplete body, and for one whose
+    hash is not that of the header ``X-Content-SHA256`` (which may be absent). :class:`Unavailable`
+    after ``idle_secs`` without a byte, or when the disk fails. ``touch`` is called with each chunk.
     """
     announced = request.headers.get("x-content-sha256")
     expected = check_sha256(announced) if announced is not None else None
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most_bytes:
-        raise _too_large(most_bytes)
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
     path = new_inbox_file(inbox)
     digest = hashlib.sha256()
     size = 0
@@ -119,10 +118,13 @@ async def receive_file(
         try:
             with await run_in_threadpool(path.open, "xb") as sink:
                 stream = request.stream()
-                while (chunk := await asyncio.wait_for(anext(stream, None), idle_secs)) is not None:
+                while True:
+                    chunk = await asyncio.wait_for(anext(stream, None), idle_secs)
+                    if chunk is None:
+                        break
                     size += len(chunk)
-                    if size > most_bytes:
-                        raise _too_large(most_bytes)
+                    if size > max_bytes:
+                        raise _too_large(max_bytes)
                     digest.update(chunk)
                     await run_in_threadpool(sink.write, chunk)
                     touch()
@@ -146,9 +148,9 @@ async def receive_file(
         path.unlink(missing_ok=True)
 
 
-def _too_large(most_bytes: int) -> InvalidRequest:
+def _too_large(max_bytes: int) -> InvalidRequest:
     return InvalidRequest(
-        f"the body is larger than {most_bytes} bytes: send less, or raise nimbus.upload.max.bytes"
+        f"the body is larger than {max_bytes} bytes: send less, or raise nimbus.upload.max.bytes"
     )
 
 
@@ -182,8 +184,8 @@ class BlobRoutes:
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
-        self._idle = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-        self._most = int(nimbus.conf["nimbus.upload.max.bytes"])
+        self._idle_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
+        self._max_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
 
     @router.route(
         "GET",
@@ -220,9 +222,10 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def write_blob(self, request: Request) -> Response:
-        key, terms = _key(request), write_terms(request)
+        key = _key(request)
+        terms = write_terms(request)
         await run_in_threadpool(self._nimbus.status.require, terms.epoch)
-        meta, copies = await self._store(request, key, terms, self._most)
+        meta, copies = await self._store(request, key, terms, self._max_bytes)
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
     @router.route(
@@ -256,7 +259,7 @@ class BlobRoutes:
         else:
             inbox = self._nimbus.inbox
             async with receive_file(
-                request, inbox, most_bytes=self._most, idle_secs=self._idle
+                request, inbox, max_bytes=self._max_bytes, idle_secs=self._idle_secs
             ) as (path, _):
                 meta = await run_in_threadpool(accept, key, sha256, path)
         return JSONResponse(meta.to_document())
@@ -324,15 +327,18 @@ class BlobRoutes:
     )
     async def write_part(self, request: Request) -> Response:
         uploads = self._nimbus.uploads
-        handle, part = request.path_params["handle"], request.path_params["part"]
+        handle = request.path_params["handle"]
+        part = request.path_params["part"]
         await run_in_threadpool(self._nimbus.status.require)
         key = await run_in_threadpool(uploads.key, handle, part)
         await run_in_threadpool(uploads.touch, handle)
-        most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
+        max_bytes = self._max_bytes
+        if part != "archive":
+            max_bytes = min(self._max_bytes, _MAX_DOCUMENT_BYTES)
         meta, copies = await self._store(
-            request, key, write_terms(request), most, lambda: uploads.refresh(handle)
+            request, key, write_terms(request), max_bytes, lambda: uploads.refresh(handle)
         )
-        # Cancelled while the last bytes were on their way: what was stored since goes as well.
+        # If the upload was cancelled while the last bytes arrived, this removes the part.
         await run_in_threadpool(uploads.stored, handle)
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
@@ -345,7 +351,8 @@ class BlobRoutes:
         errors=(404, 503),
     )
     async def read_part(self, request: Request) -> Response:
-        handle, part = request.path_params["handle"], request.path_params["part"]
+        handle = request.path_params["handle"]
+        part = request.path_params["part"]
         return await self._send(
             request, await run_in_threadpool(self._nimbus.uploads.key, handle, part)
         )
@@ -366,46 +373,63 @@ class BlobRoutes:
     async def _send(self, request: Request, key: str) -> Response:
         meta, stream = await run_in_threadpool(self._nimbus.blobs.base.open_with_meta, key)
         headers = {"Content-Type": "application/octet-stream", "X-Content-SHA256": meta.sha256}
-        more: Any = {
-            "chunk": self._chunk,
-            "idle_secs": self._idle,
-            "headers": headers,
-            "tag": f'"{meta.sha256}"',
-        }
-        return StreamResponse(stream, meta.size, request=request, **more)
+        return StreamResponse(
+            stream,
+            meta.size,
+            request=request,
+            chunk=self._chunk,
+            idle_secs=self._idle_secs,
+            headers=headers,
+            tag=f'"{meta.sha256}"',
+        )
 
     async def _store(
         self,
         request: Request,
         key: str,
         terms: WriteTerms,
-        most_bytes: int,
+        max_bytes: int,
         touch: Any = lambda: None,
     ) -> tuple[BlobMeta, int]:
-        """Store the body, or with ``?sha256=`` a content that is here already, under ``key``."""
-        blobs = self._nimbus.blobs
-        if (sha256 := request.query_params.get("sha256")) is not None:
-            # Whoever knows a hash would otherwise get the content.
-            stored = None
-            if may_do_all(request.scope, self._nimbus.conf.values):
-                stored = await run_in_threadpool(
-                    blobs.put_content, key, check_sha256(sha256), terms
-                )
-            if stored is None:
-                raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
-            return stored
+        """Store the body under ``key``, or with ``?sha256=`` a content that is stored already."""
+        sha256 = request.query_params.get("sha256")
+        if sha256 is not None:
+            return await self._store_content(request, key, sha256, terms)
         inbox = self._nimbus.inbox
         async with receive_file(
-            request, inbox, most_bytes=most_bytes, idle_secs=self._idle, touch=touch
-        ) as received:
-            return await run_in_threadpool(blobs.put_file, key, *received, terms)
+            request, inbox, max_bytes=max_bytes, idle_secs=self._idle_secs, touch=touch
+        ) as (path, body_sha256):
+            return await run_in_threadpool(
+                self._nimbus.blobs.put_file, key, path, body_sha256, terms
+            )
+
+    async def _store_content(
+        self, request: Request, key: str, sha256: str, terms: WriteTerms
+    ) -> tuple[BlobMeta, int]:
+        # Otherwise a caller who knows only the hash of a content could read it.
+        stored = None
+        if may_do_all(request.scope, self._nimbus.conf.values):
+            stored = await run_in_threadpool(
+                self._nimbus.blobs.put_content, key, check_sha256(sha256), terms
+            )
+        if stored is None:
+            raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
+        return stored
 
     def _check_replica(self, request: Request) -> None:
-        """The sender must be the leader of the present epoch, and this nimbus must not."""
+        """Raise :class:`Fenced` unless the sender is the leader of the current epoch.
+
+        The leader itself does not accept copies.
+        """
         claimed = _number(request, "X-Storm-Epoch")
         if claimed is None:
             raise InvalidRequest("a copy carries the header X-Storm-Epoch")
         self._nimbus.cluster.state.sync_path(paths.EPOCH)
-        found = self._nimbus.cluster.epoch()
-        if found is None or found[0] != claimed or found[1].leader == self._nimbus.identity.address:
+        current = self._nimbus.cluster.epoch()
+        is_accepted = False
+        if current is not None:
+            epoch, record = current
+            is_leader = record.leader == self._nimbus.identity.address
+            is_accepted = epoch == claimed and not is_leader
+        if not is_accepted:
             raise Fenced(f"the copy comes from epoch {claimed}, which is over: nothing was stored")

@@ -1,1 +1,1 @@
-"""Pages for browsers: what runs, what is slow, and why. They change nothing."""
+"""Pages for browsers: topologies, hosts, placements and problems. They are read-only."""

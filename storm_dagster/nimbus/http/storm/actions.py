@@ -1,4 +1,4 @@
-"""Actions of Storm's UI on a topology: the POST routes, and views into a worker."""
+"""Actions of Storm's UI on a topology: POST routes, and views into a worker."""
 
 import re
 import time
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel
 
 from storm_dagster.http.documents import JsonMap, Number
 from storm_dagster.http.router import Parameter, Router
@@ -29,19 +29,18 @@ from storm_dagster.operations.live.log_levels import level_change
 _WAIT = re.compile(r"[0-9]{1,9}")
 _SLOT = re.compile(r"(?P<host>[A-Za-z0-9._:\[\]-]{1,255}):(?P<port>[0-9]{1,5})")
 
-
 WaitSecs = Annotated[str, Parameter("path", "wait", "Seconds", schema=Number)]
 DebugComponent = Annotated[str, Parameter("path", "component", "Component id")]
 DebugAction = Annotated[str, Parameter("path", "action", "enable or disable")]
 DebugPercent = Annotated[str, Parameter("path", "percent", "Share of tuples")]
-_Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)] | None
+_RequestedNumber = int | Annotated[Number, AfterValidator(int)] | None
 
 
 class RebalanceOptions(RequestModel):
     """Options of a rebalance."""
 
-    numWorkers: _Number = None
-    executors: dict[str, _Number] | None = None
+    numWorkers: _RequestedNumber = None
+    executors: dict[str, _RequestedNumber] | None = None
 
 
 class StormRebalance(RequestModel):
@@ -91,7 +90,7 @@ class LogLevelsPage(StormDocument):
 
 
 class TopologyActions:
-    """Changes like all others: by the leader itself, or as a Dagster run."""
+    """Routes of the actions. The leader executes a change itself, or as a Dagster run."""
 
     router: ClassVar = Router("storm", storm_errors=True)
 
@@ -110,7 +109,7 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def activate(self, name: TopologyId) -> dict[str, Any]:
-        """``POST /topology/:id/activate``."""
+        """Start the spouts."""
         return self._act(name, "activate", {})
 
     @router.route(
@@ -121,7 +120,7 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def deactivate(self, name: TopologyId) -> dict[str, Any]:
-        """``POST /topology/:id/deactivate``."""
+        """Stop the spouts."""
         return self._act(name, "deactivate", {})
 
     @router.route(
@@ -133,13 +132,9 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def rebalance(self, name: TopologyId, wait: WaitSecs, document: JsonMap) -> dict[str, Any]:
-        """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers",
-        "executors"}}``.
-        """
-        options = (
-            check_request(StormRebalance, document, "a rebalance").rebalanceOptions
-            or RebalanceOptions()
-        )
+        """Rebalance after a wait in seconds."""
+        request = check_request(StormRebalance, document, "a rebalance")
+        options = request.rebalanceOptions or RebalanceOptions()
         change = {
             "wait_secs": _secs(wait),
             "workers": options.numWorkers,
@@ -155,7 +150,7 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def kill(self, name: TopologyId, wait: WaitSecs) -> dict[str, Any]:
-        """``POST /topology/:id/kill/:wait``; the wait is in seconds."""
+        """Kill after a wait in seconds."""
         return self._act(name, "kill", {"wait_secs": _secs(wait)})
 
     @router.route(
@@ -172,7 +167,7 @@ class TopologyActions:
         action: DebugAction,
         percent: DebugPercent,
     ) -> dict[str, Any]:
-        """``POST /topology/:id/component/:component/debug/:action/:percent``."""
+        """Refuse to sample the tuples of a component."""
         return self._refuse_debug(name)
 
     @router.route(
@@ -183,7 +178,7 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def debug(self, name: TopologyId, action: DebugAction, percent: DebugPercent) -> dict[str, Any]:
-        """``POST /topology/:id/debug/:action/:percent``."""
+        """Refuse to sample the tuples of a topology."""
         return self._refuse_debug(name)
 
     @router.route(
@@ -194,24 +189,22 @@ class TopologyActions:
         errors=READ_ERRORS,
     )
     def log_levels(self, name: TopologyId) -> dict[str, Any]:
-        """``GET /topology/:id/logconfig``: what is changed in any worker that answers, with Storm's
-        keys.
-        """
-        found = self._levels.current(topology_by_name(self._reader.view(), name))
-        now = int(time.time())
-        return {
-            "namedLoggerLevels": {
-                logger: {
-                    "target_level": change.get("level"),
-                    "reset_level": change.get("reset"),
-                    "timeout": int(change.get("secs") or 0),
-                    "timeout_epoch": (now + int(change["secs"])) * 1000
-                    if change.get("secs")
-                    else 0,
-                }
-                for logger, change in found.items()
+        """Changed levels in the workers that respond, by logger."""
+        changes = self._levels.current(topology_by_name(self._reader.view(), name))
+        now_secs = int(time.time())
+        levels: dict[str, Any] = {}
+        for logger, change in changes.items():
+            timeout_secs = int(change.get("secs") or 0)
+            timeout_epoch_ms = 0
+            if change.get("secs"):
+                timeout_epoch_ms = (now_secs + timeout_secs) * 1000
+            levels[logger] = {
+                "target_level": change.get("level"),
+                "reset_level": change.get("reset"),
+                "timeout": timeout_secs,
+                "timeout_epoch": timeout_epoch_ms,
             }
-        }
+        return {"namedLoggerLevels": levels}
 
     @router.route(
         "POST",
@@ -222,15 +215,11 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def set_log_levels(self, name: TopologyId, document: JsonMap) -> dict[str, Any]:
-        """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level",
-        "timeout", "reset_level"}}}``; a logger without a target level has that of the conf again.
-        """
-        entries = check_request(
-            LogLevelsRequest, document, "a change of log levels"
-        ).namedLoggerLevels
+        """Change levels of loggers; a logger without a target level gets that of the conf."""
+        request = check_request(LogLevelsRequest, document, "a change of log levels")
         changes = {
-            logger: level_change(logger, entry.target_level, entry.timeout or 0, entry.reset_level)
-            for logger, entry in entries.items()
+            logger: level_change(logger, level.target_level, level.timeout or 0, level.reset_level)
+            for logger, level in request.namedLoggerLevels.items()
         }
         self._levels.change(topology_by_name(self._reader.view(), name), changes)
         return self.log_levels(name)
@@ -243,13 +232,14 @@ class TopologyActions:
         errors=READ_ERRORS,
     )
     def stacks(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
-        """``GET /topology/:id/profiling/dumpjstack/:host:port``: the stacks themselves, at once."""
+        """The stacks themselves, without a file in between."""
         match = _SLOT.fullmatch(slot)
         if match is None or int(match["port"]) > 65535:
             raise InvalidRequest(f"a worker is named HOST:PORT, got {slot!r:.80}")
         view = self._reader.view()
         topology = topology_by_name(view, name)
-        host, port = match["host"], int(match["port"])
+        host = match["host"]
+        port = int(match["port"])
         stacks = stacks_of_worker(topology, host, port, self._reader.security)
         base = Links(view).base(host)
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
@@ -268,7 +258,7 @@ class TopologyActions:
         slot: WorkerSlot,
         minutes: Annotated[str, Parameter("path", "minutes")],
     ) -> dict[str, Any]:
-        """``GET /topology/:id/profiling/start/:host:port/:minutes``."""
+        """Respond that JVMs are not profiled here."""
         return self._disabled(name)
 
     @router.route(
@@ -279,7 +269,7 @@ class TopologyActions:
         errors=READ_ERRORS,
     )
     def stop_profiling(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
-        """``GET /topology/:id/profiling/stop/:host:port``."""
+        """Respond that JVMs are not profiled here."""
         return self._disabled(name)
 
     @router.route(
@@ -290,7 +280,7 @@ class TopologyActions:
         errors=READ_ERRORS,
     )
     def dump_profile(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
-        """``GET /topology/:id/profiling/dumpprofile/:host:port``."""
+        """Respond that JVMs are not profiled here."""
         return self._disabled(name)
 
     @router.route(
@@ -301,19 +291,16 @@ class TopologyActions:
         errors=READ_ERRORS,
     )
     def dump_heap(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
-        """``GET /topology/:id/profiling/dumpheap/:host:port``."""
+        """Respond that there is no heap of a JVM."""
         return self._disabled(name)
 
     def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /topology/:id/VERB``."""
-        answer = self._lifecycle.act(name, verb, document)
+        changed = self._lifecycle.act(name, verb, document)
         self._reader.forget()
-        return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
+        return {"topologyOperation": verb, "topologyId": changed["id"], "status": "success"}
 
     def _refuse_debug(self, name: str) -> dict[str, Any]:
-        """Storm's sampling of tuples into an event log: not supported; the response names the
-        alternative.
-        """
+        """Raise :class:`InvalidRequest`, which names the alternative to Storm's event log."""
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
             "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "
@@ -321,9 +308,7 @@ class TopologyActions:
         )
 
     def _disabled(self, name: str) -> dict[str, Any]:
-        """Storm's JVM profiler and heap dumps: a worker is no JVM, which Storm calls
-        ``disabled``.
-        """
+        """Response to profilers and heap dumps of JVMs, which workers are not."""
         topology_by_name(self._reader.view(), name)
         return {
             "status": "disabled",

@@ -30,7 +30,6 @@ from storm_dagster.nimbus.http.storm.cluster_documents import (
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.http.storm.parameters import READ_ERRORS, IncludeSystem, TopologyId
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.document_rows import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
 _GUARANTEES = (
@@ -74,12 +73,12 @@ class ClusterPages:
         view = self._reader.view()
         supervisors = supervisors_of(view, now_secs=int(time.time()))
         size = TopologySize.of(*view.topologies.values())
-        total = sum(len(one.info.ports) for one in supervisors)
-        used = sum(len(one.used) for one in supervisors)
-        memory = float(sum(one.info.memory_mb for one in supervisors))
-        cpu = float(sum(one.info.cpu for one in supervisors))
-        used_memory = sum(one.used_memory_mb for one in supervisors)
-        used_cpu = sum(one.used_cpu for one in supervisors)
+        total = sum(len(supervisor.info.ports) for supervisor in supervisors)
+        used = sum(len(supervisor.used) for supervisor in supervisors)
+        memory = float(sum(supervisor.info.memory_mb for supervisor in supervisors))
+        cpu = float(sum(supervisor.info.cpu for supervisor in supervisors))
+        used_memory = sum(supervisor.used_memory_mb for supervisor in supervisors)
+        used_cpu = sum(supervisor.used_cpu for supervisor in supervisors)
         return {
             "stormVersion": self._nimbus.identity.version,
             "supervisors": len(supervisors),
@@ -108,11 +107,11 @@ class ClusterPages:
     def supervisors(self) -> dict[str, Any]:
         """Every supervisor."""
         view = self._reader.view()
-        found = supervisors_of(view, now_secs=int(time.time()))
+        supervisors = supervisors_of(view, now_secs=int(time.time()))
         links = Links(view)
         return {
-            "supervisors": [_supervisor_row(one, links) for one in found],
-            "schedulerDisplayResource": _displays(one.info for one in found),
+            "supervisors": [_supervisor_row(supervisor, links) for supervisor in supervisors],
+            "schedulerDisplayResource": _displays(view.supervisors.values()),
         }
 
     @router.route(
@@ -128,26 +127,30 @@ class ClusterPages:
         host: Annotated[str | None, Parameter("query", "host", "Host; ignored with an id")],
         sys: IncludeSystem,
     ) -> dict[str, Any]:
-        """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is
-        none.
+        """Supervisors by id or host, with their workers.
+
+        :class:`KeyNotFound` when no live supervisor has the id or host.
         """
         if id is None and host is None:
             raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
         view = self._reader.view()
         links = Links(view)
-        found = [
-            one
-            for one in supervisors_of(view, now_secs=int(time.time()), workers=True)
-            if (one.id == id if id is not None else one.info.host == host)
-        ]
-        if not found:
+        snapshots = supervisors_of(view, now_secs=int(time.time()), workers=True)
+        if id is not None:
+            supervisors = [snapshot for snapshot in snapshots if snapshot.id == id]
+        else:
+            supervisors = [snapshot for snapshot in snapshots if snapshot.info.host == host]
+        if not supervisors:
             raise KeyNotFound(
                 f"no supervisor {(id or host)!r:.80} is alive: see /api/v1/supervisor/summary"
             )
+        workers: list[dict[str, Any]] = []
+        for supervisor in supervisors:
+            workers.extend(worker_row(worker, links) for worker in supervisor.workers)
         return {
-            "supervisors": [_supervisor_row(one, links) for one in found],
-            "workers": [worker_row(worker, links) for one in found for worker in one.workers],
-            "schedulerDisplayResource": _displays(one.info for one in found),
+            "supervisors": [_supervisor_row(supervisor, links) for supervisor in supervisors],
+            "workers": workers,
+            "schedulerDisplayResource": _displays(supervisor.info for supervisor in supervisors),
         }
 
     @router.route(
@@ -159,29 +162,8 @@ class ClusterPages:
     )
     def nimbuses(self) -> dict[str, Any]:
         """Every nimbus that is alive."""
-        rows = [
-            {
-                "host": one["host"],
-                "port": one["port"] or 0,
-                "status": "Leader" if one["leader"] else "Not a Leader",
-                "version": one["version"] or "Not applicable",
-                "nimbusUpTime": "Not applicable"
-                if one["uptime_secs"] is None
-                else pretty_secs(one["uptime_secs"]),
-                "nimbusUpTimeSeconds": "Not applicable"
-                if one["uptime_secs"] is None
-                else str(one["uptime_secs"]),
-                "nimbusLogLink": self._log_link(one),
-            }
-            for one in self._reader.cluster()["nimbuses"]
-        ]
-        return {"nimbuses": rows}
-
-    def _log_link(self, row: Mapping[str, Any]) -> str:
-        own = self._nimbus.identity
-        if row["http"] == own.http:
-            return daemon_log(own.http, "nimbus", own.id)
-        return f"{row['http']}/logview?cmd=listDir" if row["http"] else ""
+        nimbuses = self._reader.cluster()["nimbuses"]
+        return {"nimbuses": [self._nimbus_row(nimbus) for nimbus in nimbuses]}
 
     @router.route(
         "GET",
@@ -226,10 +208,13 @@ class ClusterPages:
     def topologies(self) -> dict[str, Any]:
         """Every topology, in order of its name."""
         view = self._reader.view()
-        held = self._reader.replication(view.topologies)
+        copies = self._reader.replication(view.topologies)
+        topologies = sorted(
+            view.topologies.values(), key=lambda topology: (topology.base.name, topology.id)
+        )
+        version = self._nimbus.identity.version
         rows = [
-            topology_row(one, held.get(one.id, 0), self._nimbus.identity.version)
-            for one in sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
+            topology_row(topology, copies.get(topology.id, 0), version) for topology in topologies
         ]
         return {
             "topologies": rows,
@@ -249,30 +234,75 @@ class ClusterPages:
         slots = sorted({(worker.host, worker.port) for worker in workers})
         return {
             "hostPortList": [{"host": host, "port": port} for host, port in slots],
-            # Storm has one port for all hosts; here each supervisor names its own, this is the
+            # Storm has one port for all hosts. Here supervisors can have other ports than the
             # configured one.
             "logviewerPort": int(self._nimbus.conf["supervisor.http.port"]),
             "logviewerScheme": self._nimbus.identity.http.partition(":")[0],
         }
 
+    def _nimbus_row(self, nimbus: Mapping[str, Any]) -> dict[str, Any]:
+        uptime = "Not applicable"
+        uptime_secs = "Not applicable"
+        if nimbus["uptime_secs"] is not None:
+            uptime = pretty_secs(nimbus["uptime_secs"])
+            uptime_secs = str(nimbus["uptime_secs"])
+        return {
+            "host": nimbus["host"],
+            "port": nimbus["port"] or 0,
+            "status": "Leader" if nimbus["leader"] else "Not a Leader",
+            "version": nimbus["version"] or "Not applicable",
+            "nimbusUpTime": uptime,
+            "nimbusUpTimeSeconds": uptime_secs,
+            "nimbusLogLink": self._log_link(nimbus["http"]),
+        }
+
+    def _log_link(self, http: str | None) -> str:
+        """Link to the log of the nimbus at that URL; of another nimbus to its list of logs."""
+        own = self._nimbus.identity
+        if http == own.http:
+            return daemon_log(own.http, "nimbus", own.id)
+        return f"{http}/logview?cmd=listDir" if http else ""
+
     def _owners(self, owner: str | None) -> dict[str, Any]:
         view = self._reader.view()
-        found = topologies_by_owner(view, owner)
-        if owner is not None and not found:
+        topologies_of = topologies_by_owner(view, owner)
+        if owner is not None and not topologies_of:
             raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology")
         rows: list[dict[str, Any]] = []
-        for name, topologies in found.items():
+        for name, topologies in topologies_of.items():
             size = TopologySize.of(*topologies)
-            row = {"owner": name, "totalTopologies": len(topologies)} | fields_of("owner", size)
-            row |= {"totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
-            rows.append(row | dict.fromkeys(_GUARANTEES, "N/A"))
+            row: dict[str, Any] = {
+                "owner": name,
+                "totalTopologies": len(topologies),
+                "totalExecutors": size.executors,
+                "totalWorkers": size.workers,
+                "totalTasks": size.tasks,
+                "totalMemoryUsage": size.memory_mb,
+                "totalReqOnHeapMem": size.memory_mb,
+                "totalReqMem": size.memory_mb,
+                "totalAssignedOnHeapMem": size.memory_mb,
+                "totalCpuUsage": size.cpu,
+                "totalReqCpu": size.cpu,
+                "totalReqOffHeapMem": 0.0,
+                "totalAssignedOffHeapMem": 0.0,
+            }
+            row.update(dict.fromkeys(_GUARANTEES, "N/A"))
+            rows.append(row)
         return {"owners": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
 
 
 def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     """One worker, as on every page that lists workers."""
     return {
-        **fields_of("worker", worker),
+        "supervisorId": worker.node,
+        "host": worker.host,
+        "port": worker.port,
+        "topologyId": worker.topology_id,
+        "topologyName": worker.topology_name,
+        "executorsTotal": worker.executors,
+        "assignedMemOnHeap": worker.memory_mb,
+        "assignedCpu": worker.cpu,
+        "uptimeSeconds": worker.uptime_secs,
         "assignedMemOffHeap": 0.0,
         "componentNumTasks": dict(worker.tasks_by_component),
         "uptime": pretty_secs(worker.uptime_secs),
@@ -280,34 +310,58 @@ def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     }
 
 
-def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
-    total, used = len(one.info.ports), len(one.used)
+def _supervisor_row(supervisor: SupervisorSnapshot, links: Links) -> dict[str, Any]:
+    info = supervisor.info
+    slots = len(info.ports)
+    used_slots = len(supervisor.used)
     return {
-        **fields_of("supervisor", one),
-        "uptime": pretty_secs(one.uptime_secs),
-        "slotsTotal": total,
-        "slotsUsed": used,
-        "slotsFree": max(0, total - used),
-        "totalMem": float(one.info.memory_mb),
-        "totalCpu": float(one.info.cpu),
-        "availMem": max(0.0, one.info.memory_mb - one.used_memory_mb),
-        "availCpu": max(0.0, one.info.cpu - one.used_cpu),
-        "logLink": links.supervisor(one.id),
+        "id": supervisor.id,
+        "host": info.host,
+        "uptimeSeconds": supervisor.uptime_secs,
+        "usedMem": supervisor.used_memory_mb,
+        "usedCpu": supervisor.used_cpu,
+        "version": info.version,
+        "blacklisted": supervisor.blacklisted,
+        "uptime": pretty_secs(supervisor.uptime_secs),
+        "slotsTotal": slots,
+        "slotsUsed": used_slots,
+        "slotsFree": max(0, slots - used_slots),
+        "totalMem": float(info.memory_mb),
+        "totalCpu": float(info.cpu),
+        "availMem": max(0.0, info.memory_mb - supervisor.used_memory_mb),
+        "availCpu": max(0.0, info.cpu - supervisor.used_cpu),
+        "logLink": links.supervisor(supervisor.id),
     }
 
 
-def topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
-    """A topology, as the list and its own page show it."""
-    uptime = max(0, int(time.time()) - one.base.launch_time_secs)
+def topology_row(topology: TopologyView, replication: int, version: str) -> dict[str, Any]:
+    """A topology, as the list and its own page show it.
+
+    Topologies request no resources: those that their workers were given stand in both places.
+    """
+    size = TopologySize.of(topology)
+    uptime_secs = max(0, int(time.time()) - topology.base.launch_time_secs)
     return {
-        **fields_of("topology", one),
-        **fields_of("size", TopologySize.of(one)),
-        "encodedId": quote_plus(one.id),
-        "uptime": pretty_secs(uptime),
-        "uptimeSeconds": uptime,
+        "id": topology.id,
+        "name": topology.base.name,
+        "owner": topology.base.owner,
+        "status": topology.base.status,
+        "tasksTotal": size.tasks,
+        "workersTotal": size.workers,
+        "executorsTotal": size.executors,
+        "requestedMemOnHeap": size.memory_mb,
+        "requestedTotalMem": size.memory_mb,
+        "assignedMemOnHeap": size.memory_mb,
+        "assignedTotalMem": size.memory_mb,
+        "requestedCpu": size.cpu,
+        "assignedCpu": size.cpu,
+        "encodedId": quote_plus(topology.id),
+        "uptime": pretty_secs(uptime_secs),
+        "uptimeSeconds": uptime_secs,
         "replicationCount": replication,
         "schedulerInfo": None,
-        **dict.fromkeys(("requestedMemOffHeap", "assignedMemOffHeap"), 0.0),
+        "requestedMemOffHeap": 0.0,
+        "assignedMemOffHeap": 0.0,
         "stormVersion": version,
     }
 
@@ -317,5 +371,5 @@ def _percent(used: float, total: float) -> float:
 
 
 def _displays(supervisors: Iterable[SupervisorInfo]) -> bool:
-    """Whether resources are worth a column: some supervisor declares its own."""
+    """True if a supervisor declares resources, so that pages have a column for them."""
     return any(info.memory_mb or info.cpu for info in supervisors)
