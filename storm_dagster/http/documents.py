@@ -26,7 +26,7 @@ class ErrorBody(BaseModel, extra="forbid"):
 
 
 class ErrorDocument(BaseModel, extra="forbid"):
-    """The error document of every route of our own."""
+    """The error document of all routes but Storm's."""
 
     error: ErrorBody
 

@@ -23,7 +23,7 @@ _RESPONSE_SECS = 2.0
 
 
 class SupervisorHealth(BaseModel, extra="forbid"):
-    """Answer of a supervisor that serves."""
+    """Response of a supervisor that serves."""
 
     status: Literal["ok"]
     id: str
@@ -61,7 +61,7 @@ class WorkerRoutes:
     @router.route(
         "GET",
         "/healthz",
-        summary="Whether this supervisor serves",
+        summary="Health of this supervisor",
         responses={200: SupervisorHealth},
     )
     def health(self) -> dict[str, Any]:

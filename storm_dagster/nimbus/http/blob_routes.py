@@ -31,7 +31,7 @@ _MAX_DOCUMENT_BYTES = 64 << 20
 _BYTES = {"application/octet-stream": bytes}
 _WRITE_ERRORS = (404, 409, 503)
 _KEY = Parameter("path", "key", "Blob key")
-_HANDLE = Parameter("path", "handle", "What POST /v1/uploads gave")
+_HANDLE = Parameter("path", "handle", "Handle from POST /v1/uploads")
 _PART = Parameter("path", "part", "archive, conf or topology")
 _STORED_CONTENT = Parameter(
     "query", "sha256", "Instead of a body: content that is stored already", schema=Digest
@@ -204,7 +204,7 @@ class BlobRoutes:
     @router.route(
         "GET",
         "/v1/blobs/{key}",
-        summary="Content of a blob, or the byte range of it that Range asks for",
+        summary="Content of a blob, or the byte range in the header Range",
         parameters=(_KEY,),
         responses=_CONTENT_RESPONSES,
         errors=(404, 503),
@@ -281,7 +281,7 @@ class BlobRoutes:
     @router.route(
         "GET",
         "/v1/archives/{sha256}",
-        summary="Whether an archive of that hash is stored",
+        summary="Check that an archive of that hash is stored",
         responses={200: ArchiveDocument},
         errors=(404,),
     )
@@ -304,7 +304,7 @@ class BlobRoutes:
     @router.route(
         "POST",
         "/v1/uploads/{handle}/finish",
-        summary="End an upload: from now on its parts do not change",
+        summary="End an upload: its parts no longer change",
         responses={200: FinishedUpload},
         errors=_WRITE_ERRORS,
     )
@@ -360,7 +360,7 @@ class BlobRoutes:
     @router.route(
         "DELETE",
         "/v1/uploads/{handle}",
-        summary="Cancel an upload: nothing of it stays",
+        summary="Cancel an upload and remove its parts",
         parameters=(_HANDLE,),
         responses={204: None},
         errors=_WRITE_ERRORS,

@@ -26,14 +26,18 @@ _MAX_EVENTS = 100
 
 
 class EventBatch(BaseModel, extra="forbid"):
-    """Events of one worker, as :mod:`storm_dagster.model.dagster_events` encodes them."""
+    """Events of one worker.
+
+    :mod:`storm_dagster.model.dagster_events` encodes them.
+    """
 
     events: list[dict[str, Any]]
 
 
 class EventResult(BaseModel, extra="forbid"):
-    """Ids of stored events, of refused ones and of those with an undefined asset, and why no more
-    were stored.
+    """Ids of the events that were stored, refused, or have an undefined asset.
+
+    ``trouble`` is the reason why later events were not stored.
     """
 
     stored: list[str]

@@ -88,8 +88,9 @@ class ShowTask(BaseModel):
 
 
 class ShowComponent(BaseModel):
-    """A component with its statistics of all time; ``latency`` and ``stream_latency`` are of the
-    last ten minutes.
+    """A component with its statistics of all time.
+
+    ``latency`` and ``stream_latency`` are those of the last ten minutes.
     """
 
     type: Kind
@@ -106,7 +107,10 @@ class ShowComponent(BaseModel):
 
 
 class ShowError(BaseModel):
-    """An error that a task reported ``count`` times; ``time`` of the last one in epoch seconds."""
+    """An error that a task reported ``count`` times.
+
+    ``time`` is the one of the last report, in epoch seconds.
+    """
 
     component: str
     task: int
@@ -118,8 +122,9 @@ class ShowError(BaseModel):
 
 
 class OperationRow(BaseModel, extra="ignore"):
-    """A submission or change that is accepted and has not ended. ``step`` is what it does now;
-    ``run_id`` is null while its Dagster run is not known.
+    """A submission or change that is accepted and has not ended.
+
+    ``step`` is its current step; ``run_id`` is null while its Dagster run is not known.
     """
 
     verb: Literal["submit", "update", "rebalance", "restart", "gray-upgrade"]
@@ -139,8 +144,9 @@ class OperationsDocument(BaseModel, extra="ignore"):
 
 
 class ShowFinding(BaseModel):
-    """What is slow or goes wrong, and what to do; ``component`` is empty for the topology as a
-    whole.
+    """A problem of a topology, and its remedy.
+
+    ``component`` is empty for a problem of the whole topology.
     """
 
     component: str
@@ -151,8 +157,9 @@ class ShowFinding(BaseModel):
 
 
 class ShowDocument(BaseModel):
-    """One topology with its tasks, workers, statistics and errors; ``back_pressure`` counts the
-    workers that hold its spouts back.
+    """One topology with its tasks, workers, statistics and errors.
+
+    ``back_pressure`` is the number of workers that hold its spouts back.
     """
 
     id: str
@@ -185,8 +192,9 @@ class StateDocument(BaseModel, extra="forbid"):
 
 
 class DeadLetter(BaseModel, extra="ignore"):
-    """A tuple that failed too often; ``raw`` is null if it cannot be emitted again. Times in
-    milliseconds since 1970.
+    """A tuple that failed too often.
+
+    ``raw`` is null if it cannot be emitted again. Times are in milliseconds since 1970.
     """
 
     number: int
@@ -212,7 +220,7 @@ class DeadLettersDocument(BaseModel, extra="forbid"):
 
 
 class ChangedDocument(BaseModel):
-    """Answer to a change; ``run_id`` is null when the leader executed it itself."""
+    """Response to a change; ``run_id`` is null if the leader executed it itself."""
 
     run_id: str | None
     id: str
@@ -252,7 +260,10 @@ class ClusterSupervisor(BaseModel):
 
 
 class ClusterDocument(BaseModel):
-    """Nimbuses and supervisors; ``corrupt`` maps a damaged record's path to the reason."""
+    """Nimbuses and supervisors.
+
+    ``corrupt`` has the reason by the path of each damaged record.
+    """
 
     cluster_id: str
     healer: bool

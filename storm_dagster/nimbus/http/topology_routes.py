@@ -96,7 +96,9 @@ class TopologyRoutes:
         self._lifecycle = lifecycle
         self._metrics = metrics
 
-    @router.route("GET", "/healthz", summary="How this nimbus is", responses={200: HealthDocument})
+    @router.route(
+        "GET", "/healthz", summary="Health of this nimbus", responses={200: HealthDocument}
+    )
     def health(self) -> dict[str, Any]:
         return self._reader.health()
 
@@ -219,7 +221,7 @@ class TopologyRoutes:
     @router.route(
         "GET",
         "/v1/topologies/{name}/placement",
-        summary="Why each task is where it is",
+        summary="Reasons for the slot of each task",
         responses={200: JsonMap},
         errors=_READ_ERRORS,
     )
@@ -231,7 +233,7 @@ class TopologyRoutes:
             Parameter(
                 "query",
                 "task",
-                "What the worker of this task was chosen against",
+                "Also the alternatives to the worker of this task",
                 schema=int,
                 parse=parse_task,
             ),

@@ -51,8 +51,9 @@ class StormRebalance(RequestModel):
 
 
 class LoggerLevel(RequestModel):
-    """Level of a logger, for ``timeout`` seconds; without a target level the logger has that of the
-    conf again.
+    """Level of a logger, for ``timeout`` seconds.
+
+    Without a target level the logger gets the level of the conf.
     """
 
     target_level: Any = None
@@ -68,12 +69,16 @@ class LogLevelsRequest(BaseModel):
 
 
 class TopologyOperation(StormDocument):
+    """Response to a change of a topology."""
+
     topologyOperation: str
     topologyId: str
     status: Literal["success"]
 
 
 class StacksPage(StormDocument):
+    """Stacks of a worker's threads, and a link to them."""
+
     id: str
     dumplink: str
     stacks: dict[str, list[str]]
@@ -81,11 +86,15 @@ class StacksPage(StormDocument):
 
 
 class DisabledAction(StormDocument):
+    """Response to an action that workers do not support."""
+
     status: str
     message: str
 
 
 class LogLevelsPage(StormDocument):
+    """Changed levels by logger."""
+
     namedLoggerLevels: dict[str, Any]
 
 
@@ -209,7 +218,7 @@ class TopologyActions:
     @router.route(
         "POST",
         "/api/v1/topology/{id}/logconfig",
-        summary="Change levels of loggers in the workers, for a time or until taken back",
+        summary="Change levels of loggers in the workers, for a time or until the next change",
         body=LogLevelsRequest,
         responses={200: TopologyOperation},
         errors=CHANGE_ERRORS,
@@ -248,7 +257,7 @@ class TopologyActions:
     @router.route(
         "GET",
         "/api/v1/topology/{id}/profiling/start/{slot}/{minutes}",
-        summary="Profile a worker: answered with status 'disabled', workers are no JVMs",
+        summary="Profile a worker: the status is 'disabled', because workers are not JVMs",
         responses={200: DisabledAction},
         errors=READ_ERRORS,
     )
@@ -264,7 +273,7 @@ class TopologyActions:
     @router.route(
         "GET",
         "/api/v1/topology/{id}/profiling/stop/{slot}",
-        summary="End profiling: answered with status 'disabled', workers are no JVMs",
+        summary="End profiling: the status is 'disabled', because workers are not JVMs",
         responses={200: DisabledAction},
         errors=READ_ERRORS,
     )
@@ -275,7 +284,7 @@ class TopologyActions:
     @router.route(
         "GET",
         "/api/v1/topology/{id}/profiling/dumpprofile/{slot}",
-        summary="Store a profile: answered with status 'disabled', workers are no JVMs",
+        summary="Store a profile: the status is 'disabled', because workers are not JVMs",
         responses={200: DisabledAction},
         errors=READ_ERRORS,
     )
@@ -286,7 +295,7 @@ class TopologyActions:
     @router.route(
         "GET",
         "/api/v1/topology/{id}/profiling/dumpheap/{slot}",
-        summary="Dump the heap: answered with status 'disabled', workers are no JVMs",
+        summary="Dump the heap: the status is 'disabled', because workers are not JVMs",
         responses={200: DisabledAction},
         errors=READ_ERRORS,
     )

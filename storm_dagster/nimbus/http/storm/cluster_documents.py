@@ -16,6 +16,8 @@ class StormDocument(BaseModel, extra="forbid"):
 
 
 class ClusterSummary(StormDocument):
+    """Numbers of the whole cluster."""
+
     stormVersion: str
     supervisors: int
     topologies: int
@@ -34,6 +36,8 @@ class ClusterSummary(StormDocument):
 
 
 class SupervisorRow(StormDocument):
+    """A supervisor with its slots and resources."""
+
     id: str
     host: str
     logLink: str
@@ -53,6 +57,8 @@ class SupervisorRow(StormDocument):
 
 
 class WorkerRow(StormDocument):
+    """A worker of a topology."""
+
     supervisorId: str
     host: str
     topologyId: str
@@ -69,15 +75,21 @@ class WorkerRow(StormDocument):
 
 
 class SupervisorSummary(StormDocument):
+    """All supervisors."""
+
     schedulerDisplayResource: bool
     supervisors: list[SupervisorRow]
 
 
 class SupervisorPage(SupervisorSummary):
+    """Supervisors of an id or a host, with their workers."""
+
     workers: list[WorkerRow]
 
 
 class NimbusRow(StormDocument):
+    """A nimbus."""
+
     host: str
     version: str
     nimbusUpTime: str
@@ -88,14 +100,20 @@ class NimbusRow(StormDocument):
 
 
 class NimbusSummary(StormDocument):
+    """All nimbuses."""
+
     nimbuses: list[NimbusRow]
 
 
 class HistorySummary(StormDocument):
+    """Ids of running topologies."""
+
     topo_history: list[str] = Field(alias="topo-history")
 
 
 class TopologyRow(StormDocument):
+    """A topology in a list."""
+
     id: str
     encodedId: str
     name: str
@@ -120,11 +138,15 @@ class TopologyRow(StormDocument):
 
 
 class TopologySummary(StormDocument):
+    """All topologies."""
+
     schedulerDisplayResource: bool
     topologies: list[TopologyRow]
 
 
 class OwnerRow(StormDocument):
+    """Resources of the topologies of an owner."""
+
     owner: str
     totalTopologies: int
     totalExecutors: int
@@ -146,16 +168,22 @@ class OwnerRow(StormDocument):
 
 
 class OwnerSummary(StormDocument):
+    """Resources by owner."""
+
     schedulerDisplayResource: bool
     owners: list[OwnerRow]
 
 
 class HostPort(StormDocument):
+    """The slot of a worker."""
+
     host: str
     port: int
 
 
 class TopologyWorkers(StormDocument):
+    """Slots of a topology's workers, and the port and scheme of their logs."""
+
     logviewerPort: int
     logviewerScheme: Literal["http", "https"]
     hostPortList: list[HostPort]

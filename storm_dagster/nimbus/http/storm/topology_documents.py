@@ -19,6 +19,8 @@ Percentiles = dict[str, dict[str, float]]
 
 
 class SpoutWindow(StormDocument):
+    """Statistics of a window, of a spout or of a topology."""
+
     windowPretty: str
     window: str
     emitted: int
@@ -30,6 +32,8 @@ class SpoutWindow(StormDocument):
 
 
 class BoltWindow(StormDocument):
+    """Statistics of a window, of a bolt."""
+
     windowPretty: str
     window: str
     emitted: int
@@ -44,6 +48,8 @@ class BoltWindow(StormDocument):
 
 
 class SpoutRow(StormDocument):
+    """A spout of a topology, with its newest error."""
+
     spoutId: str
     encodedSpoutId: str
     completeLatency: Decimals
@@ -66,6 +72,8 @@ class SpoutRow(StormDocument):
 
 
 class BoltRow(StormDocument):
+    """A bolt of a topology, with its newest error."""
+
     boltId: str
     encodedBoltId: str
     executed: int
@@ -91,6 +99,8 @@ class BoltRow(StormDocument):
 
 
 class TopologyPage(TopologyRow):
+    """A topology with its statistics, workers and components."""
+
     window: str
     windowHint: str
     msgTimeout: int
@@ -107,6 +117,8 @@ class TopologyPage(TopologyRow):
 
 
 class ExecutorRow(StormDocument):
+    """An executor of a component; a spout and a bolt have different latencies."""
+
     id: str
     encodedId: str
     host: str
@@ -126,6 +138,8 @@ class ExecutorRow(StormDocument):
 
 
 class OutputRow(StormDocument):
+    """Statistics of an output stream; a spout has more of them than a bolt."""
+
     stream: str
     emitted: int
     transferred: int
@@ -136,6 +150,8 @@ class OutputRow(StormDocument):
 
 
 class InputRow(StormDocument):
+    """Statistics of an input stream of a bolt."""
+
     component: str
     encodedComponentId: str
     stream: str
@@ -148,6 +164,8 @@ class InputRow(StormDocument):
 
 
 class ErrorRow(StormDocument):
+    """An error of a task."""
+
     errorHost: str
     errorWorkerLogLink: str
     error: str
@@ -158,6 +176,8 @@ class ErrorRow(StormDocument):
 
 
 class ComponentPage(StormDocument):
+    """A component with its statistics, executors and errors."""
+
     id: str
     encodedId: str
     name: str
@@ -189,26 +209,36 @@ class ComponentPage(StormDocument):
 
 
 class ComponentError(ErrorRow):
+    """An error of a task, with its component."""
+
     component: str
 
 
 class TopologyErrors(StormDocument):
+    """Newest errors of all components."""
+
     topologyErrors: list[ComponentError]
 
 
 class StreamValue(StormDocument):
+    """A number of an output stream, or of an input stream with its component."""
+
     stream_id: str
     component_id: str = absent_field()
     value: Any
 
 
 class ReportedMetrics(StormDocument):
+    """Metrics that a task reports."""
+
     component_id: str
     task: str
     metrics: Any
 
 
 class SpoutMetrics(StormDocument):
+    """Statistics of a spout by stream."""
+
     id: str
     emitted: list[StreamValue]
     transferred: list[StreamValue]
@@ -218,6 +248,8 @@ class SpoutMetrics(StormDocument):
 
 
 class BoltMetrics(StormDocument):
+    """Statistics of a bolt by stream."""
+
     id: str
     emitted: list[StreamValue]
     transferred: list[StreamValue]
@@ -229,6 +261,8 @@ class BoltMetrics(StormDocument):
 
 
 class TopologyMetrics(StormDocument):
+    """Statistics of all components by stream, and metrics of tasks."""
+
     window: str
     windowHint: str
     reported: list[ReportedMetrics]
@@ -237,18 +271,24 @@ class TopologyMetrics(StormDocument):
 
 
 class LagResult(StormDocument):
+    """Lag of a spout, of its tasks and of their partitions."""
+
     totalLag: float
     tasks: dict[str, float]
     partitions: dict[str, list[float | None]]
 
 
 class SpoutLag(StormDocument):
+    """A spout with its lag."""
+
     spoutId: str
     spoutType: str
     spoutLagResult: LagResult
 
 
 class VisualStats(StormDocument):
+    """An executor in the graph."""
+
     host: str = Field(alias=":host")
     port: int = Field(alias=":port")
     uptime_secs: int = Field(alias=":uptime_secs")
@@ -256,6 +296,8 @@ class VisualStats(StormDocument):
 
 
 class VisualInput(StormDocument):
+    """An input stream in the graph."""
+
     component: str = Field(alias=":component")
     stream: str = Field(alias=":stream")
     sani_stream: str = Field(alias=":sani-stream")
@@ -263,6 +305,8 @@ class VisualInput(StormDocument):
 
 
 class VisualNode(StormDocument):
+    """A component in the graph."""
+
     type: Kind = Field(alias=":type")
     capacity: float = Field(alias=":capacity")
     latency: float = Field(alias=":latency")
@@ -273,10 +317,14 @@ class VisualNode(StormDocument):
 
 
 class VisualStream(StormDocument):
+    """A stream that a page can switch on and off."""
+
     stream: str = Field(alias=":stream")
     sani_stream: str = Field(alias=":sani-stream")
     checked: bool = Field(alias=":checked")
 
 
 class VisualTable(StormDocument):
+    """Rows of streams that a page can switch on and off."""
+
     visualizationTable: list[list[VisualStream]]
