@@ -1,4 +1,4 @@
-"""HTTP services from the declarations of their routes: endpoints, and ``/openapi.json``."""
+"""Endpoints and ``/openapi.json`` of a service, from its declared routes."""
 
 import inspect
 import re

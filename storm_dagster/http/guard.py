@@ -1,4 +1,4 @@
-"""Guard of every request against other sites; counts of requests; headers for browsers.
+"""Guard of requests against other sites; counts of requests; browsers' headers.
 
 A page of another site may make a browser send requests here (CSRF), or make its own name resolve to
 this machine (DNS rebinding). So the name in ``Host`` must be a name of this service or an address

@@ -1,4 +1,4 @@
-"""Parts of responses: strict query parameters, error documents, files with ranges.
+"""Strict query parameters, error documents, and files with ranges.
 
 Files are sent a chunk at a time. A reader that does not take the chunks is dropped.
 """
@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _T = TypeVar("_T")
-MOST_JSON_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20
 """Largest JSON body of a request."""
 _BODY_SECS = 10.0
 """Longest time that the whole of it can take."""
@@ -134,9 +134,9 @@ async def bounded_json(request: Request) -> dict[str, Any]:
             if chunk is None:
                 break
             raw += chunk
-            if len(raw) > MOST_JSON_BYTES:
+            if len(raw) > MAX_JSON_BYTES:
                 raise InvalidRequest(
-                    f"the request's body is larger than {MOST_JSON_BYTES} bytes: send less"
+                    f"the request's body is larger than {MAX_JSON_BYTES} bytes: send less"
                 )
     except (TimeoutError, asyncio.TimeoutError, ClientDisconnect):
         raise InvalidRequest("the request's body did not arrive: send it again") from None

@@ -1,4 +1,4 @@
-"""Declarations of routes: a decorator for each, at the handler that responds to it.
+"""Declarations of routes, by a decorator at the handler of each.
 
 A class of handlers has a :class:`Router`, and :meth:`~storm_dagster.http.description.HttpApi.add`
 serves an object of it::
@@ -59,7 +59,7 @@ class Operation:
     parameters: Sequence[Parameter]
     """In the order of OpenAPI: those of the path first."""
     arguments: Mapping[str, Parameter]
-    """Parameters that the handler takes, by the names of its own."""
+    """Parameters that the handler takes, by the names in its signature."""
     takes_request: bool
     """True if the handler takes the request itself, and reads the parameters from it."""
     body: Any
@@ -77,8 +77,9 @@ class Router:
     """Routes of one class of handlers, in the order in which they are tried."""
 
     def __init__(self, tag: str, *, storm_errors: bool = False) -> None:
-        """``tag`` groups the routes in OpenAPI; with ``storm_errors`` errors have the form of
-        Storm's UI.
+        """Create an empty router; ``tag`` groups its routes in OpenAPI.
+
+        With ``storm_errors`` errors have the form of Storm's UI.
         """
         self.operations: list[Operation] = []
         self._tag = tag
@@ -110,7 +111,7 @@ class Router:
         def declare(handler: _Handler) -> _Handler:
             arguments = _arguments_of(handler)
             described = [*parameters, *arguments.values()]
-            variables = [each.name for each in described if each.place == "path"]
+            variables = [parameter.name for parameter in described if parameter.place == "path"]
             if variables != _VARIABLE.findall(path):
                 raise TypeError(
                     f"{handler.__qualname__} has the path parameters {variables}: declare those of {path}"
@@ -156,12 +157,12 @@ def _arguments_of(handler: Callable[..., Any]) -> dict[str, Parameter]:
     for name in inspect.signature(handler).parameters:
         if name in ("self", "request", "document"):
             continue
-        annotations = getattr(hints.get(name), "__metadata__", ())
-        found = [each for each in annotations if isinstance(each, Parameter)]
-        if len(found) != 1 or found[0].place == "header":
+        metadata = getattr(hints.get(name), "__metadata__", ())
+        parameters = [entry for entry in metadata if isinstance(entry, Parameter)]
+        if len(parameters) != 1 or parameters[0].place == "header":
             raise TypeError(
                 f"parameter {name!r} of {handler.__qualname__} is not one of the path or the query: "
                 "annotate it with a Parameter"
             )
-        arguments[name] = found[0]
+        arguments[name] = parameters[0]
     return arguments

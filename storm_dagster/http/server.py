@@ -1,4 +1,4 @@
-"""HTTP servers that run in a thread, with bounds against slow and invalid clients."""
+"""HTTP servers in a thread, with bounds against slow and invalid clients."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ def listen(host: str, port: int, key: str) -> socket.socket:
 
 
 class AnnouncedName:
-    """Check that ``host`` still resolves to the address that ``listener`` is bound to."""
+    """Check that ``host`` still resolves to the address of ``listener``."""
 
     def __init__(self, host: str, listener: socket.socket) -> None:
         self._host = host
@@ -101,7 +101,7 @@ _Base: Any = AutoHTTPProtocol
 
 
 class _BoundedProtocol(_Base):
-    """A connection that is dropped when the head of a request does not arrive in time.
+    """A connection that is dropped when a head does not arrive in time.
 
     Single bytes of a head do not extend the time. Bodies have their own limits, where they are read.
     A connection that became a WebSocket is no longer bounded here.
@@ -207,12 +207,12 @@ def _least_deserving(connections: Collection[Any]) -> Any:
     If that peer has no idle connection, its oldest one.
     """
     now = time.monotonic()
-    bounded = [each for each in connections if isinstance(each, _BoundedProtocol)]
+    bounded = [connection for connection in connections if isinstance(connection, _BoundedProtocol)]
     connections_by_peer = Counter(_peer_of(connection) for connection in bounded)
     ((largest_peer, count),) = connections_by_peer.most_common(1)
     candidates = bounded
     if count > 1:
-        candidates = [each for each in bounded if _peer_of(each) == largest_peer]
+        candidates = [connection for connection in bounded if _peer_of(connection) == largest_peer]
 
     def rank(connection: Any) -> tuple[bool, float]:
         is_idle = connection._waiting and now - connection._idle_since > 1.0
@@ -227,7 +227,7 @@ def _peer_of(connection: Any) -> str:
 
 
 def _until_disconnect(app: ASGIApp) -> ASGIApp:
-    """Wrap an application to end a request without an error when its peer disconnects.
+    """End a request without an error when its peer disconnects.
 
     No client waits for the response. A traceback in the log would cost more than the request, and any
     peer could cause as many as it likes.
@@ -241,9 +241,9 @@ def _until_disconnect(app: ASGIApp) -> ASGIApp:
 
 
 class HttpService:
-    """Server of an application on an open socket, in its own thread, over TLS with ``tls``.
+    """Server of an application on an open socket, in its own thread.
 
-    With ``own_user_only`` connections of other users of this machine are dropped.
+    It serves over TLS if it has ``tls``. With ``own_user_only`` connections of other users of this machine are dropped.
     """
 
     def __init__(

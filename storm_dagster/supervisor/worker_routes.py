@@ -1,4 +1,4 @@
-"""HTTP routes of a supervisor: its health, its workers, their restarts and stacks."""
+"""HTTP routes of a supervisor: health, workers, restarts and stacks."""
 
 import logging
 import signal

@@ -36,10 +36,10 @@ class Search:
 
 
 def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
-    """Up to ``max_matches`` matches within the budget, and the offset where the next search begins.
+    """Matches by their offset, and the offset where the next search begins.
 
-    Matches are by their offset. The next offset is ``None`` when all of the file was searched. A key
-    is bytes: a log can have any encoding.
+    There are at most ``max_matches``, within the budget. The next offset is ``None`` when all of the
+    file was searched. A key is bytes: a log can have any encoding.
     """
     deadline = time.monotonic() + _SECS
     matches: dict[int, str] = {}
@@ -87,7 +87,10 @@ def _blocks(
 
 
 def _places(haystack: bytes, key: bytes, forward: bool) -> Iterator[int]:
-    """Offsets of the matches in a block that do not overlap, in the direction of the search."""
+    """Offsets of matches in a block, in the direction of the search.
+
+    Matches do not overlap.
+    """
     if forward:
         place = haystack.find(key)
         while place >= 0:

@@ -99,9 +99,9 @@ async def receive_file(
     idle_secs: float,
     touch: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[tuple[Path, str]]:
-    """Write the request's body to a new file of ``inbox``: the file, and the body's hash.
+    """Write the request's body to a new file: the file, and the body's hash.
 
-    The file is removed at the end, that of a refused body too. :class:`InvalidRequest` for a body of
+    The file is in ``inbox``, and is removed at the end, that of a refused body too. :class:`InvalidRequest` for a body of
     more than ``max_bytes``, before more than these are read, for an incomplete body, and for one whose
     hash is not that of the header ``X-Content-SHA256`` (which may be absent). :class:`Unavailable`
     after ``idle_secs`` without a byte, or when the disk fails. ``touch`` is called with each chunk.
@@ -198,6 +198,7 @@ class BlobRoutes:
         self,
         prefix: Annotated[str | None, Parameter("query", "prefix", "Only keys that begin so")],
     ) -> dict[str, Any]:
+        """Metadata of blobs in order of their keys."""
         blobs = [meta.to_document() for meta in self._nimbus.blobs.list(prefix or "")]
         return {"cluster_id": self._nimbus.cluster.cluster_id(), "blobs": blobs}
 
@@ -210,6 +211,7 @@ class BlobRoutes:
         errors=(404, 503),
     )
     async def read_blob(self, request: Request) -> Response:
+        """Content of a blob."""
         return await self._send(request, _key(request))
 
     @router.route(
@@ -222,6 +224,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def write_blob(self, request: Request) -> Response:
+        """Store a blob at the leader and its copies."""
         key = _key(request)
         terms = write_terms(request)
         await run_in_threadpool(self._nimbus.status.require, terms.epoch)
@@ -237,6 +240,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def delete_blob(self, request: Request) -> Response:
+        """Remove a blob at all nimbuses."""
         await run_in_threadpool(self._nimbus.blobs.delete, _key(request), write_terms(request))
         return Response(status_code=204)
 
@@ -250,6 +254,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def write_replica(self, request: Request) -> Response:
+        """Store a copy that the leader sends; :class:`Fenced` for a former leader."""
         key = _key(request)
         await run_in_threadpool(self._check_replica, request)
         sha256 = check_sha256(request.headers.get("X-Content-SHA256"))
@@ -273,6 +278,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def delete_replica(self, request: Request) -> Response:
+        """Drop a copy; :class:`Fenced` for a former leader."""
         key = _key(request)
         await run_in_threadpool(self._check_replica, request)
         await run_in_threadpool(self._nimbus.blobs.drop_replica, key)
@@ -286,6 +292,7 @@ class BlobRoutes:
         errors=(404,),
     )
     def has_archive(self, sha256: Annotated[str, Parameter("path", "sha256")]) -> dict[str, Any]:
+        """:class:`KeyNotFound` when no archive has that hash."""
         if not self._nimbus.blobs.base.has_content(check_sha256(sha256)):
             raise KeyNotFound(f"no archive with SHA-256 {sha256} is stored: upload it")
         return {"sha256": sha256}
@@ -298,6 +305,7 @@ class BlobRoutes:
         errors=(503,),
     )
     def begin_upload(self) -> dict[str, Any]:
+        """The handle of a new upload."""
         self._nimbus.status.require()
         return {"handle": self._nimbus.uploads.begin()}
 
@@ -309,6 +317,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     def finish_upload(self, handle: Annotated[str, _HANDLE]) -> dict[str, Any]:
+        """Metadata of the parts, which can no longer change."""
         self._nimbus.status.require()
         parts = self._nimbus.uploads.finish(handle)
         return {
@@ -326,6 +335,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def write_part(self, request: Request) -> Response:
+        """Store a part of an upload."""
         uploads = self._nimbus.uploads
         handle = request.path_params["handle"]
         part = request.path_params["part"]
@@ -351,6 +361,7 @@ class BlobRoutes:
         errors=(404, 503),
     )
     async def read_part(self, request: Request) -> Response:
+        """Content of a part of an upload."""
         handle = request.path_params["handle"]
         part = request.path_params["part"]
         return await self._send(
@@ -366,6 +377,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def cancel_upload(self, request: Request) -> Response:
+        """Remove an upload with its parts."""
         await run_in_threadpool(self._nimbus.status.require)
         await run_in_threadpool(self._nimbus.uploads.cancel, request.path_params["handle"])
         return Response(status_code=204)
@@ -391,7 +403,7 @@ class BlobRoutes:
         max_bytes: int,
         touch: Any = lambda: None,
     ) -> tuple[BlobMeta, int]:
-        """Store the body under ``key``, or with ``?sha256=`` a content that is stored already."""
+        """Store the body, or with ``?sha256=`` a content that is stored already."""
         sha256 = request.query_params.get("sha256")
         if sha256 is not None:
             return await self._store_content(request, key, sha256, terms)
@@ -406,7 +418,7 @@ class BlobRoutes:
     async def _store_content(
         self, request: Request, key: str, sha256: str, terms: WriteTerms
     ) -> tuple[BlobMeta, int]:
-        # Otherwise a caller who knows only the hash of a content could read it.
+        # Otherwise the hash of a content would be enough to read it.
         stored = None
         if may_do_all(request.scope, self._nimbus.conf.values):
             stored = await run_in_threadpool(

@@ -1,4 +1,4 @@
-"""The HTTP application of one nimbus: its own routes, Storm's, those of logs, and pages."""
+"""The HTTP application of a nimbus: own routes, Storm's, logs, pages."""
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp

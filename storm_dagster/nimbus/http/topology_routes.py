@@ -1,4 +1,4 @@
-"""Our own routes of topologies and the cluster under ``/v1``, of health and of metrics."""
+"""Routes of topologies and the cluster under ``/v1``, of health and metrics."""
 
 from functools import reduce
 from operator import or_
@@ -38,7 +38,10 @@ _CHANGE_ERRORS = (404, 409, 500, 503)
 
 
 class VerbName:
-    """Type of a verb's name in OpenAPI: one of ``VERBS`` when the service is described."""
+    """Name of a verb in OpenAPI.
+
+    The names are those of ``VERBS`` when the service is described, and not at import.
+    """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -46,9 +49,7 @@ class VerbName:
 
 
 class VerbRequestBody:
-    """Type of the body of a verb in OpenAPI: a request of one of ``VERBS`` when the service is
-    described.
-    """
+    """Body of a verb in OpenAPI: a request of ``VERBS``, as in :class:`VerbName`."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -57,7 +58,7 @@ class VerbRequestBody:
 
 
 def parse_task(text: str | None) -> int | None:
-    """The id of a task in the query; :class:`InvalidRequest` for text that is not one."""
+    """The id of a task; :class:`InvalidRequest` for text that is not one."""
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 10:
@@ -100,6 +101,7 @@ class TopologyRoutes:
         "GET", "/healthz", summary="Health of this nimbus", responses={200: HealthDocument}
     )
     def health(self) -> dict[str, Any]:
+        """Health; available without ZooKeeper."""
         return self._reader.health()
 
     @router.route(
@@ -109,6 +111,7 @@ class TopologyRoutes:
         responses={200: {"text/plain": str}},
     )
     def metrics(self) -> Response:
+        """Metrics in the text format of Prometheus."""
         return self._metrics.response()
 
     @router.route(
@@ -121,6 +124,7 @@ class TopologyRoutes:
         errors=_CHANGE_ERRORS,
     )
     def submit(self, document: JsonMap) -> dict[str, Any]:
+        """Launch the run of a submission, once for each token."""
         return self._submissions.submit(document)
 
     @router.route(
@@ -131,6 +135,7 @@ class TopologyRoutes:
         errors=_READ_ERRORS,
     )
     def run(self, run_id: Annotated[str, Parameter("path", "run_id", "Run id")]) -> dict[str, Any]:
+        """Status and steps of a run of Dagster."""
         return self._nimbus.dagster.run(run_id)
 
     @router.route(
@@ -141,6 +146,7 @@ class TopologyRoutes:
         errors=_READ_ERRORS,
     )
     def list_topologies(self) -> dict[str, Any]:
+        """Rows of all topologies."""
         return self._reader.list_topologies()
 
     @router.route(
@@ -151,6 +157,7 @@ class TopologyRoutes:
         errors=_READ_ERRORS,
     )
     def list_operations(self) -> dict[str, Any]:
+        """Operations under way, oldest first."""
         return self._reader.list_operations()
 
     @router.route(
@@ -161,6 +168,7 @@ class TopologyRoutes:
         errors=_READ_ERRORS,
     )
     def show(self, name: TopologyName) -> dict[str, Any]:
+        """:class:`NotAlive` when no topology has the name or id."""
         return self._reader.show(name)
 
     @router.route(
@@ -184,6 +192,7 @@ class TopologyRoutes:
         ],
         after: PageStart,
     ) -> dict[str, Any]:
+        """A page of the keyed state of a component."""
         return self._reader.state(name, component, key=key, limit=limit, after=after)
 
     @router.route(
@@ -196,6 +205,7 @@ class TopologyRoutes:
     def dead_letters(
         self, name: TopologyName, component: SpoutName, limit: LetterLimit, after: PageStart
     ) -> dict[str, Any]:
+        """A page of dead letters; they stay where they are."""
         return self._reader.dead_letters(name, component=component, limit=limit, after=after)
 
     @router.route(
@@ -214,6 +224,7 @@ class TopologyRoutes:
         after: PageStart,
         document: JsonMap,
     ) -> dict[str, Any]:
+        """A page of dead letters, which are emitted again."""
         return self._reader.dead_letters(
             name, replay=True, component=component, limit=limit, after=after
         )
@@ -239,6 +250,7 @@ class TopologyRoutes:
             ),
         ],
     ) -> dict[str, Any]:
+        """The stored reasons of the newest placement."""
         return self._reader.placement(name, task=task)
 
     @router.route(
@@ -255,6 +267,7 @@ class TopologyRoutes:
         verb: Annotated[str, Parameter("path", "verb", schema=VerbName)],
         document: JsonMap,
     ) -> dict[str, Any]:
+        """Execute a verb; later requests read the cluster's new state."""
         changed = self._lifecycle.act(name, verb, document)
         self._reader.forget()
         return changed
@@ -267,6 +280,7 @@ class TopologyRoutes:
         errors=_READ_ERRORS,
     )
     def blacklist(self) -> dict[str, Any]:
+        """Hosts in order of their names."""
         return {"hosts": sorted(self._nimbus.cluster.blacklist())}
 
     @router.route(
@@ -278,6 +292,7 @@ class TopologyRoutes:
         errors=_CHANGE_ERRORS,
     )
     def change_blacklist(self, document: JsonMap) -> dict[str, Any]:
+        """Add and remove hosts; the blacklist after the change."""
         epoch = self._nimbus.status.require()
         change = check_request(BlacklistRequest, document, "a change of the blacklist")
         hosts = change_blacklist(self._nimbus.operations(epoch), **change.fields())
@@ -291,4 +306,5 @@ class TopologyRoutes:
         errors=_READ_ERRORS,
     )
     def cluster(self) -> dict[str, Any]:
+        """Nimbuses and supervisors."""
         return self._reader.cluster()

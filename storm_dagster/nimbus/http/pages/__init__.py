@@ -1,1 +1,1 @@
-"""Pages for browsers: topologies, hosts, placements and problems. They are read-only."""
+"""Read-only pages for browsers: topologies, hosts, placements, problems."""

@@ -122,7 +122,7 @@ class PageFacts:
         return rows
 
     def topology(self, request: Request) -> dict[str, Any]:
-        """One topology: findings, graph, charts, components, tasks, workers, timeline, errors."""
+        """One topology: findings, graph, charts, tables, timeline, errors."""
         view = self._reader.view()
         topology = topology_by_name(view, request.path_params["name"])
         now = time.time()
@@ -281,8 +281,12 @@ def _chart_rows(
 ) -> list[tuple[float, list[float | None]]]:
     """Rows of the table below a chart, the newest first, at equal distances."""
     step = max(1, len(rows) // _MAX_TIMES)
-    newest_first = list(reversed(rows))
-    return [(row["time"], [row.get(column) for column in columns]) for row in newest_first[::step]]
+    newest = len(rows) - 1
+    table: list[tuple[float, list[float | None]]] = []
+    for index in range(newest, -1, -step):
+        row = rows[index]
+        table.append((row["time"], [row.get(column) for column in columns]))
+    return table
 
 
 def _reason(task: str, document: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Rows and a picture of the tuples that flow in a topology, of its snapshot. Pure."""
+"""Rows and a picture of the flow in a topology, from its snapshot. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -66,7 +66,7 @@ class TopologyFlow:
         return [part for part in self._parts if component in ("", part.id)]
 
     def lags(self, focus: str) -> list[tuple[str, str, float | None, float | None]]:
-        """(component, partition, records, seconds) of the lag of sources, the largest first."""
+        """(component, partition, records, seconds) of lags, the largest first."""
         rows: list[tuple[str, str, float | None, float | None]] = []
         for part in self._parts_of(focus):
             for partition, (records, seconds) in part.lag_by_partition.items():
@@ -160,9 +160,9 @@ class TopologyFlow:
         )
 
     def metrics(self, component: str) -> list[tuple[str, str, str, Any]]:
-        """(component, task, name, value) of the metrics that the tasks of a component report.
+        """(component, task, name, value) of the metrics that tasks report.
 
-        For an empty id those of all components.
+        They are those of one component, or of all components for an empty id.
         """
         parts = sorted(self._parts_of(component), key=lambda part: part.id)
         rows: list[tuple[str, str, str, Any]] = []

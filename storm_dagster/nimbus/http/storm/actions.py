@@ -99,7 +99,7 @@ class LogLevelsPage(StormDocument):
 
 
 class TopologyActions:
-    """Routes of the actions. The leader executes a change itself, or as a Dagster run."""
+    """Routes of actions, each by the leader itself or as a Dagster run."""
 
     router: ClassVar = Router("storm", storm_errors=True)
 
@@ -224,7 +224,7 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def set_log_levels(self, name: TopologyId, document: JsonMap) -> dict[str, Any]:
-        """Change levels of loggers; a logger without a target level gets that of the conf."""
+        """Change levels; a logger without a target level gets that of the conf."""
         request = check_request(LogLevelsRequest, document, "a change of log levels")
         changes = {
             logger: level_change(logger, level.target_level, level.timeout or 0, level.reset_level)
@@ -300,7 +300,7 @@ class TopologyActions:
         errors=READ_ERRORS,
     )
     def dump_heap(self, name: TopologyId, slot: WorkerSlot) -> dict[str, Any]:
-        """Respond that there is no heap of a JVM."""
+        """Respond that heaps of JVMs are not dumped here."""
         return self._disabled(name)
 
     def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class TopologyActions:
         return {"topologyOperation": verb, "topologyId": changed["id"], "status": "success"}
 
     def _refuse_debug(self, name: str) -> dict[str, Any]:
-        """Raise :class:`InvalidRequest`, which names the alternative to Storm's event log."""
+        """Raise an error that names the alternative to Storm's event log."""
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
             "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "

@@ -229,7 +229,10 @@ class ClusterPages:
         errors=READ_ERRORS,
     )
     def topology_workers(self, name: TopologyId) -> dict[str, Any]:
-        """The slots of a topology, each once; :class:`NotAlive` when there is no such topology."""
+        """The slots of a topology, each once.
+
+        :class:`NotAlive` when no topology has the id or name.
+        """
         workers = self._reader.snapshot(name).workers
         slots = sorted({(worker.host, worker.port) for worker in workers})
         return {
@@ -257,7 +260,7 @@ class ClusterPages:
         }
 
     def _log_link(self, http: str | None) -> str:
-        """Link to the log of the nimbus at that URL; of another nimbus to its list of logs."""
+        """Link to the log of this nimbus, or to the list of logs of another."""
         own = self._nimbus.identity
         if http == own.http:
             return daemon_log(own.http, "nimbus", own.id)

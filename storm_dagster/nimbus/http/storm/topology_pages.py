@@ -227,7 +227,7 @@ class TopologyPages:
             "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
             "window": window,
             "windowHint": window_hint(window),
-            "topologyStats": [_topology_stats(snapshot, each, sys) for each in WINDOWS],
+            "topologyStats": [_topology_stats(snapshot, row_window, sys) for row_window in WINDOWS],
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
             "spouts": [
                 _component_row(part, window, sys, snapshot.id, links)
@@ -245,7 +245,7 @@ class TopologyPages:
 
 
 def _stream_statistics(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, Any]:
-    """Counts and latencies of a component by stream; those of a bolt's inputs by input."""
+    """Counts and latencies of a component by its output and input streams."""
     sums = part.windows[window].filter_system(sys)
     counts, latencies = _METRICS[part.kind]
     statistics: dict[str, Any] = {"id": part.id}
@@ -446,7 +446,7 @@ def _sane(stream: str) -> str:
 
 
 def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
-    """Component -> type, load, latency, tuples by stream, executors and inputs, as in Storm."""
+    """Component -> its numbers, executors and inputs, with Storm's keys."""
     snapshot = reader.snapshot(name)
     runnable = reader.runnable(snapshot.id)
     spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec
