@@ -105,7 +105,7 @@ class Router:
 
         ``parameters`` are those that a handler reads from the request itself. ``errors`` are
         statuses of errors besides 400 and 401, which can come from every route. ``TypeError`` if
-        the handler does not fit the path.
+        the handler does not fit the path or the body.
         """
 
         def declare(handler: _Handler) -> _Handler:
@@ -117,6 +117,11 @@ class Router:
                     f"{handler.__qualname__} has the path parameters {variables}: declare those of {path}"
                 )
             names = inspect.signature(handler).parameters
+            takes_request = "request" in names
+            if not takes_request and ("document" in names) != (body is not None):
+                raise TypeError(
+                    f"{handler.__qualname__} must take a document if its route has a body, and only then"
+                )
             self.operations.append(
                 Operation(
                     method=method,
@@ -126,7 +131,7 @@ class Router:
                     handler=handler,
                     parameters=described,
                     arguments=arguments,
-                    takes_request="request" in names,
+                    takes_request=takes_request,
                     body=body,
                     body_required=body_required,
                     responses=responses,

@@ -130,6 +130,11 @@ def test_a_handler_that_does_not_fit_its_path_is_refused() -> None:
         declare = Router("paints").route("GET", path, summary="", responses={200: Paint})
         with pytest.raises(TypeError, match=reason):
             declare(handler)
+    declare = Router("paints").route(
+        "PUT", "/paints", summary="", body=Paint, responses={200: None}
+    )
+    with pytest.raises(TypeError, match="must take a document"):
+        declare(misses_a_variable)
 
 
 def test_two_documents_of_one_name_are_refused(api: HttpApi) -> None:
